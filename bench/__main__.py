@@ -1,0 +1,25 @@
+"""Run the benchmarks: `rookery bench`, or `rookery bench rollout` for some of them."""
+
+import argparse
+import importlib
+from collections.abc import Iterator, Sequence
+
+from bench.table import Row, print_table
+from rookery.errors import unknown_name
+
+BENCHMARKS = ("rollout", "autoreset", "evaluation")
+
+
+def rows_of(names: Sequence[str]) -> Iterator[Row]:
+    """Run the named benchmarks one after the other."""
+    for name in names:
+        if name not in BENCHMARKS:
+            raise SystemExit(f"rookery: error: {unknown_name('benchmark', name, BENCHMARKS)}")
+    for name in names:
+        yield from importlib.import_module(f"bench.{name}").rows()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="rookery bench", description=__doc__)
+    parser.add_argument("names", nargs="*", default=BENCHMARKS, help=", ".join(BENCHMARKS))
+    print_table(rows_of(parser.parse_args().names))

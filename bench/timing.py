@@ -1,0 +1,30 @@
+"""Fair timing on a noisy machine: contenders take turns in one run, and only ratios are compared."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+
+def cpu_seconds(contenders: dict[str, Callable[[], Any]], num_rounds: int = 7) -> dict[str, float]:
+    """Return the CPU seconds of one call of each contender, compilation apart: the best of several rounds.
+
+    The contenders alternate; a call that is short is repeated until it lasts about 50 ms.
+    """
+    num_calls = {name: _calls_for_50_ms(run) for name, run in contenders.items()}
+    best = dict.fromkeys(contenders, float("inf"))
+    for _ in range(num_rounds):
+        for name, run in contenders.items():
+            start = time.process_time()
+            for _ in range(num_calls[name]):
+                jax.block_until_ready(run())
+            best[name] = min(best[name], (time.process_time() - start) / num_calls[name])
+    return best
+
+
+def _calls_for_50_ms(run: Callable[[], Any]) -> int:
+    jax.block_until_ready(run())
+    start = time.perf_counter()
+    jax.block_until_ready(run())
+    return max(1, int(0.05 / (time.perf_counter() - start)))

@@ -1,0 +1,93 @@
+"""What acts: the `Agent` interface, its state, and the agent that acts at random."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rookery.errors import ShapeError
+from rookery.sample_batch import SampleBatch
+from rookery.spaces import Discrete, Shape, Space
+from rookery.types import Array, Key, Params, PyTreeData, PyTreeDict, PyTreeNode, as_key, pytree_field
+
+ACTION_MASK = "action_mask"
+"""The entry of a dict observation that says which discrete actions are allowed."""
+
+Carry = Any
+"""What a recurrent agent remembers between two steps; `()` for one that remembers nothing."""
+
+
+class AgentState(PyTreeData):
+    """All that changes about an agent."""
+
+    params: Params = None
+    obs_preprocessor_state: Any = None
+    action_postprocessor_state: Any = None
+    extra_state: Any = None
+
+
+class Agent(PyTreeNode, ABC):
+    """Static logic that turns observations into actions, given an `AgentState`.
+
+    A recurrent agent finds its memory in `sample_batch.extras.policy_extras.carry`, clears it where
+    `policy_extras.episode_start` is 1, and hands back the next one as `policy_extras["carry"]`; `initial_carry` makes
+    the first. The recurrent forms of rollouts and evaluators do the carrying.
+    """
+
+    @abstractmethod
+    def init(self, obs_space: Space, action_space: Space, key: Key) -> AgentState:
+        """Make the first state for these spaces."""
+
+    @abstractmethod
+    def compute_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
+        """Act to explore, for training: return the actions and what the loss will want to know about them."""
+
+    @abstractmethod
+    def evaluate_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
+        """Act as well as the agent knows, for evaluation."""
+
+    def initial_carry(self, batch_shape: Shape = ()) -> Carry:
+        """Make the memory with which an episode starts."""
+        return ()
+
+
+class RandomAgentState(PyTreeData):
+    """The spaces, which the agent learns in `init`; they are part of the compiled program."""
+
+    obs_space: Space = pytree_field(static=True)
+    action_space: Space = pytree_field(static=True)
+
+
+class RandomAgent(Agent):
+    """Acts uniformly at random in any action space, for any batch shape; honours an action mask."""
+
+    def init(self, obs_space: Space, action_space: Space, key: Key) -> AgentState:
+        return AgentState(extra_state=RandomAgentState(obs_space=obs_space, action_space=action_space))
+
+    def compute_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
+        spaces: RandomAgentState = agent_state.extra_state
+        mask = action_mask_of(sample_batch.obs)
+        if mask is not None and isinstance(spaces.action_space, Discrete):
+            return sample_allowed(as_key(key), mask, spaces.action_space), PyTreeDict()
+        batch_shape = spaces.obs_space.batch_shape_of(sample_batch.obs)
+        return spaces.action_space.sample(key, batch_shape), PyTreeDict()
+
+    def evaluate_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
+        return self.compute_actions(agent_state, sample_batch, key)
+
+
+def action_mask_of(obs: Any) -> Array | None:
+    """Return the action mask of a dict observation, or None if it has none."""
+    return obs[ACTION_MASK] if isinstance(obs, Mapping) and ACTION_MASK in obs else None
+
+
+def sample_allowed(key: Key, mask: Array, action_space: Discrete) -> Array:
+    """Draw uniformly among the actions whose mask is 1; `mask` is `[..., n]`."""
+    if mask.shape[-1:] != (action_space.n,):
+        raise ShapeError(
+            f"action mask has shape {list(mask.shape)}; expected [..., {action_space.n}] for {action_space}."
+        )
+    logits = jnp.where(mask.astype(bool), 0.0, -jnp.inf)
+    return jax.random.categorical(key, logits).astype(action_space.sample_dtype) + action_space.start

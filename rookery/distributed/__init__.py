@@ -1,0 +1,5 @@
+"""Many devices: the mesh that always exists, of length one on a laptop."""
+
+from rookery.distributed.mesh import DEVICE_AXIS, check_divides, device_mesh, replicate, shard_leading_axis
+
+__all__ = ["DEVICE_AXIS", "check_divides", "device_mesh", "replicate", "shard_leading_axis"]

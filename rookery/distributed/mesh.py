@@ -1,0 +1,48 @@
+"""The device mesh, its one axis, and where arrays lie on it."""
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rookery.errors import InvalidInputError
+from rookery.types import Tree
+
+DEVICE_AXIS = "dp"
+"""The name of the mesh axis over which environments, keys and replay are split."""
+
+
+def device_mesh(num_devices: int | None = None) -> Mesh:
+    """Make a mesh of the first `num_devices` devices, or of all."""
+    devices = jax.devices()
+    if num_devices is None:
+        num_devices = len(devices)
+    if not 1 <= num_devices <= len(devices):
+        raise InvalidInputError(f"devices={num_devices}: there are {len(devices)} of kind {devices[0].platform}.")
+    return Mesh(np.array(devices[:num_devices]), (DEVICE_AXIS,))
+
+
+def check_divides(name: str, size: int, num_devices: int) -> None:
+    """Raise unless `size` things can be split evenly over the devices; the message names sizes that can."""
+    if size % num_devices == 0 and size > 0:
+        return
+    below = size // num_devices * num_devices
+    sizes = " or ".join(str(near) for near in (below, below + num_devices) if near > 0)
+    fitting = max((count for count in range(1, num_devices) if size > 0 and size % count == 0), default=1)
+    raise InvalidInputError(
+        f"{name}={size} does not divide over {num_devices} devices: use a multiple of {num_devices} ({sizes}), "
+        f"or devices={fitting}."
+    )
+
+
+def shard_leading_axis(tree: Tree, mesh: Mesh) -> Tree:
+    """Split the first axis of every leaf over the devices."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if leaf.ndim == 0:
+            raise InvalidInputError(f"{jax.tree_util.keystr(path)} is a scalar: there is no axis to split.")
+        check_divides(f"the first axis of {jax.tree_util.keystr(path) or 'the array'}", leaf.shape[0], mesh.size)
+    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(DEVICE_AXIS)))
+
+
+def replicate(tree: Tree, mesh: Mesh) -> Tree:
+    """Put a copy of every leaf on each device."""
+    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))

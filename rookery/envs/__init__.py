@@ -1,0 +1,58 @@
+"""Environments on the device: pure `reset` and `step`, compiled, many at once."""
+
+from rookery.envs.env import Env, EnvState, MultiAgentEnv, Wrapper
+from rookery.envs.registration import (
+    create_env,
+    create_wrapped_brax_env,
+    create_wrapped_classic_env,
+    create_wrapped_gymnax_env,
+    create_wrapped_jumanji_env,
+    env_names,
+    is_installed,
+    library_names,
+    make_env,
+    wrap_env,
+)
+from rookery.envs.wrappers import (
+    ActionRepeat,
+    ActionSquashWrapper,
+    AutoresetMode,
+    EnvPoolAutoresetWrapper,
+    EpisodeWrapper,
+    FastAutoresetWrapper,
+    FrameStackWrapper,
+    NormalAutoresetWrapper,
+    ObsFlattenWrapper,
+    RewardScaleWrapper,
+    VectorWrapper,
+    VmapWrapper,
+)
+
+__all__ = [
+    "ActionRepeat",
+    "ActionSquashWrapper",
+    "AutoresetMode",
+    "Env",
+    "EnvPoolAutoresetWrapper",
+    "EnvState",
+    "EpisodeWrapper",
+    "FastAutoresetWrapper",
+    "FrameStackWrapper",
+    "MultiAgentEnv",
+    "NormalAutoresetWrapper",
+    "ObsFlattenWrapper",
+    "RewardScaleWrapper",
+    "VectorWrapper",
+    "VmapWrapper",
+    "Wrapper",
+    "create_env",
+    "create_wrapped_brax_env",
+    "create_wrapped_classic_env",
+    "create_wrapped_gymnax_env",
+    "create_wrapped_jumanji_env",
+    "env_names",
+    "is_installed",
+    "library_names",
+    "make_env",
+    "wrap_env",
+]

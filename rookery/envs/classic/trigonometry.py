@@ -1,0 +1,44 @@
+"""Sine and cosine for the dynamics of this folder, in plain arithmetic that a CPU vectorizes.
+
+XLA's own `sin` and `cos` take most of the time of a step on CPU. With these, measured in a compiled scan over 8,192
+envs, a step of Acrobot takes a fifth of the time and one of CartPole about half.
+"""
+
+import math
+
+import jax.numpy as jnp
+
+from rookery.types import Array
+
+# Pi in two parts (Cody and Waite, 1980): the first has 8 significant bits, so that whole multiples of it are exact.
+PI_HIGH = 3.140625
+PI_LOW = math.pi - PI_HIGH
+
+# Taylor coefficients in the square of the angle; within a quarter turn, what is left out is below 1e-8.
+SIN_COEFFICIENTS = [(-1) ** k / math.factorial(2 * k + 1) for k in range(7)]
+COS_COEFFICIENTS = [(-1) ** k / math.factorial(2 * k) for k in range(7)]
+
+
+def sin_cos(angle: Array) -> tuple[Array, Array]:
+    """Return the sine and the cosine of `angle`, each within 2e-7 for angles of up to a thousand radians."""
+    num_half_turns = jnp.round(angle * (1 / math.pi))
+    remainder = (angle - num_half_turns * PI_HIGH) - num_half_turns * PI_LOW
+    square = remainder * remainder
+    sign = jnp.where(num_half_turns.astype(jnp.int32) & 1, -1.0, 1.0).astype(angle.dtype)
+    # Dividing by the sign is exact and makes XLA keep the result: it repeats what ends in a multiplication at each use.
+    sin = remainder * _polynomial(SIN_COEFFICIENTS, square) / sign
+    cos = _polynomial(COS_COEFFICIENTS, square) / sign
+    return sin, cos
+
+
+def wrap_angle(angle: Array) -> Array:
+    """Return `angle` less whole turns, within half a turn of zero."""
+    return angle - 2 * math.pi * jnp.round(angle * (0.5 / math.pi))
+
+
+def _polynomial(coefficients: list[float], x: Array) -> Array:
+    """Evaluate a polynomial by Horner's rule; the constant term comes first."""
+    value = jnp.full_like(x, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        value = value * x + coefficient
+    return value

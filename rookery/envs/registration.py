@@ -1,0 +1,165 @@
+"""Environments by name: `library/name`, each library imported when one of its environments is asked for.
+
+A library is a module (or any object) with `names()`, the names it knows, and `make(name, episode_length, **kwargs)`,
+which builds one bare env. Ours are listed here; others register theirs under the entry-point group `rookery.envs`,
+where the name of the entry point is the name of the library.
+"""
+
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from rookery.envs.env import Env
+from rookery.envs.wrappers import AutoresetMode, EpisodeWrapper, FastAutoresetWrapper, VectorWrapper
+from rookery.envs.wrappers.autoreset import VECTOR_WRAPPERS
+from rookery.errors import InvalidInputError, missing_extra, unknown_name
+
+ENTRY_POINT_GROUP = "rookery.envs"
+
+
+class EnvLibrary(Protocol):
+    """What a module must offer to be a library of environments."""
+
+    def names(self) -> Iterable[str]:
+        """The names of its environments, without the prefix of the library."""
+
+    def make(self, name: str, episode_length: int | None = None, **kwargs: Any) -> Env:
+        """Build one bare env; `episode_length`, where the env has a time limit of its own, replaces it."""
+
+
+@dataclass(frozen=True)
+class BuiltinLibrary:
+    """A library whose adapter is part of Rookery; `requires` is the package it wraps, and the extra's name."""
+
+    module: str
+    requires: str | None = None
+
+    @property
+    def installed(self) -> bool:
+        return self.requires is None or importlib.util.find_spec(self.requires) is not None
+
+
+BUILTIN_LIBRARIES = {
+    "classic": BuiltinLibrary("rookery.envs.classic"),
+    "probe": BuiltinLibrary("rookery.testing.probe_envs"),
+    "brax": BuiltinLibrary("rookery.envs.brax", requires="brax"),
+    "gymnax": BuiltinLibrary("rookery.envs.gymnax", requires="gymnax"),
+    "jumanji": BuiltinLibrary("rookery.envs.jumanji", requires="jumanji"),
+}
+
+
+def library_names() -> list[str]:
+    """The names of all libraries, installed or not."""
+    return [*BUILTIN_LIBRARIES, *(name for name in _entry_points() if name not in BUILTIN_LIBRARIES)]
+
+
+def is_installed(library: str) -> bool:
+    """Tell whether the package behind a library is there, without importing it."""
+    return library not in BUILTIN_LIBRARIES or BUILTIN_LIBRARIES[library].installed
+
+
+def load_library(library: str) -> EnvLibrary:
+    """Import a library of environments."""
+    if library in BUILTIN_LIBRARIES:
+        builtin = BUILTIN_LIBRARIES[library]
+        if not builtin.installed:
+            raise missing_extra(cast(str, builtin.requires), extra=library)
+        return cast(EnvLibrary, importlib.import_module(builtin.module))
+    entry_points = _entry_points()
+    if library in entry_points:
+        return cast(EnvLibrary, entry_points[library].load())
+    raise unknown_name("environment library", library, library_names(), "Names look like 'classic/cartpole'.")
+
+
+def env_names(library: str) -> list[str]:
+    """The full names of a library's environments, sorted."""
+    return sorted(f"{library}/{name}" for name in load_library(library).names())
+
+
+def make_env(name: str, episode_length: int | None = None, **library_kwargs: Any) -> Env:
+    """Build one bare env by its name: single, without episodes and autoreset. `wrap_env` adds these."""
+    library, _, env_name = name.partition("/")
+    if not env_name:
+        everywhere = [full for known in library_names() if is_installed(known) for full in env_names(known)]
+        same = [full for full in everywhere if full.partition("/")[2].casefold() == name.casefold()]
+        raise unknown_name("environment", name, same or everywhere, "Names look like 'classic/cartpole'.")
+    return load_library(library).make(env_name, episode_length, **library_kwargs)
+
+
+def wrap_env(
+    env: Env,
+    episode_length: int | None = None,
+    parallel: int = 1,
+    autoreset_mode: AutoresetMode = AutoresetMode.NORMAL,
+    discount: float | None = 1.0,
+    record_ori_obs: bool = False,
+    pool_size: int = 1,
+) -> VectorWrapper:
+    """Give a bare env episodes, and make `parallel` of it.
+
+    `episode_length=None` is the env's own limit. `pool_size` is the number of cached starts per env of `FAST` mode.
+    """
+    check_wrapping(parallel, autoreset_mode, pool_size)
+    if episode_length is None:
+        episode_length = env.max_episode_steps
+    env = EpisodeWrapper(env, episode_length, record_ori_obs, discount)
+    if autoreset_mode is AutoresetMode.FAST:
+        return FastAutoresetWrapper(env, parallel, pool_size)
+    return VECTOR_WRAPPERS[autoreset_mode](env, parallel)
+
+
+def create_env(
+    name: str,
+    episode_length: int | None = None,
+    parallel: int = 1,
+    autoreset_mode: AutoresetMode = AutoresetMode.NORMAL,
+    discount: float | None = 1.0,
+    record_ori_obs: bool = False,
+    pool_size: int = 1,
+    **library_kwargs: Any,
+) -> VectorWrapper:
+    """Make any environment by its name, vectorised over `parallel` envs: `create_env("brax/hopper", parallel=16)`.
+
+    The arguments are those of `wrap_env`; `library_kwargs` go to the library.
+    """
+    check_wrapping(parallel, autoreset_mode, pool_size)
+    env = make_env(name, episode_length, **library_kwargs)
+    return wrap_env(env, episode_length, parallel, autoreset_mode, discount, record_ori_obs, pool_size)
+
+
+def create_wrapped_classic_env(name: str, **kwargs: Any) -> VectorWrapper:
+    """`create_env` for one of our own: `create_wrapped_classic_env("cartpole", parallel=16)`."""
+    return create_env(f"classic/{name}", **kwargs)
+
+
+def create_wrapped_brax_env(name: str, **kwargs: Any) -> VectorWrapper:
+    """`create_env` for brax: `create_wrapped_brax_env("hopper", parallel=16)`."""
+    return create_env(f"brax/{name}", **kwargs)
+
+
+def create_wrapped_gymnax_env(name: str, **kwargs: Any) -> VectorWrapper:
+    """`create_env` for gymnax: `create_wrapped_gymnax_env("Breakout-MinAtar", parallel=16)`."""
+    return create_env(f"gymnax/{name}", **kwargs)
+
+
+def create_wrapped_jumanji_env(name: str, **kwargs: Any) -> VectorWrapper:
+    """`create_env` for jumanji: `create_wrapped_jumanji_env("Snake-v1", parallel=16)`."""
+    return create_env(f"jumanji/{name}", **kwargs)
+
+
+def check_wrapping(parallel: int, autoreset_mode: AutoresetMode, pool_size: int) -> None:
+    """Raise before anything is built if the arguments of `wrap_env` cannot be meant."""
+    if not isinstance(autoreset_mode, AutoresetMode):
+        choices = ", ".join(f"AutoresetMode.{mode.name}" for mode in AutoresetMode)
+        raise InvalidInputError(f"autoreset_mode={autoreset_mode!r}: choose one of {choices}.")
+    if isinstance(parallel, bool) or not isinstance(parallel, int) or parallel < 1:
+        raise InvalidInputError(f"parallel={parallel!r}: the number of environments must be an integer of at least 1.")
+    if pool_size != 1 and autoreset_mode is not AutoresetMode.FAST:
+        raise InvalidInputError(f"pool_size={pool_size} is a setting of AutoresetMode.FAST, not of {autoreset_mode}.")
+
+
+def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
+    return {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)}

@@ -1,0 +1,58 @@
+"""Wrappers that change what an action means."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rookery.control_flow import any_true
+from rookery.envs.env import Env, EnvState, Wrapper
+from rookery.errors import InvalidInputError
+from rookery.spaces import Box
+from rookery.types import where_tree
+
+
+class ActionSquashWrapper(Wrapper):
+    """Maps actions in [-1, 1] linearly onto the bounds of the env's action space."""
+
+    def __init__(self, env: Env) -> None:
+        if not (isinstance(env.action_space, Box) and env.action_space.bounded):
+            raise InvalidInputError(f"ActionSquashWrapper needs a bounded Box of actions, got {env.action_space}.")
+        super().__init__(env)
+        self._bounds: Box = env.action_space
+
+    @property
+    def action_space(self) -> Box:
+        return Box(-1.0, 1.0, self._bounds.shape, self._bounds.dtype)
+
+    def step(self, env_state: EnvState, action: Any) -> EnvState:
+        self.action_space.check(action, "action", self.batch_shape)
+        low, high = jnp.asarray(self._bounds.low), jnp.asarray(self._bounds.high)
+        fraction = (action + 1.0) / 2.0
+        return self.env.step(env_state, low * (1.0 - fraction) + high * fraction)
+
+
+class ActionRepeat(Wrapper):
+    """Takes each action `num_repeats` times, or until the episode ends, and adds up the rewards."""
+
+    def __init__(self, env: Env, num_repeats: int) -> None:
+        if num_repeats < 1:
+            raise InvalidInputError(f"num_repeats={num_repeats} must be at least 1.")
+        if env.batch_shape:
+            raise InvalidInputError("ActionRepeat belongs inside the vectorisation: wrap the single env with it.")
+        super().__init__(env)
+        self.num_repeats = num_repeats
+
+    def step(self, env_state: EnvState, action: Any) -> EnvState:
+        # The first step is taken whatever `done` says: after an autoreset it still belongs to the episode before.
+        state = self.env.step(env_state, action)
+
+        def repeat(state: EnvState, _: None) -> tuple[EnvState, None]:
+            def step_unless_done(state: EnvState) -> EnvState:
+                stepped = self.env.step(state, action)
+                stepped = stepped.replace(reward=jax.tree.map(jnp.add, state.reward, stepped.reward))
+                return where_tree(state.done, state, stepped)
+
+            return jax.lax.cond(any_true(state.done == 0), step_unless_done, lambda same: same, state), None
+
+        return jax.lax.scan(repeat, state, None, length=self.num_repeats - 1)[0]

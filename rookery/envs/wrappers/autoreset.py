@@ -1,0 +1,156 @@
+"""Starting the next episode by itself when one ends."""
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rookery.control_flow import cond_any
+from rookery.envs.env import Env, EnvState
+from rookery.envs.wrappers.vectorize import VectorWrapper, VmapWrapper, split_each
+from rookery.errors import InvalidInputError
+from rookery.types import Array, Key, PyTreeData, PyTreeDict, where_tree
+
+
+class AutoresetMode(enum.Enum):
+    """What a vectorised env does when an episode ends."""
+
+    NORMAL = "normal"
+    """Same step: `obs` is the first of a fresh random episode; the true successor is `info.ori_obs`."""
+    FAST = "fast"
+    """Same step, but the episode restarts from a cached state."""
+    ENVPOOL = "envpool"
+    """Next step: the last observation is returned as it is; the following step resets and ignores its action."""
+    DISABLED = "disabled"
+    """A done env stays done and frozen."""
+
+
+class Spares(PyTreeData):
+    """One episode start per env, ready for use. A start that was used is replaced when its env next needs one.
+
+    So fresh starts are computed for many envs at a time, once in a few episodes and never while no episode ends, and
+    yet the n-th episode of an env depends on its own key alone.
+    """
+
+    keys: Key
+    used: Array
+    starts: Any
+
+
+class NormalAutoresetWrapper(VectorWrapper):
+    """The step that ends an episode already shows the first observation of a fresh one.
+
+    `reward`, `done` and `info` are those of the ended episode.
+    """
+
+    def _prepare(self, state: EnvState, next_keys: Key) -> EnvState:
+        spares = Spares(keys=next_keys, used=jnp.ones(self.batch_shape, bool), starts=_start_of(state))
+        return state.replace(_internal=state._internal.replace(spares=spares))
+
+    def _finish(self, before: EnvState, stepped: EnvState) -> EnvState:
+        ended = stepped.done > 0
+        spares = provide_spares(self.env, _start_of, stepped._internal.spares, ended)
+        state = stepped.replace(_internal=PyTreeDict(inner=stepped._internal.inner))
+        state = cond_any(ended, lambda state: _continue_from(state, spares.starts), state)
+        return state.replace(
+            _internal=state._internal.replace(spares=spares.replace(used=spares.used | ended)),
+        )
+
+
+class FastAutoresetWrapper(VectorWrapper):
+    """Like normal autoreset, but episodes restart from states cached at `reset`: a pool of `pool_size` per env.
+
+    Each env goes through its pool in turn.
+    """
+
+    def __init__(self, env: Env, num_envs: int, pool_size: int = 1) -> None:
+        if pool_size < 1:
+            raise InvalidInputError(f"pool_size={pool_size} must be at least 1.")
+        super().__init__(env, num_envs)
+        self.pool_size = pool_size
+
+    def _prepare(self, state: EnvState, next_keys: Key) -> EnvState:
+        first = (state.env_state, state.obs, state._internal.inner)
+        pool = jax.tree.map(lambda leaf: leaf[:, None], first)
+        if self.pool_size > 1:
+            pool_keys = jax.vmap(lambda key: jax.random.split(key, self.pool_size - 1))(next_keys)
+            fresh = jax.vmap(jax.vmap(self.env.reset))(pool_keys)
+            others = (fresh.env_state, fresh.obs, fresh._internal)
+            pool = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), pool, others)
+        num_episodes = jnp.zeros(self.batch_shape, jnp.int32)
+        return state.replace(_internal=state._internal.replace(pool=pool, num_episodes=num_episodes))
+
+    def _finish(self, before: EnvState, stepped: EnvState) -> EnvState:
+        pool = stepped._internal.pool
+        num_episodes = stepped._internal.num_episodes + stepped.done.astype(jnp.int32)
+
+        def restart(state: EnvState) -> EnvState:
+            env_ids = jnp.arange(self.num_envs)
+            starts = jax.tree.map(lambda leaf: leaf[env_ids, num_episodes % self.pool_size], pool)
+            return _continue_from(state, starts)
+
+        # The pool stays out of the branch, which would copy it.
+        state = cond_any(stepped.done, restart, stepped.replace(_internal=PyTreeDict(inner=stepped._internal.inner)))
+        return state.replace(_internal=state._internal.replace(pool=pool, num_episodes=num_episodes))
+
+
+class EnvPoolAutoresetWrapper(VectorWrapper):
+    """The step that ends an episode shows its last observation; the following one resets and ignores its action.
+
+    That dead step has reward 0 and is marked with `info.autoreset` = 1.
+    """
+
+    def _prepare(self, state: EnvState, next_keys: Key) -> EnvState:
+        nobody = jnp.zeros(self.batch_shape, jnp.float32)
+        starts = state.replace(_internal=state._internal.inner)
+        spares = Spares(keys=next_keys, used=jnp.ones(self.batch_shape, bool), starts=starts)
+        internal = state._internal.replace(spares=spares, ended=nobody)
+        return state.replace(info=state.info.replace(autoreset=nobody), _internal=internal)
+
+    def _finish(self, before: EnvState, stepped: EnvState) -> EnvState:
+        ended = before._internal.ended
+        spares = provide_spares(self.env, _with_episode_start, stepped._internal.spares, ended > 0)
+        state = stepped.replace(_internal=stepped._internal.inner)
+        state = cond_any(ended, lambda state: where_tree(ended, spares.starts, state), state)
+        internal = PyTreeDict(
+            inner=state._internal, spares=spares.replace(used=spares.used | (ended > 0)), ended=state.done
+        )
+        return state.replace(info=state.info.replace(autoreset=ended), _internal=internal)
+
+
+def provide_spares(env: Env, keep: Callable[[EnvState], Any], spares: Spares, needed: Array) -> Spares:
+    """Make sure that every env that needs a start has an unused one; `keep` says what of a reset state is a start."""
+
+    def replace_used(spares: Spares) -> Spares:
+        reset_keys, next_keys = split_each(spares.keys)
+        fresh = Spares(keys=next_keys, used=jnp.zeros_like(spares.used), starts=keep(jax.vmap(env.reset)(reset_keys)))
+        return where_tree(spares.used, fresh, spares)
+
+    return cond_any(needed & spares.used, replace_used, spares)
+
+
+def _start_of(state: EnvState) -> tuple:
+    """What an episode continues from."""
+    inner = state._internal.inner if "inner" in state._internal else state._internal
+    return state.env_state, state.obs, inner
+
+
+def _with_episode_start(state: EnvState) -> EnvState:
+    return state.replace(info=state.info.replace(episode_start=jnp.ones_like(state.done)))
+
+
+def _continue_from(state: EnvState, starts: tuple) -> EnvState:
+    """Let the envs that are done continue from other states; `reward`, `done` and the rest of `info` stay."""
+    env_state, obs, inner = where_tree(state.done, starts, (state.env_state, state.obs, state._internal.inner))
+    info = state.info.replace(episode_start=state.done)
+    return state.replace(env_state=env_state, obs=obs, info=info, _internal=state._internal.replace(inner=inner))
+
+
+VECTOR_WRAPPERS: dict[AutoresetMode, type[VectorWrapper]] = {
+    AutoresetMode.NORMAL: NormalAutoresetWrapper,
+    AutoresetMode.FAST: FastAutoresetWrapper,
+    AutoresetMode.ENVPOOL: EnvPoolAutoresetWrapper,
+    AutoresetMode.DISABLED: VmapWrapper,
+}

@@ -1,0 +1,101 @@
+"""Episodes: step counts, time limits and returns."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rookery.envs.env import Env, EnvState, Wrapper
+from rookery.errors import InvalidInputError
+from rookery.types import Key, PyTreeDict
+
+
+class EpisodeWrapper(Wrapper):
+    """Counts the steps of an episode, ends it at `episode_length`, and tells the two kinds of end apart in `info`.
+
+    - `steps`: steps of the episode so far, int32.
+    - `termination`: 1 where the episode truly ended.
+    - `truncation`: 1 where it was cut off by a time limit, this one or the env's own; 0 where the step also terminated.
+    - `ori_obs` (with `record_ori_obs`): the true successor observation, before any autoreset.
+    - `episode_return` (with a `discount`): the discounted sum of the rewards so far.
+
+    `episode_length=None` sets no limit besides the env's own. Wrappers that change observations or rewards belong
+    inside this one.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        episode_length: int | None,
+        record_ori_obs: bool = True,
+        discount: float | None = None,
+    ) -> None:
+        if episode_length is not None and episode_length < 1:
+            raise InvalidInputError(f"episode_length={episode_length} must be at least 1, or None for no limit.")
+        if discount is not None and not 0.0 <= discount <= 1.0:
+            raise InvalidInputError(f"discount={discount} must lie between 0 and 1.")
+        if has_episodes(env):
+            raise InvalidInputError("the environment already has an EpisodeWrapper: set its episode_length instead.")
+        super().__init__(env)
+        self.episode_length = episode_length
+        self.record_ori_obs = record_ori_obs
+        self.discount = discount
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        return self.episode_length if self.episode_length is not None else self.env.max_episode_steps
+
+    def reset(self, key: Key) -> EnvState:
+        state = self.env.reset(key)
+        counters = PyTreeDict(steps=jnp.zeros((), jnp.int32))
+        if self.discount is not None:
+            counters.episode_return = jax.tree.map(jnp.zeros_like, state.reward)
+            counters.discount_power = jnp.ones((), jnp.float32)
+        return self._with_info(state, counters, jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
+
+    def step(self, env_state: EnvState, action: Any) -> EnvState:
+        self.action_space.check(action, "action")
+        counters = env_state._internal.episode
+        state = self.env.step(env_state, action)
+
+        counters = counters.replace(steps=counters.steps + 1)
+        if self.discount is not None:
+            power = counters.discount_power
+            counters.episode_return = jax.tree.map(
+                lambda so_far, r: so_far + power * r, counters.episode_return, state.reward
+            )
+            counters.discount_power = power * self.discount
+
+        cut_off = state.info.get("truncation", jnp.zeros((), jnp.float32))
+        termination = state.done * (1.0 - cut_off)
+        if self.episode_length is not None:
+            cut_off = jnp.maximum(cut_off, (counters.steps >= self.episode_length).astype(jnp.float32))
+        return self._with_info(state, counters, termination, cut_off * (1.0 - termination))
+
+    def _with_info(self, state: EnvState, counters: PyTreeDict, termination: Any, truncation: Any) -> EnvState:
+        info = state.info.replace(steps=counters.steps, termination=termination, truncation=truncation)
+        if self.record_ori_obs:
+            info.ori_obs = state.obs
+        if self.discount is not None:
+            info.episode_return = counters.episode_return
+        return state.replace(
+            done=jnp.maximum(termination, truncation), info=info, _internal=state._internal.replace(episode=counters)
+        )
+
+
+def has_episodes(env: Env) -> bool:
+    """Tell whether there is an `EpisodeWrapper` around the env."""
+    while isinstance(env, Wrapper):
+        if isinstance(env, EpisodeWrapper):
+            return True
+        env = env.env
+    return False
+
+
+def check_inside_episodes(wrapper: Wrapper, env: Env) -> None:
+    """Raise if a wrapper that changes what the agent sees or earns would sit outside the `EpisodeWrapper`."""
+    if has_episodes(env):
+        raise InvalidInputError(
+            f"{type(wrapper).__name__} belongs inside EpisodeWrapper, or info.ori_obs and info.episode_return would "
+            "differ from what the agent gets: wrap the bare env first, then wrap_env(env, ...)."
+        )

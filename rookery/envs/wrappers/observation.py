@@ -1,0 +1,128 @@
+"""Wrappers that change what the agent sees."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.envs.env import Env, EnvState, Wrapper
+from rookery.envs.wrappers.episode import check_inside_episodes
+from rookery.errors import InvalidInputError
+from rookery.spaces import ArraySpace, Box, Dict, Discrete, MultiDiscrete, Space, Tuple
+from rookery.types import Array, Key
+
+
+class ObsFlattenWrapper(Wrapper):
+    """Flattens observations, dicts and tuples included, into one float32 vector; discrete parts become one-hot.
+
+    The parts of a dict follow the sorted names.
+    """
+
+    def __init__(self, env: Env) -> None:
+        check_inside_episodes(self, env)
+        super().__init__(env)
+        parts = [_flat_bounds(space) for space in _array_spaces(env.obs_space)]
+        self._obs_space = Box(np.concatenate([low for low, _ in parts]), np.concatenate([high for _, high in parts]))
+
+    @property
+    def obs_space(self) -> Space:
+        return self._obs_space
+
+    def reset(self, key: Key) -> EnvState:
+        return self._flatten(self.env.reset(key))
+
+    def step(self, env_state: EnvState, action: Any) -> EnvState:
+        return self._flatten(self.env.step(env_state, action))
+
+    def _flatten(self, state: EnvState) -> EnvState:
+        spaces, arrays = _array_spaces(self.env.obs_space), _arrays_in_order(self.env.obs_space, state.obs)
+        flat = [_flat_obs(space, array) for space, array in zip(spaces, arrays, strict=True)]
+        return state.replace(obs=jnp.concatenate(flat))
+
+
+class FrameStackWrapper(Wrapper):
+    """Shows the last `num_frames` observations, oldest first; at the start the first one fills the stack.
+
+    `axis="last"` joins them along the last axis, as convolutions want it; `axis="new"` stacks along a new first axis.
+    """
+
+    def __init__(self, env: Env, num_frames: int, axis: str = "last") -> None:
+        check_inside_episodes(self, env)
+        if num_frames < 1:
+            raise InvalidInputError(f"num_frames={num_frames} must be at least 1.")
+        if axis not in ("last", "new"):
+            raise InvalidInputError(f"axis={axis!r}: choose 'last' or 'new'.")
+        if not (isinstance(env.obs_space, Box) and env.obs_space.shape):
+            raise InvalidInputError(f"FrameStackWrapper needs Box observations with axes, got {env.obs_space}.")
+        super().__init__(env)
+        self.num_frames = num_frames
+        self.axis = axis
+        low, high = (
+            self._join(np.stack([bound] * num_frames), np) for bound in (env.obs_space.low, env.obs_space.high)
+        )
+        self._obs_space = Box(low, high, dtype=env.obs_space.dtype)
+
+    @property
+    def obs_space(self) -> Space:
+        return self._obs_space
+
+    def reset(self, key: Key) -> EnvState:
+        state = self.env.reset(key)
+        frames = jnp.stack([state.obs] * self.num_frames)
+        return self._show(state, frames)
+
+    def step(self, env_state: EnvState, action: Any) -> EnvState:
+        frames = env_state._internal.frames
+        state = self.env.step(env_state, action)
+        return self._show(state, jnp.concatenate([frames[1:], state.obs[None]]))
+
+    def _show(self, state: EnvState, frames: Array) -> EnvState:
+        return state.replace(obs=self._join(frames, jnp), _internal=state._internal.replace(frames=frames))
+
+    def _join(self, frames: Any, numpy: Any) -> Any:
+        return frames if self.axis == "new" else numpy.concatenate(list(frames), axis=-1)
+
+
+def _array_spaces(space: Space) -> list[ArraySpace]:
+    """The array spaces inside a nested space, in the order of `_arrays_in_order`."""
+    match space:
+        case Dict():
+            return [part for name in sorted(space.spaces) for part in _array_spaces(space[name])]
+        case Tuple():
+            return [part for inner in space.spaces for part in _array_spaces(inner)]
+        case ArraySpace():
+            return [space]
+    raise InvalidInputError(f"expected a space of rookery.spaces, got {space!r}.")
+
+
+def _arrays_in_order(space: Space, obs: Any) -> list[Array]:
+    match space:
+        case Dict():
+            return [array for name in sorted(space.spaces) for array in _arrays_in_order(space[name], obs[name])]
+        case Tuple():
+            return [a for inner, part in zip(space.spaces, obs, strict=True) for a in _arrays_in_order(inner, part)]
+    return [obs]
+
+
+def _flat_bounds(space: ArraySpace) -> tuple[np.ndarray, np.ndarray]:
+    match space:
+        case Box():
+            return space.low.ravel().astype(np.float32), space.high.ravel().astype(np.float32)
+        case Discrete():
+            size = space.n
+        case MultiDiscrete():
+            size = int(space.nvec.sum())
+        case _:
+            size = space.size
+    return np.zeros(size, np.float32), np.ones(size, np.float32)
+
+
+def _flat_obs(space: ArraySpace, obs: Array) -> Array:
+    match space:
+        case Discrete():
+            return jax.nn.one_hot(obs - space.start, space.n)
+        case MultiDiscrete():
+            entries = zip(obs.ravel(), space.start.ravel().tolist(), space.nvec.ravel().tolist(), strict=True)
+            return jnp.concatenate([jax.nn.one_hot(entry - start, n) for entry, start, n in entries])
+    return obs.astype(jnp.float32).ravel()

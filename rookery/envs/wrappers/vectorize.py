@@ -1,0 +1,96 @@
+"""Many environments side by side."""
+
+from abc import abstractmethod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rookery.envs.env import Env, EnvState, Wrapper
+from rookery.errors import InvalidInputError, ShapeError
+from rookery.spaces import Shape
+from rookery.types import Array, Key, PyTreeDict, as_key, as_mappable_key, where_tree
+
+VECTOR_INFO = ("episode_start", "autoreset")
+"""The entries of `info` that only vectorised envs have."""
+
+
+class VectorWrapper(Wrapper):
+    """`num_envs` copies of an env along a leading axis; subclasses say what happens when an episode ends.
+
+    `info.episode_start` is 1 where `obs` is the first of an episode. In `_internal`, `inner` belongs to the single
+    envs and the rest to this wrapper.
+    """
+
+    def __init__(self, env: Env, num_envs: int) -> None:
+        if not isinstance(num_envs, int) or num_envs < 1:
+            raise InvalidInputError(
+                f"the number of parallel environments must be an integer of at least 1, got {num_envs}."
+            )
+        if env.batch_shape:
+            raise InvalidInputError("the environment is already vectorised.")
+        super().__init__(env)
+        self.num_envs = num_envs
+
+    @property
+    def batch_shape(self) -> Shape:
+        return (self.num_envs,)
+
+    def reset(self, key: Key) -> EnvState:
+        """Start all envs, with one key or with `num_envs` of them; one key is split into `num_envs`."""
+        first_keys, next_keys = split_each(self._key_per_env(key))
+        state = jax.vmap(self.env.reset)(first_keys)
+        info = state.info.replace(episode_start=jnp.ones(self.batch_shape, jnp.float32))
+        return self._prepare(state.replace(info=info, _internal=PyTreeDict(inner=state._internal)), next_keys)
+
+    def step(self, env_state: EnvState, action: Any) -> EnvState:
+        self.action_space.check(action, "action", self.batch_shape)
+        stepped = jax.vmap(self.env.step)(self._inner(env_state), action)
+        info = stepped.info.replace(episode_start=jnp.zeros(self.batch_shape, jnp.float32))
+        internal = env_state._internal.replace(inner=stepped._internal)
+        return self._finish(env_state, stepped.replace(info=info, _internal=internal))
+
+    @abstractmethod
+    def _prepare(self, state: EnvState, next_keys: Key) -> EnvState:
+        """Add to a fresh state what this wrapper keeps in `_internal`; `next_keys` is one unused key per env."""
+
+    @abstractmethod
+    def _finish(self, before: EnvState, stepped: EnvState) -> EnvState:
+        """Treat the envs whose episode has ended."""
+
+    def render(self, env_state: EnvState) -> Any:
+        """Draw the first env."""
+        return self.env.render(jax.tree.map(lambda leaf: leaf[0], self._inner(env_state)))
+
+    def _inner(self, env_state: EnvState) -> EnvState:
+        """The state as the single envs know it."""
+        info = {name: value for name, value in env_state.info.items() if name not in VECTOR_INFO}
+        return env_state.replace(info=PyTreeDict(info), _internal=env_state._internal.inner)
+
+    def _key_per_env(self, key: Key) -> Key:
+        key = as_key(key)
+        if key.shape == ():
+            key = jax.random.split(key, self.num_envs)
+        if key.shape != self.batch_shape:
+            raise ShapeError(f"reset takes one key or {self.num_envs} of them, got keys of shape {list(key.shape)}.")
+        return as_mappable_key(key)
+
+
+class VmapWrapper(VectorWrapper):
+    """No autoreset: an env that is done stays done and frozen, with reward 0, until all are reset."""
+
+    def _prepare(self, state: EnvState, next_keys: Key) -> EnvState:
+        return state
+
+    def _finish(self, before: EnvState, stepped: EnvState) -> EnvState:
+        frozen = before.replace(
+            reward=jax.tree.map(jnp.zeros_like, before.reward),
+            info=before.info.replace(episode_start=stepped.info.episode_start),
+        )
+        return where_tree(before.done, frozen, stepped)
+
+
+def split_each(keys: Key) -> tuple[Array, Array]:
+    """Split each key of an array of keys in two."""
+    pairs = jax.vmap(jax.random.split)(keys)
+    return pairs[:, 0], pairs[:, 1]

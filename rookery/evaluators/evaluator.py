@@ -1,0 +1,85 @@
+"""Evaluation of one agent: exactly so many episodes, each counted once and up to its first done."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rookery.agent import AgentState, Carry
+from rookery.envs import VectorWrapper
+from rookery.errors import InvalidInputError
+from rookery.metrics import EvaluateMetric
+from rookery.rollout import ActionFn, recurrent_fast_eval_rollout_episode
+from rookery.types import Key, PyTreeNode, as_key, pytree_field
+
+
+class Evaluator(PyTreeNode):
+    """Runs an agent in a vectorised env; one that resets by itself is fine too.
+
+    `agent_fn` (or `action_fn`, another name for it) is `agent.evaluate_actions`. A recurrent agent also needs
+    `initial_carry_fn=agent.initial_carry`. Which episodes are counted is fixed before they are played: counting the
+    first to finish would favour the short ones.
+    """
+
+    env: VectorWrapper = pytree_field(static=True)
+    agent_fn: ActionFn | None = pytree_field(static=True, default=None)
+    action_fn: ActionFn | None = pytree_field(static=True, default=None)
+    initial_carry_fn: Callable[[tuple[int, ...]], Carry] = pytree_field(static=True, default=lambda batch_shape: ())
+    max_episode_steps: int = pytree_field(static=True)
+    discount: float = pytree_field(static=True, default=1.0)
+
+    def __post_init__(self) -> None:
+        if (self.agent_fn is None) == (self.action_fn is None):
+            raise InvalidInputError(
+                "Evaluator takes either agent_fn or action_fn: for instance agent.evaluate_actions."
+            )
+        check_evaluation(self.env, self.max_episode_steps, self.discount)
+        if not self.env.batch_shape:
+            raise InvalidInputError("Evaluator needs a vectorised environment: make it with create_env or wrap_env.")
+
+    def evaluate(self, agent_state: AgentState, key: Key, num_episodes: int) -> EvaluateMetric:
+        """Play exactly `num_episodes` episodes; return the return and the length of each."""
+        check_num_episodes(num_episodes)
+        return self._evaluate(agent_state, as_key(key), num_episodes)
+
+    @partial(jax.jit, static_argnames=("self", "num_episodes"))
+    def _evaluate(self, agent_state: AgentState, key: Key, num_episodes: int) -> EvaluateMetric:
+        num_envs = self.env.num_envs
+        num_rounds = -(-num_episodes // num_envs)
+        # Envs left over in the last round are done from the start: nobody waits for them.
+        left_over = jnp.arange(num_rounds * num_envs).reshape(num_rounds, num_envs) >= num_episodes
+
+        def play_round(inputs: tuple[Key, Any]) -> EvaluateMetric:
+            round_key, idle = inputs
+            reset_key, rollout_key = jax.random.split(round_key)
+            env_state = self.env.reset(reset_key)
+            metrics, _, _ = recurrent_fast_eval_rollout_episode(
+                self.env.step,
+                self.agent_fn or self.action_fn,  # type: ignore[arg-type]
+                env_state.replace(done=idle.astype(env_state.done.dtype)),
+                agent_state,
+                self.initial_carry_fn(self.env.batch_shape),
+                rollout_key,
+                self.max_episode_steps,
+                self.discount,
+            )
+            return metrics
+
+        metrics = jax.lax.map(play_round, (jax.random.split(key, num_rounds), left_over))
+        return jax.tree.map(lambda leaf: leaf.reshape(-1)[:num_episodes], metrics)
+
+
+def check_evaluation(env: Any, max_episode_steps: int, discount: float) -> None:
+    """Raise unless the settings of an evaluator make sense."""
+    if isinstance(max_episode_steps, bool) or not isinstance(max_episode_steps, int) or max_episode_steps < 1:
+        raise InvalidInputError(f"max_episode_steps={max_episode_steps!r} must be an integer of at least 1.")
+    if not 0.0 <= discount <= 1.0:
+        raise InvalidInputError(f"discount={discount} must lie between 0 and 1.")
+
+
+def check_num_episodes(num_episodes: int) -> None:
+    """Raise unless the number is a whole one of at least 1."""
+    if isinstance(num_episodes, bool) or not isinstance(num_episodes, int) or num_episodes < 1:
+        raise InvalidInputError(f"num_episodes={num_episodes!r} must be an integer of at least 1.")

@@ -1,0 +1,172 @@
+"""The fitness of a population: many agents, several episodes each, on a fixed number of lanes.
+
+Mapping an episode over the population costs the longest episode for everybody. Here a lane that finishes an episode
+takes the next (agent, episode) from the queue at once, so the cost is the sum of the episode lengths over the number of
+lanes.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rookery.agent import AgentState, Carry
+from rookery.control_flow import any_true, cond_any
+from rookery.envs import Env, EnvState, VectorWrapper
+from rookery.errors import InvalidInputError
+from rookery.evaluators.evaluator import check_evaluation, check_num_episodes
+from rookery.metrics import EvaluateMetric
+from rookery.rollout import ActionFn, act
+from rookery.types import Array, Key, PyTreeData, PyTreeNode, as_key, as_mappable_key, pytree_field, where_tree
+
+
+class Lanes(PyTreeData):
+    """What is being played: one entry per lane, `[L, ...]`. A lane whose `job` is past the queue is idle."""
+
+    job: Array
+    agent_state: AgentState
+    env_state: EnvState
+    carry: Carry
+    action_key: Key
+    returns: Array
+    lengths: Array
+    discount_power: Array
+
+
+class PopulationEvaluator(PyTreeNode):
+    """Plays `num_episodes` of every agent of a population on `num_lanes` lanes.
+
+    `env` is a single env with episodes, or a vectorised one, whose single env is then taken. `agent_fn` is
+    `agent.evaluate_actions`; a recurrent agent also needs `initial_carry_fn=agent.initial_carry`.
+
+    An episode's randomness depends on the key, the agent's index and the episode's index only, so the result does not
+    depend on the number of lanes, to the bit.
+    """
+
+    env: Env = pytree_field(static=True)
+    agent_fn: ActionFn = pytree_field(static=True)
+    initial_carry_fn: Callable[[tuple[int, ...]], Carry] = pytree_field(static=True, default=lambda batch_shape: ())
+    max_episode_steps: int = pytree_field(static=True)
+    num_lanes: int = pytree_field(static=True, default=32)
+    discount: float = pytree_field(static=True, default=1.0)
+
+    def __post_init__(self) -> None:
+        check_evaluation(self.env, self.max_episode_steps, self.discount)
+        if isinstance(self.num_lanes, bool) or not isinstance(self.num_lanes, int) or self.num_lanes < 1:
+            raise InvalidInputError(f"num_lanes={self.num_lanes!r} must be an integer of at least 1.")
+
+    @property
+    def single_env(self) -> Env:
+        """The env that each lane plays."""
+        return self.env.env if isinstance(self.env, VectorWrapper) else self.env
+
+    def evaluate(self, agent_states: AgentState, key: Key, num_episodes: int = 1) -> EvaluateMetric:
+        """Return returns and lengths `[P, E]`; every leaf of `agent_states` has the population as its first axis."""
+        check_num_episodes(num_episodes)
+        return self._evaluate(agent_states, as_key(key), num_episodes)
+
+    @partial(jax.jit, static_argnames=("self", "num_episodes"))
+    def _evaluate(self, agent_states: AgentState, key: Key, num_episodes: int) -> EvaluateMetric:
+        population_size = population_size_of(agent_states)
+        num_jobs = population_size * num_episodes
+        key = as_mappable_key(key)
+
+        def agent_of(job: Array) -> Array:
+            return jnp.minimum(job, num_jobs - 1) // num_episodes
+
+        def start(job: Array) -> tuple[EnvState, Carry, Key]:
+            agent_key = jax.random.fold_in(key, agent_of(job))
+            reset_key, action_key = jax.random.split(jax.random.fold_in(agent_key, job % num_episodes))
+            env_state = self.single_env.reset(reset_key)
+            env_state = env_state.replace(info=env_state.info.replace(episode_start=jnp.ones((), jnp.float32)))
+            return env_state, self.initial_carry_fn(()), action_key
+
+        def play(lane: Lanes) -> Lanes:
+            step_key = jax.random.fold_in(lane.action_key, lane.lengths)
+            actions, _, carry = act(self.agent_fn, lane.agent_state, lane.env_state, lane.carry, step_key)
+            env_state = self.single_env.step(lane.env_state, actions)
+            return lane.replace(
+                env_state=env_state.replace(info=env_state.info.replace(episode_start=jnp.zeros((), jnp.float32))),
+                carry=carry,
+                returns=lane.returns + lane.discount_power * env_state.reward,
+                lengths=lane.lengths + 1,
+                discount_power=lane.discount_power * self.discount,
+            )
+
+        def step(state: tuple[Lanes, EvaluateMetric, Array]) -> tuple[Lanes, EvaluateMetric, Array]:
+            lanes, results, next_job = state
+            lanes = jax.vmap(play)(lanes)
+            ended = (lanes.env_state.done > 0) | (lanes.lengths >= self.max_episode_steps)
+            ended = ended & (lanes.job < num_jobs)
+            return cond_any(ended, partial(refill, ended), lanes, results, next_job)
+
+        def refill(ended: Array, lanes: Lanes, results: EvaluateMetric, next_job: Array) -> tuple:
+            where = jnp.where(ended, lanes.job, num_jobs)
+            results = EvaluateMetric(
+                episode_returns=results.episode_returns.at[where].set(lanes.returns, mode="drop"),
+                episode_lengths=results.episode_lengths.at[where].set(lanes.lengths, mode="drop"),
+            )
+            job = jnp.where(ended, next_job + jnp.cumsum(ended) - 1, lanes.job)
+            agent_state = load_agents(lanes.agent_state, agent_states, ended & (job < num_jobs), agent_of(job))
+            env_state, carry, action_key = jax.vmap(start)(job)
+            fresh = fresh_lanes(job, agent_state, env_state, carry, action_key)
+            kept = lanes.replace(job=job, agent_state=agent_state)
+            return where_lanes(ended, fresh, kept), results, next_job + jnp.sum(ended)
+
+        first_jobs = jnp.arange(self.num_lanes)
+        env_state, carry, action_key = jax.vmap(start)(first_jobs)
+        first_agents = jax.tree.map(lambda leaf: leaf[agent_of(first_jobs)], agent_states)
+        lanes = fresh_lanes(first_jobs, first_agents, env_state, carry, action_key)
+        results = EvaluateMetric(
+            episode_returns=jnp.zeros(num_jobs, jnp.float32), episode_lengths=jnp.zeros(num_jobs, jnp.int32)
+        )
+        state = (lanes, results, jnp.asarray(self.num_lanes, first_jobs.dtype))
+        _, results, _ = jax.lax.while_loop(lambda state: any_true(state[0].job < num_jobs), step, state)
+        return jax.tree.map(lambda leaf: leaf.reshape(population_size, num_episodes), results)
+
+
+def load_agents(loaded: AgentState, agent_states: AgentState, needed: Array, agent: Array) -> AgentState:
+    """Exchange the agents of the lanes that need another one, lane by lane: the others' parameters are not touched."""
+
+    def load_next(state: tuple[Array, AgentState]) -> tuple[Array, AgentState]:
+        needed, loaded = state
+        lane = jnp.argmax(needed)
+        loaded = jax.tree.map(
+            lambda on_lane, population: on_lane.at[lane].set(population[agent[lane]]), loaded, agent_states
+        )
+        return needed.at[lane].set(False), loaded
+
+    return jax.lax.while_loop(lambda state: jnp.any(state[0]), load_next, (needed, loaded))[1]
+
+
+def fresh_lanes(job: Array, agent_state: AgentState, env_state: EnvState, carry: Carry, action_key: Key) -> Lanes:
+    """Lanes at the start of an episode."""
+    return Lanes(
+        job=job,
+        agent_state=agent_state,
+        env_state=env_state,
+        carry=carry,
+        action_key=action_key,
+        returns=jnp.zeros(job.shape, jnp.float32),
+        lengths=jnp.zeros(job.shape, jnp.int32),
+        discount_power=jnp.ones(job.shape, jnp.float32),
+    )
+
+
+def where_lanes(ended: Array, fresh: Lanes, kept: Lanes) -> Lanes:
+    """Restart the lanes that ended; the agents are on their lanes already."""
+    without_agents = where_tree(ended, fresh.replace(agent_state=None), kept.replace(agent_state=None))
+    return without_agents.replace(agent_state=kept.agent_state)
+
+
+def population_size_of(agent_states: Any) -> int:
+    """The common first axis of all leaves."""
+    sizes = {leaf.shape[0] if leaf.ndim else None for leaf in jax.tree.leaves(agent_states)}
+    if len(sizes) != 1 or None in sizes:
+        raise InvalidInputError(
+            f"every leaf of agent_states needs the population as its first axis, but the first axes are "
+            f"{sizes or 'missing'}: make the states with jax.vmap over agent.init."
+        )
+    return sizes.pop()  # type: ignore[return-value]

@@ -1,0 +1,1 @@
+"""What methods learn with: the parts that several of them share, as free functions."""

@@ -1,0 +1,78 @@
+"""From observations of any space to feature vectors, with any number of leading batch axes."""
+
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.agent import ACTION_MASK
+from rookery.errors import InvalidInputError
+from rookery.networks.convolution import GRID_LAYERS, cnn_for, scaled_to_float, smallest_side
+from rookery.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Shape, Space, Tuple
+from rookery.types import Array
+
+
+class ObservationEncoder(nn.Module):
+    """Turns an observation of `space` into one vector of float32 features.
+
+    A `Box` with three axes is seen as an image, channels last, unless it is too small for a convolution; every other
+    `Box` is flattened. Integers become one-hot vectors. The parts of a `Dict` (in the order of their sorted names) or
+    `Tuple` are encoded and concatenated, except for the action mask: it says what is allowed, not what is the case.
+    """
+
+    space: Space
+    kernel_init: str = "orthogonal"
+
+    @nn.compact
+    def __call__(self, obs: Any) -> Array:
+        """Map an observation with leading axes `[...]` to `[..., F]`."""
+        match self.space:
+            case Box():
+                # The space decides what the numbers are: an env may hand out pixels in a wider dtype than it declares.
+                obs = obs.astype(self.space.sample_dtype)
+                if is_image(self.space.shape):
+                    return cnn_for(self.space.shape, self.kernel_init)(obs)
+                return scaled_to_float(_with_flat_events(obs, self.space.shape))
+            case MultiBinary():
+                return _with_flat_events(obs, self.space.shape).astype(jnp.float32)
+            case Discrete():
+                return jax.nn.one_hot(obs.astype(jnp.int32) - self.space.start, self.space.n)
+            case MultiDiscrete():
+                return _one_hots(obs, self.space)
+            case Dict():
+                names = [name for name in sorted(self.space) if name != ACTION_MASK]
+                return self._concatenate([(name, self.space[name], obs[name]) for name in names])
+            case Tuple():
+                indexes = range(len(self.space))
+                return self._concatenate([(index, self.space[index], obs[index]) for index in indexes])
+        raise InvalidInputError(f"expected an observation space of rookery.spaces, got {self.space!r}.")
+
+    def _concatenate(self, parts: list[tuple[str | int, Space, Any]]) -> Array:
+        if not parts:
+            raise InvalidInputError(f"the observation space {self.space} has no entry to make features of.")
+        features = [
+            ObservationEncoder(space, self.kernel_init, name=f"part_{name}")(part) for name, space, part in parts
+        ]
+        return jnp.concatenate(features, axis=-1)
+
+
+def is_image(shape: Shape) -> bool:
+    """Tell whether an array of this shape is encoded by a convolutional network."""
+    return len(shape) == 3 and min(shape[:2]) >= smallest_side(GRID_LAYERS)
+
+
+def _with_flat_events(array: Array, event_shape: Shape) -> Array:
+    batch_shape = array.shape[: array.ndim - len(event_shape)]
+    return array.reshape(*batch_shape, math.prod(event_shape))
+
+
+def _one_hots(obs: Array, space: MultiDiscrete) -> Array:
+    """Concatenate the one-hot vectors of all components: `[..., sum(nvec)]`."""
+    num_values = space.nvec.flatten()
+    component = np.repeat(np.arange(space.size), num_values)  # the component that each feature is about
+    value = np.concatenate([start + np.arange(n) for start, n in zip(space.start.flat, num_values, strict=True)])
+    given = _with_flat_events(obs.astype(jnp.int32), space.shape)[..., component]
+    return (given == jnp.broadcast_to(value.astype(np.int32), given.shape)).astype(jnp.float32)

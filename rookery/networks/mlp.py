@@ -1,0 +1,94 @@
+"""Fully connected networks, and the activations and initializers that networks are configured with by name."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+
+from rookery.errors import unknown_name
+from rookery.types import Array
+
+
+class Activation(NamedTuple):
+    """A nonlinearity, and the gain that an orthogonal layer in front of it is usually given."""
+
+    function: Callable[[Array], Array]
+    gain: float
+
+
+# tanh has sqrt(2), with which the published results of PPO were made, rather than the variance-preserving 5/3.
+ACTIVATIONS = {
+    "elu": Activation(jax.nn.elu, math.sqrt(2.0)),
+    "gelu": Activation(jax.nn.gelu, math.sqrt(2.0)),
+    "leaky_relu": Activation(jax.nn.leaky_relu, math.sqrt(2.0 / (1.0 + 0.01**2))),
+    "relu": Activation(jax.nn.relu, math.sqrt(2.0)),
+    "selu": Activation(jax.nn.selu, 0.75),
+    "sigmoid": Activation(jax.nn.sigmoid, 1.0),
+    "silu": Activation(jax.nn.silu, math.sqrt(2.0)),
+    "tanh": Activation(jax.nn.tanh, math.sqrt(2.0)),
+}
+
+VARIANCE_SCALING = {
+    "he_normal": (2.0, "fan_in", "truncated_normal"),
+    "he_uniform": (2.0, "fan_in", "uniform"),
+    "lecun_normal": (1.0, "fan_in", "truncated_normal"),
+    "lecun_uniform": (1.0, "fan_in", "uniform"),
+    "xavier_normal": (1.0, "fan_avg", "truncated_normal"),
+    "xavier_uniform": (1.0, "fan_avg", "uniform"),
+}
+
+
+def activation_named(name: str) -> Activation:
+    """Look up an activation; an unknown name is an error that offers the nearest."""
+    if name not in ACTIVATIONS:
+        raise unknown_name("activation", name, ACTIVATIONS)
+    return ACTIVATIONS[name]
+
+
+def initializer_named(name: str, gain: float = 1.0) -> nn.initializers.Initializer:
+    """Make a kernel initializer whose values are multiplied by `gain`; an unknown name offers the nearest."""
+    if name == "orthogonal":
+        return nn.initializers.orthogonal(gain)
+    if name == "zeros":
+        return nn.initializers.zeros_init()
+    if name not in VARIANCE_SCALING:
+        raise unknown_name("kernel initializer", name, ["orthogonal", "zeros", *VARIANCE_SCALING])
+    variance, fan, distribution = VARIANCE_SCALING[name]
+    return nn.initializers.variance_scaling(variance * gain**2, fan, distribution)
+
+
+def hidden_initializer(kernel_init: str, activation: str) -> nn.initializers.Initializer:
+    """Make the initializer of a layer that an activation follows; He's, LeCun's and Xavier's have their own gain."""
+    return initializer_named(kernel_init, activation_named(activation).gain if kernel_init == "orthogonal" else 1.0)
+
+
+class MLP(nn.Module):
+    """Hidden layers, each followed by the activation, and a linear output layer if `output_size` is given.
+
+    `output_init_scale` multiplies the initial kernel of the output layer: 0.01 makes a policy start near uniform.
+    """
+
+    hidden_sizes: tuple[int, ...]
+    activation: str = "tanh"
+    kernel_init: str = "orthogonal"
+    output_size: int | None = None
+    output_init_scale: float = 1.0
+    layer_norm: bool = False
+
+    @nn.compact
+    def __call__(self, inputs: Array) -> Array:
+        """Map `[..., F]` to `[..., output_size]`, or to `[..., hidden_sizes[-1]]` without an output layer."""
+        features = inputs
+        activate = activation_named(self.activation).function
+        kernel_init = hidden_initializer(self.kernel_init, self.activation)
+        for index, size in enumerate(self.hidden_sizes):
+            features = nn.Dense(size, kernel_init=kernel_init, name=f"hidden_{index}")(features)
+            if self.layer_norm:
+                features = nn.LayerNorm(name=f"norm_{index}")(features)
+            features = activate(features)
+        if self.output_size is None:
+            return features
+        output_init = initializer_named(self.kernel_init, self.output_init_scale)
+        return nn.Dense(self.output_size, kernel_init=output_init, name="output")(features)

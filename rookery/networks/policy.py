@@ -1,0 +1,220 @@
+"""From observations to action distributions: a trunk that makes features, with or without memory, and a policy head."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from rookery.agent import Carry, action_mask_of
+from rookery.errors import InvalidInputError
+from rookery.networks.distributions import Distribution, DistributionFamily, GaussianConfig, distribution_family
+from rookery.networks.encoders import ObservationEncoder
+from rookery.networks.mlp import MLP, activation_named, initializer_named
+from rookery.networks.recurrent import RecurrentCore
+from rookery.spaces import Shape, Space
+from rookery.types import Array, Key, Params, PyTreeDict, as_key
+
+
+@dataclass(frozen=True)
+class TrunkConfig:
+    """The shape of a trunk: fully connected layers on the encoded observation, then an optional recurrent core.
+
+    `core` is None, "gru" or "lstm".
+    """
+
+    hidden_sizes: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    kernel_init: str = "orthogonal"
+    layer_norm: bool = False
+    core: str | None = None
+    core_size: int = 128
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hidden_sizes", tuple(self.hidden_sizes))
+        if any(size < 1 for size in self.hidden_sizes):
+            raise InvalidInputError(f"hidden_sizes={self.hidden_sizes}: every layer must have at least 1 unit.")
+        activation_named(self.activation)
+        initializer_named(self.kernel_init)
+        self.make_core()
+
+    def make_core(self) -> RecurrentCore | None:
+        """Make the recurrent core, or None for a feed-forward network."""
+        return None if self.core is None else RecurrentCore(self.core, self.core_size)
+
+
+@dataclass(frozen=True)
+class PolicyConfig(TrunkConfig):
+    """The shape of a policy network; `gaussian` matters for `Box` actions only.
+
+    The small `output_init_scale` makes the first policy nearly the same in all states.
+    """
+
+    output_init_scale: float = 0.01
+    gaussian: GaussianConfig = field(default_factory=GaussianConfig)
+
+
+@dataclass(frozen=True)
+class Trunk:
+    """Features of observations, for a head of any kind; static, compared by value.
+
+    The carry of a trunk without a recurrent core is `()`, and it needs no `episode_start`.
+    """
+
+    obs_space: Space
+    config: TrunkConfig = field(default_factory=TrunkConfig)
+
+    def init(self, key: Key) -> Params:
+        """Make the parameters: `layers`, and `core` if there is one."""
+        layers_key, core_key = jax.random.split(as_key(key))
+        obs = jax.eval_shape(self.obs_space.sample, layers_key)
+        params = PyTreeDict(layers=self._layers.lazy_init(layers_key, obs).get("params", {}))
+        core = self.config.make_core()
+        if core is not None:
+            features = jax.eval_shape(self._encode, params, obs)
+            params["core"] = core.init(core_key, features.shape[-1])
+        return params
+
+    def initial_carry(self, batch_shape: Shape = ()) -> Carry:
+        """Make the carry with which an episode starts; needs no parameters."""
+        core = self.config.make_core()
+        return () if core is None else core.initial_carry(batch_shape)
+
+    def __call__(
+        self, params: Params, obs: Any, carry: Carry = (), episode_start: Array | None = None
+    ) -> tuple[Array, Carry]:
+        """Return the features `[..., F]` of one step and the next carry; `episode_start` is `[...]`."""
+        return self._remember(RecurrentCore.step, params, obs, carry, episode_start)
+
+    def unroll(
+        self, params: Params, obs: Any, carry: Carry = (), episode_start: Array | None = None
+    ) -> tuple[Array, Carry]:
+        """Return the features `[T, ..., F]` of a trajectory that starts with `carry`, and the carry after it."""
+        return self._remember(RecurrentCore.unroll, params, obs, carry, episode_start)
+
+    def _remember(
+        self, advance: Callable, params: Params, obs: Any, carry: Carry, episode_start: Array | None
+    ) -> tuple[Array, Carry]:
+        features = self._encode(params, obs)
+        core = self.config.make_core()
+        if core is None:
+            return features, ()
+        if episode_start is None or not jax.tree.leaves(carry):
+            raise InvalidInputError(
+                f"a network with a {self.config.core} core needs the carry of the step before and episode_start: "
+                "begin with initial_carry(batch_shape) and episode_start 1."
+            )
+        carry, features = advance(core, params["core"], carry, features, episode_start)
+        return features, carry
+
+    def _encode(self, params: Params, obs: Any) -> Array:
+        self.obs_space.batch_shape_of(obs)  # raises where the observation does not fit the space
+        return self._layers.apply({"params": params["layers"]}, obs)
+
+    @property
+    def _layers(self) -> nn.Module:
+        return _TrunkLayers(self.obs_space, self.config)
+
+
+class _TrunkLayers(nn.Module):
+    """The layers of a trunk that look at one step by itself."""
+
+    obs_space: Space
+    config: TrunkConfig
+
+    @nn.compact
+    def __call__(self, obs: Any) -> Array:
+        config = self.config
+        features = ObservationEncoder(self.obs_space, config.kernel_init, name="encoder")(obs)
+        hidden = MLP(
+            config.hidden_sizes, config.activation, config.kernel_init, layer_norm=config.layer_norm, name="hidden"
+        )
+        return hidden(features)
+
+
+@dataclass(frozen=True)
+class PolicyNetwork:
+    """Action distributions of observations; static, compared by value, so it can be part of a compiled program.
+
+    The parameters are a tree that is passed in; so is the carry, which is `()` without a recurrent core. The action
+    mask of a dict observation is honored.
+    """
+
+    obs_space: Space
+    action_space: Space
+    config: PolicyConfig = field(default_factory=PolicyConfig)
+
+    def __post_init__(self) -> None:
+        distribution_family(self.action_space, self.config.gaussian)
+
+    def init(self, key: Key) -> Params:
+        """Make the parameters: those of the `trunk` and of the `head`."""
+        trunk_key, head_key = jax.random.split(as_key(key))
+        trunk_params = self._trunk.init(trunk_key)
+        obs = jax.eval_shape(self.obs_space.sample, trunk_key)
+        features, _ = jax.eval_shape(self._trunk, trunk_params, obs, self.initial_carry(), jnp.ones(()))
+        params = PyTreeDict(trunk=trunk_params, head=self._head.lazy_init(head_key, features)["params"])
+        # One step without computing it: an action mask that does not fit the action space is found here.
+        jax.eval_shape(self, params, obs, self.initial_carry(), jnp.ones(()))
+        return params
+
+    def initial_carry(self, batch_shape: Shape = ()) -> Carry:
+        """Make the carry with which an episode starts; needs no parameters."""
+        return self._trunk.initial_carry(batch_shape)
+
+    def __call__(
+        self, params: Params, obs: Any, carry: Carry = (), episode_start: Array | None = None
+    ) -> tuple[Distribution, Carry]:
+        """Return the distributions of one step with any batch shape `[...]`, and the next carry.
+
+        The carry is cleared before the step where `episode_start` `[...]` is 1.
+        """
+        features, carry = self._trunk(params["trunk"], obs, carry, episode_start)
+        return self._distribution(params, features, obs), carry
+
+    def unroll(
+        self, params: Params, obs: Any, carry: Carry = (), episode_start: Array | None = None
+    ) -> tuple[Distribution, Carry]:
+        """Return the distributions `[T, ...]` of a trajectory that starts with `carry`, and the carry after it."""
+        features, carry = self._trunk.unroll(params["trunk"], obs, carry, episode_start)
+        return self._distribution(params, features, obs), carry
+
+    def _distribution(self, params: Params, features: Array, obs: Any) -> Distribution:
+        outputs, free_parameters = self._head.apply({"params": params["head"]}, features)
+        mask = action_mask_of(obs)
+        if mask is not None:
+            mask = mask.reshape(*features.shape[:-1], -1)
+        return self._family.build(outputs, free_parameters, mask)
+
+    @property
+    def _family(self) -> DistributionFamily:
+        return distribution_family(self.action_space, self.config.gaussian)
+
+    @property
+    def _trunk(self) -> Trunk:
+        return Trunk(self.obs_space, self.config)
+
+    @property
+    def _head(self) -> nn.Module:
+        config = self.config
+        family = self._family
+        kernel_init = initializer_named(config.kernel_init, config.output_init_scale)
+        return _PolicyHead(family.num_outputs, family.initial_free_parameters, kernel_init)
+
+
+class _PolicyHead(nn.Module):
+    """A linear layer, and the parameters of the distribution that do not depend on the observation."""
+
+    num_outputs: int
+    initial_free_parameters: tuple[float, ...]
+    kernel_init: nn.initializers.Initializer
+
+    @nn.compact
+    def __call__(self, features: Array) -> tuple[Array, Array]:
+        outputs = nn.Dense(self.num_outputs, kernel_init=self.kernel_init, name="output")(features)
+        if not self.initial_free_parameters:
+            return outputs, jnp.zeros(0)  # no parameter of size 0: checkpoints cannot hold one
+        free_parameters = self.param("free", lambda key: jnp.asarray(self.initial_free_parameters, jnp.float32))
+        return outputs, free_parameters

@@ -1,0 +1,174 @@
+"""Rollouts of many agents: the agents of a policy act together, the policies as one joint action function.
+
+`joint_action_fn` turns several policies into something that acts like a single agent whose observations, actions,
+state and memory are dicts, so every rollout and evaluator takes it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rookery.agent import AgentState, Carry
+from rookery.envs import EnvState
+from rookery.errors import InvalidInputError, ShapeError
+from rookery.rollout.single_agent import ActionFn, EnvFn, has_memory, recurrent_rollout
+from rookery.sample_batch import MultiAgentBatch, SampleBatch
+from rookery.types import Array, Key, PyTreeDict
+
+PolicyMapping = Mapping[str, str]
+"""The policy of each agent: agent name -> policy name."""
+
+
+def multi_agent_rollout(
+    env_fn: EnvFn,
+    action_fns: Mapping[str, ActionFn],
+    policy_mapping: PolicyMapping,
+    env_state: EnvState,
+    agent_states: Mapping[str, AgentState],
+    key: Key,
+    rollout_length: int,
+    env_extra_fields: tuple[str, ...] = (),
+) -> tuple[MultiAgentBatch, EnvState]:
+    """`rollout` with several agents: `action_fns` and `agent_states` have one entry per policy."""
+    batch, env_state, _ = recurrent_multi_agent_rollout(
+        env_fn, action_fns, policy_mapping, env_state, agent_states, {}, key, rollout_length, env_extra_fields
+    )
+    return batch, env_state
+
+
+def recurrent_multi_agent_rollout(
+    env_fn: EnvFn,
+    action_fns: Mapping[str, ActionFn],
+    policy_mapping: PolicyMapping,
+    env_state: EnvState,
+    agent_states: Mapping[str, AgentState],
+    carries: Mapping[str, Carry],
+    key: Key,
+    rollout_length: int,
+    env_extra_fields: tuple[str, ...] = (),
+) -> tuple[MultiAgentBatch, EnvState, PyTreeDict]:
+    """`multi_agent_rollout` with recurrent policies; `carries` has an entry `[A * B, ...]` for each of these."""
+    trajectory, env_state, carries = recurrent_rollout(
+        env_fn,
+        joint_action_fn(action_fns, policy_mapping),
+        env_state,
+        agent_states,  # type: ignore[arg-type]
+        {policy: carries.get(policy, ()) for policy in action_fns},
+        key,
+        rollout_length,
+        tuple(sorted({"autoreset", *env_extra_fields})),
+    )
+    return split_by_policy(trajectory, policy_mapping), env_state, PyTreeDict(carries)
+
+
+def joint_action_fn(action_fns: Mapping[str, ActionFn], policy_mapping: PolicyMapping) -> ActionFn:
+    """Make one action function of one per policy; agent states, memories and extras become dicts over the policies."""
+    unknown = sorted(set(policy_mapping.values()) - set(action_fns))
+    unused = sorted(set(action_fns) - set(policy_mapping.values()))
+    if unknown or unused:
+        raise InvalidInputError(
+            f"policy_mapping and action_fns disagree: policies without an action function: {unknown}; "
+            f"policies without an agent: {unused}."
+        )
+    return _JointActionFn(tuple(sorted(action_fns.items())), tuple(policy_mapping.items()))
+
+
+def agents_of(policy: str, policy_mapping: PolicyMapping) -> list[str]:
+    """The agents that share a policy, sorted: the order in which they lie on the batch axis."""
+    return sorted(agent for agent, its_policy in policy_mapping.items() if its_policy == policy)
+
+
+def split_by_policy(trajectory: SampleBatch, policy_mapping: PolicyMapping) -> MultiAgentBatch:
+    """Regroup a joint trajectory into one `[T, A * B, ...]` batch per policy."""
+    batches = PyTreeDict()
+    for policy in sorted(set(policy_mapping.values())):
+        agents = agents_of(policy, policy_mapping)
+
+        def side_by_side(shared_or_per_agent: Any, agents: list[str] = agents) -> Any:
+            return _join([_of_agent(shared_or_per_agent, agent, policy_mapping) for agent in agents], axis=1)
+
+        extras = trajectory.extras
+        policy_extras = extras.policy_extras.get(policy, PyTreeDict())
+        if "episode_start" in extras.policy_extras and "episode_start" not in policy_extras:
+            policy_extras = policy_extras.replace(episode_start=side_by_side(extras.policy_extras.episode_start))
+        batches[policy] = SampleBatch(
+            obs=side_by_side(trajectory.obs),
+            actions=side_by_side(trajectory.actions),
+            rewards=side_by_side(trajectory.rewards),
+            next_obs=side_by_side(trajectory.next_obs),
+            dones=side_by_side(trajectory.dones),
+            extras=PyTreeDict(
+                policy_extras=policy_extras,
+                env_extras={name: side_by_side(values) for name, values in extras.env_extras.items()},
+            ),
+        )
+    return MultiAgentBatch(batches=batches, env_steps=_num_env_steps(trajectory))
+
+
+@dataclass(frozen=True)
+class _JointActionFn:
+    """Hashable, so that the compiled rollout is found again."""
+
+    action_fns: tuple[tuple[str, ActionFn], ...]
+    policy_mapping: tuple[tuple[str, str], ...]
+
+    def __call__(self, agent_states: Any, sample_batch: SampleBatch, key: Key) -> tuple[PyTreeDict, PyTreeDict]:
+        mapping = dict(self.policy_mapping)
+        inputs = sample_batch.extras.policy_extras
+        actions, extras, carries = PyTreeDict(), PyTreeDict(), PyTreeDict()
+        for (policy, action_fn), policy_key in zip(
+            self.action_fns, jax.random.split(key, len(self.action_fns)), strict=True
+        ):
+            agents = agents_of(policy, mapping)
+            carry = inputs.carry[policy] if inputs.carry else ()
+            policy_inputs = PyTreeDict(carry=carry)
+            if has_memory(carry):
+                policy_inputs.episode_start = _join([inputs.episode_start] * len(agents), axis=0)
+            batch = SampleBatch(
+                obs=_join([sample_batch.obs[agent] for agent in agents], axis=0),
+                extras=PyTreeDict(policy_extras=policy_inputs, env_extras=PyTreeDict()),
+            )
+            policy_actions, policy_extras = action_fn(agent_states[policy], batch, policy_key)
+            policy_extras = PyTreeDict(policy_extras)
+            carries[policy] = policy_extras.pop("carry", carry)
+            extras[policy] = policy_extras
+            actions |= dict(zip(agents, _cut(policy_actions, len(agents)), strict=True))
+        if inputs.carry:
+            extras["carry"] = carries
+        return actions, extras
+
+
+def _num_env_steps(trajectory: SampleBatch) -> Array:
+    """Count the steps that were played: the dead steps of `ENVPOOL` mode are none."""
+    dead = trajectory.extras.env_extras.get("autoreset", jnp.zeros_like(trajectory.dones))
+    return jnp.sum(dead == 0, dtype=jnp.int32)
+
+
+def _of_agent(shared_or_per_agent: Any, agent: str, policy_mapping: PolicyMapping) -> Any:
+    """Values keyed by agent give the agent's own; anything else belongs to the env and is everybody's."""
+    if isinstance(shared_or_per_agent, Mapping) and set(shared_or_per_agent) == set(policy_mapping):
+        return shared_or_per_agent[agent]
+    return shared_or_per_agent
+
+
+def _join(parts: list[Any], axis: int) -> Any:
+    """Lay the agents' values side by side on the batch axis."""
+
+    def concatenate(*arrays: Array) -> Array:
+        try:
+            return jnp.concatenate(arrays, axis=axis)
+        except TypeError:
+            shapes = [list(array.shape) for array in arrays]
+            raise ShapeError(f"agents that share a policy must have equal spaces, got the shapes {shapes}.") from None
+
+    return jax.tree.map(concatenate, *parts)
+
+
+def _cut(joined: Any, num_parts: int) -> list[Any]:
+    """Undo `_join` along the first axis."""
+    leaves, structure = jax.tree.flatten(joined)
+    pieces = [jnp.split(leaf, num_parts) for leaf in leaves]
+    return [jax.tree.unflatten(structure, [parts[index] for parts in pieces]) for index in range(num_parts)]

@@ -1,0 +1,439 @@
+"""The sets that observations and actions are drawn from, and their conversion from and to Gymnasium's.
+
+A space is static logic: immutable, compared and hashed by value, so it can be part of a compiled program. Its arrays
+are NumPy's; `dtype` is the declared one, kept as Gymnasium gave it, while samples take the dtype JAX has for it
+(`int64` is sampled as `int32` unless x64 is enabled).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.errors import InvalidInputError, ShapeError
+from rookery.types import Array, Key, PyTreeDict, as_key
+
+if TYPE_CHECKING:
+    import gymnasium
+
+Shape = tuple[int, ...]
+
+
+class Space(ABC):
+    """A set with a way to draw from it."""
+
+    @abstractmethod
+    def sample(self, key: Key, batch_shape: Shape = ()) -> Any:
+        """Draw uniformly where the space is bounded; `batch_shape` draws many at once, in bulk."""
+
+    @abstractmethod
+    def contains(self, x: Any) -> Any:
+        """Tell whether `x` is in the space: a Python bool for concrete values, a traced one under tracing."""
+
+    @abstractmethod
+    def check(self, x: Any, what: str, batch_shape: Shape = ()) -> None:
+        """Raise `ShapeError` unless `x` has this space's structure, shape and kind of dtype. Works on tracers."""
+
+    @abstractmethod
+    def batch_shape_of(self, x: Any) -> Shape:
+        """Return the leading axes that `x` has beyond this space's own."""
+
+    @property
+    @abstractmethod
+    def _value(self) -> tuple:
+        """What identifies the space; hashable."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._value == other._value
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._value))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__:
+            raise AttributeError(f"{type(self).__name__} is immutable: make a new one instead of setting {name!r}.")
+        super().__setattr__(name, value)
+
+
+class ArraySpace(Space):
+    """A space whose elements are arrays of one shape and dtype."""
+
+    shape: Shape
+    dtype: np.dtype
+
+    @property
+    def size(self) -> int:
+        """The number of scalars in one element."""
+        return math.prod(self.shape)
+
+    @abstractmethod
+    def _within_bounds(self, x: Array) -> Array:
+        """Tell for a canonical array `x` of the right shape whether all its entries are in the space."""
+
+    def contains(self, x: Any) -> Any:
+        x = _as_array(x)
+        if x is None or x.shape != self.shape or not _same_kind(x.dtype, self.dtype):
+            return False
+        if isinstance(x, jax.core.Tracer):
+            return jnp.all(self._within_bounds(x))
+        return bool(np.all(np.asarray(self._within_bounds(x))))
+
+    def check(self, x: Any, what: str, batch_shape: Shape = ()) -> None:
+        expected = (*batch_shape, *self.shape)
+        array = _as_array(x)
+        if array is None:
+            raise ShapeError(f"{what} is {type(x).__name__}; expected an array {self.dtype}{list(expected)} of {self}.")
+        if array.shape != expected:
+            raise ShapeError(f"{what} has shape {list(array.shape)}; expected {list(expected)} for {self}.")
+        if not _same_kind(array.dtype, self.dtype):
+            raise ShapeError(f"{what} has dtype {array.dtype}; expected {self.dtype} for {self}.")
+
+    def batch_shape_of(self, x: Any) -> Shape:
+        num_batch_axes = x.ndim - len(self.shape)
+        if num_batch_axes < 0 or x.shape[num_batch_axes:] != self.shape:
+            raise ShapeError(
+                f"an array of shape {list(x.shape)} does not end in the shape {list(self.shape)} of {self}."
+            )
+        return x.shape[:num_batch_axes]
+
+    @property
+    def sample_dtype(self) -> np.dtype:
+        """The dtype samples have: the declared one as far as JAX has it."""
+        return jax.dtypes.canonicalize_dtype(self.dtype)
+
+
+class Box(ArraySpace):
+    """An n-dimensional box; each side may be closed, half open or unbounded."""
+
+    def __init__(self, low: Any, high: Any, shape: Sequence[int] | None = None, dtype: Any = np.float32) -> None:
+        self.dtype = np.dtype(dtype)
+        inferred = np.broadcast_shapes(np.shape(low), np.shape(high))
+        self.shape = tuple(shape) if shape is not None else inferred
+        try:
+            self.low = _frozen(np.broadcast_to(_cast_bound(low, self.dtype), self.shape))
+            self.high = _frozen(np.broadcast_to(_cast_bound(high, self.dtype), self.shape))
+        except ValueError:
+            raise InvalidInputError(
+                f"Box: low {list(np.shape(low))} and high {list(np.shape(high))} do not fit shape {list(self.shape)}."
+            ) from None
+        if not np.all(self.low <= self.high):
+            raise InvalidInputError(f"Box: low must not exceed high, got low={low} and high={high}.")
+
+    @property
+    def bounded(self) -> bool:
+        """Whether every side is finite."""
+        return bool(np.all(np.isfinite(self.low)) and np.all(np.isfinite(self.high)))
+
+    def sample(self, key: Key, batch_shape: Shape = ()) -> Array:
+        """Draw uniformly between finite bounds, shifted exponential with one, standard normal with none."""
+        key, shape = as_key(key), (*batch_shape, *self.shape)
+        dtype = self.sample_dtype
+        if dtype == np.bool_:
+            return jax.random.bernoulli(key, 0.5, shape) & self.high | self.low
+        if np.issubdtype(dtype, np.integer):
+            return _sample_integers(key, shape, self.low, self.high, dtype)
+        low, high = jnp.asarray(self.low, dtype), jnp.asarray(self.high, dtype)
+        if self.bounded:
+            # Half the range at a time: high - low may not be representable.
+            unit = jax.random.uniform(key, shape, dtype, -1.0, 1.0)
+            return jnp.clip((low / 2 + high / 2) + unit * (high / 2 - low / 2), low, high)
+        uniform_key, normal_key, tail_key = jax.random.split(key, 3)
+        has_low, has_high = np.isfinite(self.low), np.isfinite(self.high)
+        finite_low, finite_high = jnp.where(has_low, low, 0), jnp.where(has_high, high, 0)
+        uniform = finite_low + jax.random.uniform(uniform_key, shape, dtype) * (finite_high - finite_low)
+        tail = jax.random.exponential(tail_key, shape, dtype)
+        one_sided = jnp.where(has_low, finite_low + tail, finite_high - tail)
+        normal = jax.random.normal(normal_key, shape, dtype)
+        return jnp.where(has_low & has_high, uniform, jnp.where(has_low | has_high, one_sided, normal))
+
+    def _within_bounds(self, x: Array) -> Array:
+        # A float32 value on a float64 bound that float32 cannot hold is inside: compare in the value's dtype.
+        return (x >= self.low.astype(x.dtype)) & (x <= self.high.astype(x.dtype))
+
+    @property
+    def _value(self) -> tuple:
+        return self.shape, self.dtype.str, self.low.tobytes(), self.high.tobytes()
+
+    def __repr__(self) -> str:
+        return f"Box({_bound_text(self.low)}, {_bound_text(self.high)}, {self.shape}, {self.dtype})"
+
+
+class Discrete(ArraySpace):
+    """The integers `start, ..., start + n - 1`."""
+
+    shape = ()
+
+    def __init__(self, n: int, start: int = 0, dtype: Any = np.int32) -> None:
+        if n < 1:
+            raise InvalidInputError(f"Discrete: n={n} must be at least 1.")
+        self.n, self.start, self.dtype = int(n), int(start), np.dtype(dtype)
+
+    def sample(self, key: Key, batch_shape: Shape = ()) -> Array:
+        low, high = np.asarray(self.start), np.asarray(self.start + self.n - 1)
+        return _sample_integers(as_key(key), batch_shape, low, high, self.sample_dtype)
+
+    def _within_bounds(self, x: Array) -> Array:
+        return (x >= self.start) & (x < self.start + self.n)
+
+    @property
+    def _value(self) -> tuple:
+        return self.n, self.start, self.dtype.str
+
+    def __repr__(self) -> str:
+        return f"Discrete({self.n}{f', start={self.start}' if self.start else ''})"
+
+
+class MultiDiscrete(ArraySpace):
+    """An array of integers, each with its own number of values `nvec` and its own first value `start`."""
+
+    def __init__(self, nvec: Any, start: Any = None, dtype: Any = np.int32) -> None:
+        self.dtype = np.dtype(dtype)
+        self.nvec = _frozen(np.array(nvec, self.dtype))
+        self.start = _frozen(np.zeros_like(self.nvec) if start is None else np.array(start, self.dtype))
+        self.shape = self.nvec.shape
+        if self.start.shape != self.shape or not np.all(self.nvec >= 1):
+            raise InvalidInputError(
+                f"MultiDiscrete: nvec must be at least 1 everywhere and start of its shape, got {nvec} and {start}."
+            )
+
+    def sample(self, key: Key, batch_shape: Shape = ()) -> Array:
+        shape = (*batch_shape, *self.shape)
+        return _sample_integers(as_key(key), shape, self.start, self.start + self.nvec - 1, self.sample_dtype)
+
+    def _within_bounds(self, x: Array) -> Array:
+        return (x >= self.start.astype(x.dtype)) & (x < (self.start + self.nvec).astype(x.dtype))
+
+    @property
+    def _value(self) -> tuple:
+        return self.shape, self.dtype.str, self.nvec.tobytes(), self.start.tobytes()
+
+    def __repr__(self) -> str:
+        start = f", start={self.start.tolist()}" if self.start.any() else ""
+        return f"MultiDiscrete({self.nvec.tolist()}{start})"
+
+
+class MultiBinary(ArraySpace):
+    """An array of zeros and ones; `n` is its length or its shape."""
+
+    dtype = np.dtype(np.int8)
+
+    def __init__(self, n: int | Sequence[int]) -> None:
+        self.n = tuple(int(axis) for axis in n) if isinstance(n, (Sequence, np.ndarray)) else int(n)
+        self.shape = self.n if isinstance(self.n, tuple) else (self.n,)
+        if any(axis < 1 for axis in self.shape):
+            raise InvalidInputError(f"MultiBinary: n={n} must be at least 1.")
+
+    def sample(self, key: Key, batch_shape: Shape = ()) -> Array:
+        return jax.random.bernoulli(as_key(key), 0.5, (*batch_shape, *self.shape)).astype(self.dtype)
+
+    def _within_bounds(self, x: Array) -> Array:
+        return (x == 0) | (x == 1)
+
+    @property
+    def _value(self) -> tuple:
+        return (self.n,)
+
+    def __repr__(self) -> str:
+        return f"MultiBinary({self.n})"
+
+
+class Dict(Space):
+    """Named spaces; elements are dicts with the same names, samples are `PyTreeDict`."""
+
+    def __init__(self, spaces: Mapping[str, Space] | None = None, /, **named_spaces: Space) -> None:
+        self.spaces: dict[str, Space] = {**(spaces or {}), **named_spaces}
+
+    def sample(self, key: Key, batch_shape: Shape = ()) -> PyTreeDict:
+        # Keys follow the sorted names, so the order of declaration makes no difference to what is drawn.
+        keys = dict(zip(sorted(self.spaces), jax.random.split(as_key(key), max(1, len(self.spaces))), strict=False))
+        return PyTreeDict({name: space.sample(keys[name], batch_shape) for name, space in self.spaces.items()})
+
+    def contains(self, x: Any) -> Any:
+        if not isinstance(x, Mapping) or set(x) != set(self.spaces):
+            return False
+        return _all_true([space.contains(x[name]) for name, space in self.spaces.items()])
+
+    def check(self, x: Any, what: str, batch_shape: Shape = ()) -> None:
+        if not isinstance(x, Mapping) or set(x) != set(self.spaces):
+            given = sorted(map(str, x)) if isinstance(x, Mapping) else type(x).__name__
+            raise ShapeError(f"{what} is {given}; expected a dict with the entries {sorted(self.spaces)}.")
+        for name, space in self.spaces.items():
+            space.check(x[name], f"{what}[{name!r}]", batch_shape)
+
+    def batch_shape_of(self, x: Any) -> Shape:
+        return _common_batch_shape([space.batch_shape_of(x[name]) for name, space in self.spaces.items()])
+
+    def __getitem__(self, name: str) -> Space:
+        return self.spaces[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.spaces
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.spaces)
+
+    def __len__(self) -> int:
+        return len(self.spaces)
+
+    @property
+    def _value(self) -> tuple:
+        return tuple(sorted(self.spaces.items(), key=lambda item: item[0]))
+
+    def __repr__(self) -> str:
+        return f"Dict({', '.join(f'{name}={space}' for name, space in self.spaces.items())})"
+
+
+class Tuple(Space):
+    """A fixed sequence of spaces; elements are tuples."""
+
+    def __init__(self, spaces: Sequence[Space]) -> None:
+        self.spaces = tuple(spaces)
+
+    def sample(self, key: Key, batch_shape: Shape = ()) -> tuple:
+        keys = jax.random.split(as_key(key), max(1, len(self.spaces)))
+        return tuple(space.sample(key, batch_shape) for space, key in zip(self.spaces, keys, strict=False))
+
+    def contains(self, x: Any) -> Any:
+        if not isinstance(x, (tuple, list)) or len(x) != len(self.spaces):
+            return False
+        return _all_true([space.contains(item) for space, item in zip(self.spaces, x, strict=True)])
+
+    def check(self, x: Any, what: str, batch_shape: Shape = ()) -> None:
+        if not isinstance(x, (tuple, list)) or len(x) != len(self.spaces):
+            given = f"{len(x)} entries" if isinstance(x, (tuple, list)) else type(x).__name__
+            raise ShapeError(f"{what} is {given}; expected a tuple of {len(self.spaces)} entries.")
+        for index, (space, item) in enumerate(zip(self.spaces, x, strict=True)):
+            space.check(item, f"{what}[{index}]", batch_shape)
+
+    def batch_shape_of(self, x: Any) -> Shape:
+        return _common_batch_shape([s.batch_shape_of(item) for s, item in zip(self.spaces, x, strict=True)])
+
+    def __getitem__(self, index: int) -> Space:
+        return self.spaces[index]
+
+    def __len__(self) -> int:
+        return len(self.spaces)
+
+    @property
+    def _value(self) -> tuple:
+        return self.spaces
+
+    def __repr__(self) -> str:
+        return f"Tuple({', '.join(map(str, self.spaces))})"
+
+
+def from_gymnasium(space: gymnasium.Space) -> Space:
+    """Convert a Gymnasium space; `to_gymnasium` gives back an equal one."""
+    from gymnasium import spaces as gym_spaces
+
+    match space:
+        case gym_spaces.Box():
+            return Box(space.low, space.high, space.shape, space.dtype)
+        case gym_spaces.Discrete():
+            return Discrete(int(space.n), int(space.start), space.dtype)
+        case gym_spaces.MultiDiscrete():
+            return MultiDiscrete(space.nvec, space.start, space.dtype)
+        case gym_spaces.MultiBinary():
+            return MultiBinary(space.n)
+        case gym_spaces.Dict():
+            return Dict({name: from_gymnasium(subspace) for name, subspace in space.spaces.items()})
+        case gym_spaces.Tuple():
+            return Tuple([from_gymnasium(subspace) for subspace in space.spaces])
+    raise InvalidInputError(
+        f"the Gymnasium space {space} has no fixed shape, which compiled code needs: "
+        "expected Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple."
+    )
+
+
+def to_gymnasium(space: Space) -> gymnasium.Space:
+    """Convert to a Gymnasium space; `from_gymnasium` gives back an equal one."""
+    from gymnasium import spaces as gym_spaces
+
+    match space:
+        case Box():
+            return gym_spaces.Box(space.low, space.high, space.shape, space.dtype)  # type: ignore[arg-type]
+        case Discrete():
+            return gym_spaces.Discrete(space.n, start=space.start, dtype=space.dtype.type)
+        case MultiDiscrete():
+            return gym_spaces.MultiDiscrete(space.nvec, dtype=space.dtype.type, start=space.start)
+        case MultiBinary():
+            return gym_spaces.MultiBinary(space.n)
+        case Dict():
+            return gym_spaces.Dict([(name, to_gymnasium(subspace)) for name, subspace in space.spaces.items()])
+        case Tuple():
+            return gym_spaces.Tuple([to_gymnasium(subspace) for subspace in space.spaces])
+    raise InvalidInputError(f"expected a space of rookery.spaces, got {space!r}.")
+
+
+def _sample_integers(key: Key, shape: Shape, low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> Array:
+    """Draw integers between `low` and `high`, both included."""
+    num_values = high.astype(np.int64) - low.astype(np.int64) + 1
+    first = int(num_values.flat[0])
+    if np.all(num_values == first) and 0 < first <= 2**31 and first & (first - 1) == 0:
+        # A power of two is the lowest bits of one draw, exactly; the general case needs two draws and a division.
+        bits = jax.random.bits(key, shape, jnp.uint32) & jnp.uint32(first - 1)
+        return jnp.asarray(low, dtype) + bits.astype(dtype)
+    limits = np.iinfo(dtype)
+    if np.any(high >= limits.max):
+        if np.any(low > limits.min):
+            # randint excludes its upper end: shift the range down by one.
+            return jax.random.randint(key, shape, jnp.asarray(low - 1, dtype), jnp.asarray(high, dtype), dtype) + 1
+        return jax.lax.bitcast_convert_type(jax.random.bits(key, shape, np.dtype(f"uint{8 * dtype.itemsize}")), dtype)
+    return jax.random.randint(key, shape, jnp.asarray(low, dtype), jnp.asarray(high + 1, dtype), dtype)
+
+
+def _as_array(x: Any) -> Any:
+    if isinstance(x, (jax.Array, np.ndarray, np.generic)):
+        return x
+    if isinstance(x, (bool, int, float)):
+        return np.asarray(x)
+    return None
+
+
+def _same_kind(dtype: np.dtype, expected: np.dtype) -> bool:
+    """Floats may stand for floats and integers for integers of any width; integers may stand for floats."""
+    if np.issubdtype(expected, np.inexact):
+        return jnp.issubdtype(dtype, np.floating) or jnp.issubdtype(dtype, np.integer)
+    if np.issubdtype(expected, np.integer):
+        return jnp.issubdtype(dtype, np.integer)
+    return jnp.issubdtype(dtype, np.bool_)
+
+
+def _cast_bound(bound: Any, dtype: np.dtype) -> np.ndarray:
+    """Cast a bound to the dtype of the box; infinity becomes the limit of an integer dtype."""
+    bound = np.asarray(bound)
+    if np.issubdtype(dtype, np.integer) and np.issubdtype(bound.dtype, np.floating):
+        limits = np.iinfo(dtype)
+        clipped = np.where(np.isposinf(bound), 0, np.where(np.isneginf(bound), 0, bound)).astype(dtype)
+        return np.where(np.isposinf(bound), limits.max, np.where(np.isneginf(bound), limits.min, clipped)).astype(dtype)
+    return bound.astype(dtype)
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    array = np.array(array)
+    array.setflags(write=False)
+    return array
+
+
+def _bound_text(bound: np.ndarray) -> str:
+    if bound.size and np.all(bound == bound.flat[0]):
+        return str(bound.flat[0])
+    return np.array2string(bound, separator=", ", threshold=8).replace("\n", "")
+
+
+def _all_true(results: list[Any]) -> Any:
+    if all(isinstance(result, bool) for result in results):
+        return all(results)
+    return jnp.all(jnp.stack([jnp.asarray(result) for result in results]))
+
+
+def _common_batch_shape(shapes: list[Shape]) -> Shape:
+    if len(set(shapes)) != 1:
+        raise ShapeError(f"the entries have different leading axes: {shapes}.")
+    return shapes[0]

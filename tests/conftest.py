@@ -1,0 +1,132 @@
+"""What all tests share: strict promotion, a compilation cache, and small envs and agents whose every number is known."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from rookery.envs import EnvState, Wrapper
+from rookery.sample_batch import SampleBatch
+from rookery.testing.probe_envs import CounterEnv
+from rookery.types import Array, Key, PyTreeDict
+
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".cache" / "jax"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+# Set here and not in a fixture, so that fixtures of every scope run under them too.
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture(autouse=True)
+def promotion(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Relax the strict promotion for tests marked `third_party`."""
+    if request.node.get_closest_marker("third_party") is None:
+        yield
+        return
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+class StaggeredCounter(Wrapper):
+    """The counter env with episodes of 1 to 5 steps: one that starts at s terminates after 1 + s mod 5."""
+
+    def __init__(self) -> None:
+        super().__init__(CounterEnv())
+
+    def step(self, env_state: EnvState, action: Any) -> EnvState:
+        after = self.env.step(env_state, action)
+        start, count = after.obs
+        return after.replace(done=(count >= 1.0 + start % 5.0).astype(jnp.float32))
+
+
+@pytest.fixture
+def staggered_counter() -> StaggeredCounter:
+    """One bare env whose episodes end at different times."""
+    return StaggeredCounter()
+
+
+class StartReward(StaggeredCounter):
+    """The staggered counter env whose only reward is its start, at the last step: the return names the episode."""
+
+    def step(self, env_state: EnvState, action: Any) -> EnvState:
+        after = super().step(env_state, action)
+        return after.replace(reward=after.done * after.obs[0])
+
+
+@pytest.fixture
+def start_reward() -> StartReward:
+    """One bare env whose return tells which episode it was, and so how long it must have been."""
+    return StartReward()
+
+
+class CallCounter:
+    """Counts at run time how often compiled code passes a point."""
+
+    def __init__(self) -> None:
+        self._num_calls = 0
+
+    def mark(self) -> None:
+        """Put this into traced code: each time the code is executed counts, once per element under `vmap`."""
+        jax.debug.callback(self._count)
+
+    def _count(self) -> None:
+        self._num_calls += 1
+
+    @property
+    def num_calls(self) -> int:
+        jax.effects_barrier()
+        return self._num_calls
+
+
+class WatchedEnv(Wrapper):
+    """Counts how often `reset` and `step` of one env are computed."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.resets, self.steps = CallCounter(), CallCounter()
+
+    def reset(self, key: Key) -> EnvState:
+        self.resets.mark()
+        return self.env.reset(key)
+
+    def step(self, env_state: EnvState, action: Any) -> EnvState:
+        self.steps.mark()
+        return self.env.step(env_state, action)
+
+
+@pytest.fixture
+def watch() -> Callable[[Any], WatchedEnv]:
+    """Wrap a bare env so that the computed resets and steps are counted."""
+    return WatchedEnv
+
+
+def counting_action_fn(agent_state: Any, sample_batch: SampleBatch, key: Key) -> tuple[Array, PyTreeDict]:
+    """Remember the number of steps since the episode began; act on its parity and tell what was remembered."""
+    extras = sample_batch.extras.policy_extras
+    memory = jnp.where(extras.episode_start == 1, 0, extras.carry)
+    return memory % 2, PyTreeDict(carry=memory + 1, memory=memory)
+
+
+@pytest.fixture
+def counting_agent() -> Callable[..., tuple[Array, PyTreeDict]]:
+    """A recurrent action function whose carry must equal the number of steps since the episode began."""
+    return counting_action_fn
+
+
+def cue_action_fn(agent_state: Any, sample_batch: SampleBatch, key: Key) -> tuple[Array, PyTreeDict]:
+    """Remember the first observation of the episode; act on its sign, which solves `probe/memory`."""
+    extras = sample_batch.extras.policy_extras
+    cue = jnp.where(extras.episode_start == 1, sample_batch.obs[..., 0], extras.carry)
+    return (cue > 0).astype(jnp.int32), PyTreeDict(carry=cue)
+
+
+@pytest.fixture
+def cue_agent() -> Callable[..., tuple[Array, PyTreeDict]]:
+    """A recurrent action function that earns 1 in every episode of `probe/memory` if its carry is handled rightly."""
+    return cue_action_fn
