@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from bench.table import Row, print_table
 from rookery.errors import unknown_name
 
-BENCHMARKS = ("rollout", "autoreset", "evaluation")
+BENCHMARKS = ("start", "rollout", "autoreset", "evaluation")
 
 
 def rows_of(names: Sequence[str]) -> Iterator[Row]:

@@ -20,7 +20,7 @@ class SampleBatch(PyTreeData):
     actions: Any = None
     rewards: Any = None
     next_obs: Any = None
-    dones: Array | None = None
+    dones: Any = None
     extras: PyTreeDict = pytree_field(default_factory=empty_extras)
 
 

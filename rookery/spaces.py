@@ -73,8 +73,8 @@ class ArraySpace(Space):
         return math.prod(self.shape)
 
     @abstractmethod
-    def _within_bounds(self, x: Array) -> Array:
-        """Tell for a canonical array `x` of the right shape whether all its entries are in the space."""
+    def _within_bounds(self, x: Any) -> Any:
+        """Tell for each entry of a NumPy or traced array of the right shape whether it is in the space."""
 
     def contains(self, x: Any) -> Any:
         x = _as_array(x)
@@ -82,7 +82,7 @@ class ArraySpace(Space):
             return False
         if isinstance(x, jax.core.Tracer):
             return jnp.all(self._within_bounds(x))
-        return bool(np.all(np.asarray(self._within_bounds(x))))
+        return bool(np.all(self._within_bounds(np.asarray(x))))
 
     def check(self, x: Any, what: str, batch_shape: Shape = ()) -> None:
         expected = (*batch_shape, *self.shape)
@@ -135,16 +135,18 @@ class Box(ArraySpace):
         key, shape = as_key(key), (*batch_shape, *self.shape)
         dtype = self.sample_dtype
         if dtype == np.bool_:
-            return jax.random.bernoulli(key, 0.5, shape) & self.high | self.low
+            low, high = np.broadcast_to(self.low, shape), np.broadcast_to(self.high, shape)
+            return jax.random.bernoulli(key, 0.5, shape) & high | low
         if np.issubdtype(dtype, np.integer):
             return _sample_integers(key, shape, self.low, self.high, dtype)
-        low, high = jnp.asarray(self.low, dtype), jnp.asarray(self.high, dtype)
+        low = jnp.broadcast_to(jnp.asarray(self.low, dtype), shape)
+        high = jnp.broadcast_to(jnp.asarray(self.high, dtype), shape)
         if self.bounded:
             # Half the range at a time: high - low may not be representable.
             unit = jax.random.uniform(key, shape, dtype, -1.0, 1.0)
             return jnp.clip((low / 2 + high / 2) + unit * (high / 2 - low / 2), low, high)
         uniform_key, normal_key, tail_key = jax.random.split(key, 3)
-        has_low, has_high = np.isfinite(self.low), np.isfinite(self.high)
+        has_low, has_high = jnp.isfinite(low), jnp.isfinite(high)
         finite_low, finite_high = jnp.where(has_low, low, 0), jnp.where(has_high, high, 0)
         uniform = finite_low + jax.random.uniform(uniform_key, shape, dtype) * (finite_high - finite_low)
         tail = jax.random.exponential(tail_key, shape, dtype)
@@ -152,9 +154,8 @@ class Box(ArraySpace):
         normal = jax.random.normal(normal_key, shape, dtype)
         return jnp.where(has_low & has_high, uniform, jnp.where(has_low | has_high, one_sided, normal))
 
-    def _within_bounds(self, x: Array) -> Array:
-        # A float32 value on a float64 bound that float32 cannot hold is inside: compare in the value's dtype.
-        return (x >= self.low.astype(x.dtype)) & (x <= self.high.astype(x.dtype))
+    def _within_bounds(self, x: Any) -> Any:
+        return _between(x, self.low, self.high)
 
     @property
     def _value(self) -> tuple:
@@ -178,8 +179,8 @@ class Discrete(ArraySpace):
         low, high = np.asarray(self.start), np.asarray(self.start + self.n - 1)
         return _sample_integers(as_key(key), batch_shape, low, high, self.sample_dtype)
 
-    def _within_bounds(self, x: Array) -> Array:
-        return (x >= self.start) & (x < self.start + self.n)
+    def _within_bounds(self, x: Any) -> Any:
+        return _between(x, np.asarray(self.start), np.asarray(self.start + self.n - 1))
 
     @property
     def _value(self) -> tuple:
@@ -206,8 +207,8 @@ class MultiDiscrete(ArraySpace):
         shape = (*batch_shape, *self.shape)
         return _sample_integers(as_key(key), shape, self.start, self.start + self.nvec - 1, self.sample_dtype)
 
-    def _within_bounds(self, x: Array) -> Array:
-        return (x >= self.start.astype(x.dtype)) & (x < (self.start + self.nvec).astype(x.dtype))
+    def _within_bounds(self, x: Any) -> Any:
+        return _between(x, self.start, self.start + (self.nvec - 1))
 
     @property
     def _value(self) -> tuple:
@@ -232,7 +233,7 @@ class MultiBinary(ArraySpace):
     def sample(self, key: Key, batch_shape: Shape = ()) -> Array:
         return jax.random.bernoulli(as_key(key), 0.5, (*batch_shape, *self.shape)).astype(self.dtype)
 
-    def _within_bounds(self, x: Array) -> Array:
+    def _within_bounds(self, x: Any) -> Any:
         return (x == 0) | (x == 1)
 
     @property
@@ -374,6 +375,7 @@ def to_gymnasium(space: Space) -> gymnasium.Space:
 def _sample_integers(key: Key, shape: Shape, low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> Array:
     """Draw integers between `low` and `high`, both included."""
     num_values = high.astype(np.int64) - low.astype(np.int64) + 1
+    low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
     first = int(num_values.flat[0])
     if np.all(num_values == first) and 0 < first <= 2**31 and first & (first - 1) == 0:
         # A power of two is the lowest bits of one draw, exactly; the general case needs two draws and a division.
@@ -386,6 +388,20 @@ def _sample_integers(key: Key, shape: Shape, low: np.ndarray, high: np.ndarray, 
             return jax.random.randint(key, shape, jnp.asarray(low - 1, dtype), jnp.asarray(high, dtype), dtype) + 1
         return jax.lax.bitcast_convert_type(jax.random.bits(key, shape, np.dtype(f"uint{8 * dtype.itemsize}")), dtype)
     return jax.random.randint(key, shape, jnp.asarray(low, dtype), jnp.asarray(high + 1, dtype), dtype)
+
+
+def _between(x: Any, low: np.ndarray, high: np.ndarray) -> Any:
+    """Tell whether `low <= x <= high`, for a NumPy or traced array of the kind of the bounds but of any width."""
+    if np.issubdtype(low.dtype, np.floating):
+        # A float32 value on a float64 bound that float32 cannot hold is inside: compare in the value's dtype.
+        x = x.astype(np.float32) if jnp.issubdtype(x.dtype, np.integer) else x
+        return (x >= low.astype(x.dtype)) & (x <= high.astype(x.dtype))
+    if np.issubdtype(low.dtype, np.integer) and isinstance(x, jax.core.Tracer):
+        limits = np.iinfo(x.dtype)
+        reachable = (low <= limits.max) & (high >= limits.min)
+        low, high = (np.clip(bound, limits.min, limits.max).astype(x.dtype) for bound in (low, high))
+        return reachable & (x >= low) & (x <= high)
+    return (x >= low) & (x <= high)
 
 
 def _as_array(x: Any) -> Any:

@@ -27,7 +27,8 @@ class BraxAdapter(Env):
     """One brax env. Actions are in [-1, 1]: brax envs scale them to their actuators themselves.
 
     Brax leaves the time limit to whoever runs the episode, and so does this adapter: `episode_length` is what it
-    reports as `max_episode_steps`. The env's metrics are in `info.metrics`.
+    reports as `max_episode_steps`, and every end is a termination. (The library's `info["time_out"]` is not read:
+    inverted_pendulum sets it when the pole falls.) The env's metrics are in `info.metrics`.
     """
 
     def __init__(self, brax_env: brax.envs.Env, episode_length: int = DEFAULT_EPISODE_LENGTH) -> None:
@@ -86,13 +87,15 @@ def make(name: str, episode_length: int | None = None, **kwargs: Any) -> Env:
 
 
 def _env_state(state: brax.envs.State) -> EnvState:
+    # Some envs put Python numbers into the state of a step where the state of a reset has arrays.
+    state = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
     obs = PyTreeDict(state.obs) if isinstance(state.obs, dict) else state.obs
-    metrics = jax.tree.map(lambda metric: jnp.asarray(metric, jnp.float32), state.metrics)
+    metrics = jax.tree.map(lambda metric: metric.astype(jnp.float32), state.metrics)
     return EnvState(
         env_state=state,
         obs=obs,
-        reward=jnp.asarray(state.reward, jnp.float32),
-        done=jnp.asarray(state.done, jnp.float32),
+        reward=state.reward.astype(jnp.float32),
+        done=state.done.astype(jnp.float32),
         info=PyTreeDict(metrics=metrics),
     )
 

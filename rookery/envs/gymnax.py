@@ -121,19 +121,20 @@ def make(name: str, episode_length: int | None = None, **kwargs: Any) -> Env:
     """
     if name not in gymnax.registered_envs:
         raise unknown_name("environment", f"gymnax/{name}", [f"gymnax/{known}" for known in names()])
-    constructor_arguments = set(inspect.signature(gymnax.registration._registry[name]).parameters)
+    constructor_names = set(inspect.signature(gymnax.registration._registry[name]).parameters)
+    arguments = {argument: value for argument, value in kwargs.items() if argument in constructor_names}
+    changes = {argument: value for argument, value in kwargs.items() if argument not in constructor_names}
     try:
         with _library_promotion():
-            gymnax_env, params = gymnax.make(name, **{key: kwargs[key] for key in kwargs.keys() & constructor_arguments})
+            gymnax_env, params = gymnax.make(name, **arguments)
     except OSError as error:
         raise InvalidInputError(
             f"gymnax/{name} could not load its data ({error}): it downloads them once, which needs the internet."
         ) from error
     param_names = {field.name for field in dataclasses.fields(params)} - {"max_steps_in_episode"}
-    changes = {key: kwargs[key] for key in kwargs.keys() - constructor_arguments}
     for argument in changes:
         if argument not in param_names:
-            accepted = sorted(constructor_arguments | param_names | {"episode_length"})
+            accepted = sorted(constructor_names | param_names | {"episode_length"})
             raise InvalidInputError(f"gymnax/{name} takes no argument {argument!r}: it takes {', '.join(accepted)}.")
     if episode_length is not None:
         # Some envs count time in floats.

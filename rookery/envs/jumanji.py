@@ -11,6 +11,7 @@ many steps as there are customers, with a penalty; that counts as termination.
 import contextlib
 import copy
 import inspect
+import io
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +24,7 @@ import jumanji.wrappers
 import matplotlib.pyplot as plt
 import numpy as np
 from jumanji import specs
+from PIL import Image
 
 from rookery.envs.env import Env, EnvState
 from rookery.errors import InvalidInputError, unknown_name
@@ -43,7 +45,7 @@ class JumanjiAdapter(Env):
         if reward_shape:
             raise InvalidInputError(
                 f"{type(jumanji_env.unwrapped).__name__} gives rewards of shape {list(reward_shape)}, one per agent; "
-                "expected one reward. To add them up, pass jumanji.wrappers.MultiToSingleWrapper(env) to JumanjiAdapter."
+                "expected one. To add them up: JumanjiAdapter(jumanji.wrappers.MultiToSingleWrapper(env))."
             )
         self.jumanji_env = jumanji_env
         self._timeless_env = _without_time_limit(jumanji_env)
@@ -91,10 +93,10 @@ class JumanjiAdapter(Env):
             warnings.filterwarnings("ignore", message=".*cannot be shown", category=UserWarning)
             frame = self.jumanji_env.render(env_state.env_state)
         if frame is None:  # unless its viewer is asked for arrays, the env draws into the current figure
-            canvas = plt.gcf().canvas
-            canvas.draw()
-            frame = np.asarray(canvas.buffer_rgba())
-        return frame[..., :3].copy()
+            picture = io.BytesIO()
+            plt.gcf().savefig(picture, format="png")
+            frame = np.asarray(Image.open(picture))
+        return frame[..., :3]
 
 
 def names() -> tuple[str, ...]:
@@ -146,20 +148,22 @@ def _without_time_limit(jumanji_env: jumanji.Environment) -> jumanji.Environment
 def _obs_space(jumanji_env: jumanji.Environment) -> Space:
     """Convert the observation spec, and correct the bounds that observations of two envs leave."""
     space = _to_space(jumanji_env.observation_spec)
+    corrected: dict[str, Space] = {}
     match type(jumanji_env.unwrapped).__name__:
         case "Snake":
             # The spec says less than the time limit, which the last observation reaches.
-            step_count = Box(0, jumanji_env.unwrapped.time_limit, (), np.int32)
-            return Dict({**space.spaces, "step_count": step_count})
+            corrected["step_count"] = Box(0, jumanji_env.unwrapped.time_limit, (), np.int32)
         case "TSP":
             # Before the first city, the position is -1.
-            return Dict({**space.spaces, "position": Discrete(space["position"].n + 1, start=-1)})
-    return space
+            corrected["position"] = Discrete(jumanji_env.unwrapped.num_cities + 1, start=-1)
+    return Dict({**space.spaces, **corrected}) if isinstance(space, Dict) else space
 
 
 def _action_space(jumanji_env: jumanji.Environment) -> ArraySpace:
     """Convert the action spec; an array of bounded integers is a choice for each entry."""
     space = _to_space(jumanji_env.action_spec)
+    if not isinstance(space, ArraySpace):
+        raise InvalidInputError(f"{type(jumanji_env.unwrapped).__name__} has actions {space}; expected one array.")
     if isinstance(space, Box) and np.issubdtype(space.dtype, np.integer):
         num_values = space.high.astype(np.int64) - space.low + 1
         if type(jumanji_env.unwrapped).__name__ == "MultiCVRP":

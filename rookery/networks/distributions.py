@@ -79,6 +79,9 @@ class Categorical(Distribution):
     logits: Array
     mask: Array | None = None
 
+    def __post_init__(self) -> None:
+        _check_mask(self.mask, self.logits, self.space)
+
     @property
     def batch_shape(self) -> Shape:
         return self.logits.shape[:-1]
@@ -88,7 +91,6 @@ class Categorical(Distribution):
         """The log-probabilities of all actions, `[..., n]`; those of masked actions are `-inf`."""
         if self.mask is None:
             return jax.nn.log_softmax(self.logits)
-        _check_mask(self.mask, self.logits, self.space)
         return _log_probs_of_allowed(self.logits, _all_if_none(self.mask.astype(bool)))
 
     def sample(self, key: Key) -> Array:
@@ -124,6 +126,9 @@ class MultiCategorical(Distribution):
     logits: Array
     mask: Array | None = None
 
+    def __post_init__(self) -> None:
+        _check_mask(self.mask, self.logits, self.space)
+
     @property
     def batch_shape(self) -> Shape:
         return self.logits.shape[:-1]
@@ -134,7 +139,6 @@ class MultiCategorical(Distribution):
         exists = jnp.broadcast_to(_component_layout(self.space).exists, self._padded(self.logits).shape)
         if self.mask is None:
             return _log_probs_of_allowed(self._padded(self.logits), exists)
-        _check_mask(self.mask, self.logits, self.space)
         allowed = _all_if_none(self._padded(self.mask.astype(bool)) & exists) & exists
         return _log_probs_of_allowed(self._padded(self.logits), allowed)
 
@@ -457,8 +461,8 @@ def _reject_mask(mask: Array | None, space: Space) -> None:
         )
 
 
-def _check_mask(mask: Array, logits: Array, space: Space) -> None:
-    if mask.shape != logits.shape:
+def _check_mask(mask: Array | None, logits: Array, space: Space) -> None:
+    if mask is not None and mask.shape != logits.shape:
         raise ShapeError(f"action mask has shape {list(mask.shape)}; expected {list(logits.shape)} for {space}.")
 
 

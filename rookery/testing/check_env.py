@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.agent import action_mask_of, sample_allowed
-from rookery.envs.env import Env, EnvState, MultiAgentEnv
+from rookery.envs.env import Env, EnvState, MultiAgentEnv, Wrapper
 from rookery.envs.registration import env_names, is_installed, library_names, make_env
 from rookery.envs.wrappers import VmapWrapper
 from rookery.errors import EnvironmentCheckError, InvalidInputError, MissingExtraError, RookeryError, unknown_name
@@ -100,6 +100,22 @@ class CheckReport:
         return "\n".join([*map(str, self.checks), self.verdict])
 
 
+def passed(finding: str) -> Finding:
+    return Outcome.PASSED, finding
+
+
+def warned(finding: str) -> Finding:
+    return Outcome.WARNING, finding
+
+
+def failed(finding: str) -> Finding:
+    return Outcome.FAILED, finding
+
+
+def skipped(finding: str) -> Finding:
+    return Outcome.SKIPPED, finding
+
+
 ShowFn = Callable[[Check], None]
 """Called with each check as soon as it is done: compiling may take a while."""
 
@@ -142,12 +158,13 @@ def _make_gymnasium_env(name: str) -> gymnasium.Env:
         return gymnasium.make(gymnasium_id, disable_env_checker=True)
     except gymnasium.error.UnregisteredEnv:
         ours = [full for library in library_names() if is_installed(library) for full in env_names(library)]
+        same = [full for full in ours if full.partition("/")[2].casefold() == name.casefold()]
         hint = "Names look like 'classic/cartpole', or 'CartPole-v1' for Gymnasium."
-        raise unknown_name("environment", name, [*ours, *gymnasium.registry], hint) from None
+        raise unknown_name("environment", name, same or [*ours, *gymnasium.registry], hint) from None
     except gymnasium.error.DependencyNotInstalled as error:
         raise MissingExtraError(f"{name} needs a package that is not installed: {one_line(str(error))}") from error
     except (gymnasium.error.Error, ImportError) as error:
-        raise InvalidInputError(f"gymnasium.make({gymnasium_id!r}) raised {describe_error(error)}") from error
+        raise InvalidInputError(f"gymnasium.make({gymnasium_id!r}) raised {describe_error(error)}.") from error
 
 
 # What the checks of environments and of agents share.
@@ -167,7 +184,7 @@ Result = TypeVar("Result")
 
 
 def shared(compute: Callable[[Any], Result]) -> cached_property[Result]:
-    """A cached property of a subject. If it raises, the check that asked first reports it, and the others are skipped."""
+    """Make a cached property of a subject; if it raises, the check that asked first fails, and others are skipped."""
     what = compute.__name__
 
     def compute_unless_broken(subject: Subject) -> Result:
@@ -187,11 +204,11 @@ def run_checks(checks: Mapping[str, Callable[[Any], Finding]], subject: Subject)
         try:
             outcome, finding = check_fn(subject)
         except NotCheckedError as reason:
-            outcome, finding = Outcome.SKIPPED, str(reason)
+            outcome, finding = skipped(str(reason))
         except RookeryError as error:
-            outcome, finding = Outcome.FAILED, one_line(str(error))
+            outcome, finding = failed(one_line(str(error)))
         except Exception as error:
-            outcome, finding = Outcome.FAILED, f"raised {describe_error(error)}"
+            outcome, finding = failed(f"raised {describe_error(error)}.")
         yield Check(name, outcome, finding)
 
 
@@ -208,7 +225,7 @@ def make_report(subject: str, checks: Iterable[Check], show_fn: ShowFn | None) -
 def describe_error(error: BaseException) -> str:
     """Name an exception and give the first line of its message."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {lines[0].strip().rstrip('.')}" if lines else type(error).__name__
 
 
 def one_line(text: str) -> str:
@@ -237,7 +254,8 @@ def first_mismatch(one: Any, other: Any, name_of_one: str, name_of_other: str) -
         text_of_one, text_of_other = leaves_of_one.get(path, "missing"), leaves_of_other.get(path, "missing")
         if text_of_one != text_of_other:
             return f"{path} is {text_of_one} {name_of_one} and {text_of_other} {name_of_other}"
-    if jax.tree.structure(one) != jax.tree.structure(other):
+    structure_of_one: Any = jax.tree.structure(one)
+    if structure_of_one != jax.tree.structure(other):
         return f"the containers or static fields {name_of_one} are not those {name_of_other}"
     return None
 
@@ -247,9 +265,7 @@ def first_difference(one: Any, other: Any, tolerance: float = 0.0) -> str | None
     mismatch = first_mismatch(one, other, "in one", "in the other")
     if mismatch is not None:
         return mismatch
-    for (path, leaf), other_leaf in zip(
-        jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True
-    ):
+    for (path, leaf), other_leaf in zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True):
         array, other_array = _comparable(leaf), _comparable(other_leaf)
         if np.issubdtype(array.dtype, np.inexact):
             equal = np.isclose(array, other_array, rtol=tolerance, atol=tolerance, equal_nan=True)
@@ -294,20 +310,15 @@ def first_outside(space: Space, tree: Any, what: str, batch_shape: Shape = ()) -
 
 
 def changed_argument(function: Callable, *args: Any) -> str | None:
-    """Trace a function and describe the first argument that it changed in place."""
+    """Trace a function and name the first leaf of its arguments that it replaced, added or removed in place."""
     changes: list[str] = []
 
     def watched(*traced: Any) -> None:
-        before = [jax.tree_util.tree_flatten_with_path(argument) for argument in traced]
+        before = dict(jax.tree_util.tree_leaves_with_path(traced))
         function(*traced)
-        after = [jax.tree_util.tree_flatten_with_path(argument) for argument in traced]
-        for (leaves, structure), (leaves_after, structure_after) in zip(before, after, strict=True):
-            if structure != structure_after:
-                old, new = ({jax.tree_util.keystr(path) for path, _ in pairs} for pairs in (leaves, leaves_after))
-                changes.append(", ".join(sorted(old ^ new)) or "a container")
-            else:
-                pairs = zip(leaves, leaves_after, strict=True)
-                changes.extend(jax.tree_util.keystr(path) for (path, old), (_, new) in pairs if old is not new)
+        after = dict(jax.tree_util.tree_leaves_with_path(traced))
+        changed = (path for path in before | after if before.get(path) is not after.get(path))
+        changes.extend(jax.tree_util.keystr(path[1:]) for path in changed)  # path[0] is the argument
 
     jax.eval_shape(watched, *args)
     return changes[0] if changes else None
@@ -395,7 +406,6 @@ class DeviceSubject:
             record.append(_snapshot(f"at step {index + 1}", state))
         return record
 
-    @property
     def num_steps_to_an_end(self) -> int | None:
         """The number of steps that a random episode took to end, or None if none did."""
         num_steps = 0
@@ -427,8 +437,8 @@ def _traced_call(method: str, function: Callable, *args: Any) -> EnvState:
         raise
     except Exception as error:
         raise EnvironmentCheckError(
-            f"{method} under jax.jit raised {describe_error(error)} Expected pure JAX code: jnp and jax.random instead "
-            "of numpy, jax.lax.cond and jnp.where instead of if."
+            f"{method} under jax.jit raised {describe_error(error)}; expected pure JAX code: jnp and jax.random "
+            "instead of numpy, jax.lax.cond and jnp.where instead of if."
         ) from error
     if not isinstance(state, EnvState):
         raise EnvironmentCheckError(f"{method} returned {type(state).__name__}; expected an EnvState.")
@@ -440,50 +450,49 @@ def _snapshot(when: str, state: EnvState) -> Snapshot:
 
 
 def check_spaces(subject: DeviceSubject) -> Finding:
-    return Outcome.PASSED, f"observations {subject.obs_space}, actions {subject.action_space}."
+    return passed(f"observations {subject.obs_space}, actions {subject.action_space}.")
 
 
 def check_compiles(subject: DeviceSubject) -> Finding:
-    return Outcome.PASSED, f"observations {tree_text(subject.step.obs)}."
+    return passed(f"observations {tree_text(subject.step.obs)}.")
 
 
 def check_state_structure(subject: DeviceSubject) -> Finding:
-    without_info = [state.replace(info=PyTreeDict()) for state in (subject.reset, subject.step)]
-    mismatch = first_mismatch(*without_info, "after reset", "after step")
+    reset, step = (state.replace(info=PyTreeDict()) for state in (subject.reset, subject.step))
+    mismatch = first_mismatch(reset, step, "after reset", "after step")
     if mismatch is not None:
-        return Outcome.FAILED, f"{mismatch}; expected no change, or no loop can carry the state: give it one dtype and shape."
-    return Outcome.PASSED, f"the same {_count(len(jax.tree.leaves(subject.reset)), 'leaf').replace('leafs', 'leaves')}."
+        return failed(f"{mismatch}; expected no change, or no loop can carry the state: give it one dtype and shape.")
+    return passed(f"{_count(len(jax.tree.leaves(subject.reset)), 'array')}, the same after reset and step.")
 
 
 def check_info_structure(subject: DeviceSubject) -> Finding:
     for method, state in (("reset", subject.reset), ("step", subject.step)):
         if not isinstance(state.info, PyTreeDict):
-            return Outcome.FAILED, f"info is {type(state.info).__name__} after {method}; expected a PyTreeDict."
+            return failed(f"info is {type(state.info).__name__} after {method}; expected a PyTreeDict.")
     mismatch = first_mismatch(subject.reset.info, subject.step.info, "after reset", "after step")
     if mismatch is not None:
-        return Outcome.FAILED, f"info{mismatch}; expected the same entries always: let reset fill them with zeros."
-    return Outcome.PASSED, f"entries: {', '.join(map(str, sorted(subject.reset.info))) or 'none'}."
+        return failed(f"info{mismatch}; expected the same entries always: let reset fill them with zeros.")
+    return passed(f"entries: {', '.join(map(str, sorted(subject.reset.info))) or 'none'}.")
 
 
 def check_input_unchanged(subject: DeviceSubject) -> Finding:
     changed = changed_argument(subject.env.step, subject.reset, subject.action)
     if changed is not None:
-        return Outcome.FAILED, f"step changed {changed} of its argument in place; expected a new state: use replace()."
-    return Outcome.PASSED, "step leaves its arguments as they are."
+        return failed(f"step changed {changed} of its argument in place; expected a new state: use replace().")
+    return passed("step leaves its arguments as they are.")
 
 
 def check_observations(subject: DeviceSubject) -> Finding:
     space, batch_shape = subject.obs_space, subject.env.batch_shape
-    for method, state in (("reset", subject.reset), ("step", subject.step)):
-        space.check(state.obs, f"obs after {method}", batch_shape)
     for snapshot in subject.random_steps:
+        space.check(snapshot.obs, f"obs {snapshot.when}", batch_shape)
         outside = first_outside(space, snapshot.obs, "obs", batch_shape)
         if outside is not None:
-            return Outcome.FAILED, f"{snapshot.when} {outside}: widen obs_space, or clip the observation."
+            return failed(f"{snapshot.when} {outside}: widen obs_space, or clip the observation.")
     for name, subspace, array in with_spaces(space, subject.step.obs, "obs"):
         if array.dtype != subspace.sample_dtype:
-            return Outcome.WARNING, f"{name} is {array.dtype}; obs_space declares {subspace.dtype}: make them one dtype."
-    return Outcome.PASSED, f"inside obs_space over {NUM_RANDOM_STEPS} random steps."
+            return warned(f"{name} is {array.dtype}; obs_space declares {subspace.dtype}: make them one dtype.")
+    return passed(f"inside obs_space over {NUM_RANDOM_STEPS} random steps.")
 
 
 def check_nan(subject: DeviceSubject) -> Finding:
@@ -492,49 +501,50 @@ def check_nan(subject: DeviceSubject) -> Finding:
             if np.issubdtype(leaf.dtype, np.inexact) and np.any(np.isnan(leaf)):
                 where = tuple(int(index) for index in np.argwhere(np.isnan(leaf))[0])
                 entry = f"obs{jax.tree_util.keystr(path)}{_index_text(where)}"
-                return Outcome.FAILED, f"{entry} is NaN {snapshot.when}: look for a division by zero, or a root of less than 0."
-    return Outcome.PASSED, f"none over {NUM_RANDOM_STEPS} random steps."
+                return failed(f"{entry} is NaN {snapshot.when}: look for a division by zero, or a root of less than 0.")
+    return passed(f"none over {NUM_RANDOM_STEPS} random steps.")
 
 
 def check_rewards(subject: DeviceSubject) -> Finding:
     env = subject.env
+    innermost = env.unwrapped if isinstance(env, Wrapper) else env
     for snapshot in subject.random_steps:
         rewards = {"reward": snapshot.reward}
-        if isinstance(env, MultiAgentEnv):
-            if not isinstance(snapshot.reward, Mapping) or set(snapshot.reward) != set(env.agents):
+        if isinstance(innermost, MultiAgentEnv):
+            if not isinstance(snapshot.reward, Mapping) or set(snapshot.reward) != set(innermost.agents):
                 given = sorted(snapshot.reward) if isinstance(snapshot.reward, Mapping) else leaf_text(snapshot.reward)
-                return Outcome.FAILED, f"reward is {given} {snapshot.when}; expected one for each of {sorted(env.agents)}."
+                return failed(f"reward is {given} {snapshot.when}; expected one for each of {list(innermost.agents)}.")
             rewards = {f"reward[{agent!r}]": reward for agent, reward in snapshot.reward.items()}
         for name, reward in rewards.items():
             problem = _number_problem(reward, env.batch_shape)
             if problem is not None:
-                return Outcome.FAILED, f"{name} {snapshot.when} {problem}."
+                return failed(f"{name} {snapshot.when} {problem}.")
             if not np.all(np.isfinite(reward)):
-                return Outcome.FAILED, f"{name} {snapshot.when} is {reward}; expected a finite number."
-    return Outcome.PASSED, f"finite, float32{list(env.batch_shape)}."
+                return failed(f"{name} {snapshot.when} is {reward}; expected a finite number.")
+    return passed(f"finite, float32{list(env.batch_shape)}.")
 
 
 def check_done(subject: DeviceSubject) -> Finding:
     for snapshot in subject.random_steps:
         problem = _flag_problem(snapshot.done, subject.env.batch_shape)
         if problem is not None:
-            return Outcome.FAILED, f"done {snapshot.when} {problem}."
+            return failed(f"done {snapshot.when} {problem}.")
         if snapshot.when == "after reset" and np.any(snapshot.done):
-            return Outcome.FAILED, "done is 1 after reset; expected 0: an episode cannot end before its first step."
-    return Outcome.PASSED, f"0 or 1, float32{list(subject.env.batch_shape)}."
+            return failed("done is 1 after reset; expected 0: an episode cannot end before its first step.")
+    return passed(f"0 or 1, float32{list(subject.env.batch_shape)}.")
 
 
 def check_truncation(subject: DeviceSubject) -> Finding:
     if "truncation" not in subject.step.info:
-        return Outcome.SKIPPED, "info has no truncation: all ends are terminations."
+        return skipped("info has no truncation: all ends are terminations.")
     for snapshot in subject.random_steps:
         truncation = snapshot.info["truncation"]
         problem = _flag_problem(truncation, subject.env.batch_shape)
         if problem is not None:
-            return Outcome.FAILED, f"info.truncation {snapshot.when} {problem}."
+            return failed(f"info.truncation {snapshot.when} {problem}.")
         if np.any((truncation == 1) & (np.asarray(snapshot.done) == 0)):
-            return Outcome.FAILED, f"info.truncation is 1 and done is 0 {snapshot.when}: an episode that is cut off is done."
-    return Outcome.PASSED, "0 or 1, and 1 only where done is 1."
+            return failed(f"info.truncation is 1 and done is 0 {snapshot.when}: an episode that is cut off is done.")
+    return passed("0 or 1, and 1 only where done is 1.")
 
 
 def check_same_key(subject: DeviceSubject) -> Finding:
@@ -542,30 +552,30 @@ def check_same_key(subject: DeviceSubject) -> Finding:
     reset = jax.jit(lambda key: subject.env.reset(key))(jax.random.key(SEED))
     difference = first_difference(subject.reset, reset, TOLERANCE)
     if difference is not None:
-        return Outcome.FAILED, f"two resets with one key differ: {difference}; draw random numbers from the key alone."
+        return failed(f"two resets with one key differ: {difference}; draw random numbers from the key alone.")
     step = jax.jit(lambda state, action: subject.env.step(state, action))(subject.reset, subject.action)
     difference = first_difference(subject.step, step, TOLERANCE)
     if difference is not None:
-        return Outcome.FAILED, f"two equal steps differ: {difference}; draw random numbers from a key in env_state alone."
-    return Outcome.PASSED, "reset and step repeat exactly."
+        return failed(f"two equal steps differ: {difference}; draw random numbers from a key in env_state alone.")
+    return passed("reset and step repeat exactly.")
 
 
 def check_different_keys(subject: DeviceSubject) -> Finding:
     others = [subject.reset_fn(jax.random.key(SEED + offset)) for offset in range(1, 4)]
     if all(first_difference(subject.reset.obs, other.obs) is None for other in others):
-        return Outcome.WARNING, "four keys gave one first observation: if the start is meant to vary, use the key in reset."
-    return Outcome.PASSED, "first observations differ."
+        return warned("four keys gave one first observation: if the start is meant to vary, use the key in reset.")
+    return passed("first observations differ.")
 
 
 def check_key_types(subject: DeviceSubject) -> Finding:
     try:
         legacy = subject.reset_fn(jax.random.PRNGKey(SEED))
     except Exception as error:
-        return Outcome.FAILED, f"reset with a legacy PRNGKey raised {describe_error(error)} Start it with as_key(key)."
+        return failed(f"reset with a legacy PRNGKey raised {describe_error(error)}; start reset with as_key(key).")
     difference = first_difference(subject.reset, legacy)
     if difference is not None:
-        return Outcome.FAILED, f"typed and legacy key give different states: {difference}; start reset with as_key(key)."
-    return Outcome.PASSED, "jax.random.key and PRNGKey give the same state."
+        return failed(f"typed and legacy key give different states: {difference}; start reset with as_key(key).")
+    return passed("jax.random.key and PRNGKey give the same state.")
 
 
 def check_depends_on_state_only(subject: DeviceSubject) -> Finding:
@@ -578,11 +588,11 @@ def check_depends_on_state_only(subject: DeviceSubject) -> Finding:
             subject.step, subject.step_fn(subject.reset.replace(**{output: poisoned}), subject.action)
         )
         if difference is not None:
-            return Outcome.FAILED, (
+            return failed(
                 f"step depends on the {output} of its argument, which wrappers overwrite ({difference}): "
                 "keep what the next step needs in env_state."
             )
-    return Outcome.PASSED, f"overwriting {', '.join(outputs)} changes nothing."
+    return passed(f"overwriting {', '.join(outputs)} changes nothing.")
 
 
 def check_vmap(subject: DeviceSubject) -> Finding:
@@ -594,27 +604,27 @@ def check_vmap(subject: DeviceSubject) -> Finding:
         for copy_index, state in enumerate(single):
             difference = first_difference(_row(mapped, copy_index), state, TOLERANCE)
             if difference is not None:
-                return Outcome.FAILED, (
+                return failed(
                     f"after {_count(num_steps, 'step')} copy {copy_index} of {NUM_MAPPED_COPIES} mapped by jax.vmap is "
                     f"not what it is alone: {difference}; expected copies that do not see each other."
                 )
         actions = subject.action_space.sample(action_key, (NUM_MAPPED_COPIES, *env.batch_shape))
         mapped = mapped_step(mapped, actions)
         single = [subject.step_fn(state, _row(actions, index)) for index, state in enumerate(single)]
-    return Outcome.PASSED, f"{NUM_MAPPED_COPIES} mapped copies equal {NUM_MAPPED_COPIES} single ones."
+    return passed(f"{NUM_MAPPED_COPIES} mapped copies equal {NUM_MAPPED_COPIES} single ones.")
 
 
 def check_episodes_end(subject: DeviceSubject) -> Finding:
     limit = subject.env.max_episode_steps
     if limit is not None:
-        return Outcome.PASSED, f"time limit of {limit} steps."
-    num_steps = subject.num_steps_to_an_end
+        return passed(f"time limit of {limit} steps.")
+    num_steps = subject.num_steps_to_an_end()
     if num_steps is None:
-        return Outcome.WARNING, (
+        return warned(
             f"no end within {MAX_STEPS_TO_AN_END} random steps, and max_episode_steps is None: declare it, or give "
             "episode_length to create_env."
         )
-    return Outcome.PASSED, f"after {_count(num_steps, 'random step')}; no time limit."
+    return passed(f"after {_count(num_steps, 'random step')}; no time limit.")
 
 
 def check_wrong_action(subject: DeviceSubject) -> Finding:
@@ -622,8 +632,8 @@ def check_wrong_action(subject: DeviceSubject) -> Finding:
     try:
         jax.eval_shape(subject.env.step, subject.reset, wrong)
     except Exception as error:
-        return Outcome.PASSED, f"{tree_text(wrong)} is refused with {type(error).__name__}."
-    return Outcome.WARNING, (
+        return passed(f"{tree_text(wrong)} is refused with {type(error).__name__}.")
+    return warned(
         f"an action {tree_text(wrong)} is taken for {tree_text(subject.action)}: start step with "
         'self.action_space.check(action, "action").'
     )
@@ -634,12 +644,12 @@ def check_render(subject: DeviceSubject) -> Finding:
     try:
         frame = subject.env.render(state)
     except NotImplementedError:
-        return Outcome.SKIPPED, "the env cannot be rendered."
+        return skipped("the env cannot be rendered.")
     except Exception as error:
-        return Outcome.WARNING, f"render raised {describe_error(error)} Agents can learn, but videos cannot be made."
+        return warned(f"render raised {describe_error(error)}: agents can learn, but there will be no pictures.")
     if not (isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3):
-        return Outcome.FAILED, f"render returned {leaf_text(frame)}; expected a NumPy array uint8[height, width, 3]."
-    return Outcome.PASSED, f"{leaf_text(frame)}."
+        return failed(f"render returned {leaf_text(frame)}; expected a NumPy array uint8[height, width, 3].")
+    return passed(f"{leaf_text(frame)}.")
 
 
 def check_one_key_or_many(subject: DeviceSubject) -> Finding:
@@ -647,8 +657,8 @@ def check_one_key_or_many(subject: DeviceSubject) -> Finding:
     keys = jax.random.split(jax.random.key(SEED), num_envs)
     difference = first_difference(subject.reset, subject.reset_fn(keys))
     if difference is not None:
-        return Outcome.FAILED, f"reset(key) is not reset(jax.random.split(key, {num_envs})): {difference}."
-    return Outcome.PASSED, f"one key is split into {num_envs}."
+        return failed(f"reset(key) is not reset(jax.random.split(key, {num_envs})): {difference}.")
+    return passed(f"one key is split into {num_envs}.")
 
 
 DEVICE_CHECKS: dict[str, Callable[[DeviceSubject], Finding]] = {
@@ -720,7 +730,7 @@ def gymnasium_own_checks(env: gymnasium.Env) -> Iterator[Check]:
             check_gymnasium_env(env, skip_render_check=True)
             verdict = Check(GYMNASIUM_OWN_CHECK, Outcome.PASSED, "no error.")
         except Exception as error:
-            verdict = Check(GYMNASIUM_OWN_CHECK, Outcome.FAILED, describe_error(error))
+            verdict = Check(GYMNASIUM_OWN_CHECK, Outcome.FAILED, f"{describe_error(error)}.")
     messages = [one_line(COLOR_CODES.sub("", str(warning.message))).removeprefix("WARN: ") for warning in caught]
     for message in dict.fromkeys(messages):
         if "is different from the unwrapped version" not in message:  # true of everything that gymnasium.make builds
@@ -765,7 +775,9 @@ class GymnasiumSubject:
             result = self.env.step(self.env.action_space.sample())
             if not isinstance(result, tuple) or len(result) != 5:
                 given = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
-                raise EnvironmentCheckError(f"step returned {given}; expected (obs, reward, terminated, truncated, info).")
+                raise EnvironmentCheckError(
+                    f"step returned {given}; expected (obs, reward, terminated, truncated, info)."
+                )
             next_obs, reward, terminated, truncated, info = result
             shares_memory = _share_memory(obs, next_obs)
             snapshot = (copy.deepcopy(next_obs), reward, terminated, truncated, info, shares_memory)
@@ -786,25 +798,27 @@ class GymnasiumSubject:
 
 def check_gymnasium_spaces(subject: GymnasiumSubject) -> Finding:
     obs_space, action_space = subject.conversion_of_the_spaces
-    return Outcome.PASSED, f"observations {obs_space}, actions {action_space}."
+    return passed(f"observations {obs_space}, actions {action_space}.")
 
 
 def check_gymnasium_observations(subject: GymnasiumSubject) -> Finding:
     space = subject.env.observation_space
     for snapshot in subject.random_play:
         if not space.contains(snapshot.obs):
-            return Outcome.FAILED, f"{snapshot.when} {_outside_text(subject, snapshot.obs)}: correct the space or the observation."
-    return Outcome.PASSED, f"inside observation_space over {NUM_RANDOM_STEPS} random steps."
+            return failed(
+                f"{snapshot.when} {_outside_text(subject, snapshot.obs)}: correct the space or the observation."
+            )
+    return passed(f"inside observation_space over {NUM_RANDOM_STEPS} random steps.")
 
 
 def check_gymnasium_memory(subject: GymnasiumSubject) -> Finding:
     for snapshot in subject.random_play:
         if snapshot.shares_memory:
-            return Outcome.WARNING, (
+            return warned(
                 f"observations share memory ({snapshot.when} with the one before); Rookery copies them, other code may "
                 "see them change: return a new array from each step."
             )
-    return Outcome.PASSED, "each observation is a new one."
+    return passed("each observation is a new one.")
 
 
 def check_gymnasium_rewards(subject: GymnasiumSubject) -> Finding:
@@ -812,10 +826,10 @@ def check_gymnasium_rewards(subject: GymnasiumSubject) -> Finding:
         reward = np.asarray(snapshot.reward)
         if reward.ndim or not (np.issubdtype(reward.dtype, np.floating) or np.issubdtype(reward.dtype, np.integer)):
             given = type(snapshot.reward).__name__ if reward.dtype == object else leaf_text(reward)
-            return Outcome.FAILED, f"the reward {snapshot.when} is {given}; expected one real number."
+            return failed(f"the reward {snapshot.when} is {given}; expected one real number.")
         if not np.isfinite(reward):
-            return Outcome.FAILED, f"the reward {snapshot.when} is {reward}; expected a finite number."
-    return Outcome.PASSED, "finite real numbers."
+            return failed(f"the reward {snapshot.when} is {reward}; expected a finite number.")
+    return passed("finite real numbers.")
 
 
 def check_gymnasium_flags(subject: GymnasiumSubject) -> Finding:
@@ -823,48 +837,49 @@ def check_gymnasium_flags(subject: GymnasiumSubject) -> Finding:
         for name in ("terminated", "truncated"):
             flag = getattr(snapshot, name)
             if not isinstance(flag, (bool, np.bool_)):
-                return Outcome.FAILED, f"{name} {snapshot.when} is {flag!r}; expected a bool: return bool(...)."
-    return Outcome.PASSED, "both are bools."
+                return failed(f"{name} {snapshot.when} is {flag!r}; expected a bool: return bool(...).")
+    return passed("both are bools.")
 
 
 def check_gymnasium_infos(subject: GymnasiumSubject) -> Finding:
     for snapshot in subject.random_play:
         if not isinstance(snapshot.info, dict):
-            return Outcome.FAILED, f"info {snapshot.when} is {type(snapshot.info).__name__}; expected a dict."
-    return Outcome.PASSED, "always a dict."
+            return failed(f"info {snapshot.when} is {type(snapshot.info).__name__}; expected a dict.")
+    return passed("always a dict.")
 
 
 def check_gymnasium_same_seed(subject: GymnasiumSubject) -> Finding:
     spec = subject.env.spec
     if spec is not None and spec.nondeterministic:
-        return Outcome.SKIPPED, "the env is registered as nondeterministic."
+        return skipped("the env is registered as nondeterministic.")
     for first, second in itertools.zip_longest(subject.random_play, subject.play(SEED)):
         if first is None or second is None or first.when != second.when:
-            return Outcome.FAILED, "two runs with one seed end their episodes at different steps: seed all randomness in reset."
+            return failed("two runs with one seed end their episodes at different steps: seed all randomness in reset.")
         for name in ("obs", "reward", "terminated", "truncated"):
             difference = first_difference(getattr(first, name), getattr(second, name))
             if difference is not None:
-                return Outcome.FAILED, (
-                    f"two runs with one seed differ in {name} {first.when}: {difference}; draw from self.np_random alone, "
-                    "and let reset call super().reset(seed=seed)."
+                return failed(
+                    f"two runs with one seed differ in {name} {first.when}: {difference}; draw from self.np_random "
+                    "alone, and let reset call super().reset(seed=seed)."
                 )
-    return Outcome.PASSED, f"two runs of {NUM_RANDOM_STEPS} steps are equal."
+    return passed(f"two runs of {NUM_RANDOM_STEPS} steps are equal.")
 
 
 def check_gymnasium_other_seeds(subject: GymnasiumSubject) -> Finding:
     first, *others = [copy.deepcopy(subject.env.reset(seed=SEED + offset)[0]) for offset in range(4)]
     if all(first_difference(first, other) is None for other in others):
-        return Outcome.WARNING, "four seeds gave one first observation: if the start is meant to vary, use self.np_random."
-    return Outcome.PASSED, "first observations differ."
+        return warned("four seeds gave one first observation: if the start is meant to vary, use self.np_random.")
+    return passed("first observations differ.")
 
 
 def check_gymnasium_time_limit(subject: GymnasiumSubject) -> Finding:
-    limit = _gymnasium_time_limit(subject.env)
-    if limit is not None:
-        return Outcome.PASSED, f"{limit} steps."
+    from gymnasium.wrappers import TimeLimit
+
+    if any(isinstance(layer, TimeLimit) for layer in _layers(subject.env)):
+        return passed("there is a TimeLimit wrapper.")
     if any(snapshot.truncated for snapshot in subject.random_play):
-        return Outcome.PASSED, "the env truncates its episodes itself."
-    return Outcome.WARNING, (
+        return passed("the env truncates its episodes itself.")
+    return warned(
         "no time limit: an episode may never end. Register the env with max_episode_steps, or wrap it in "
         "gymnasium.wrappers.TimeLimit."
     )
@@ -894,20 +909,21 @@ def _outside_text(subject: GymnasiumSubject, obs: Any) -> str:
     try:
         space, _ = subject.conversion_of_the_spaces
         space.check(obs, "the observation")
-        outside = first_outside(space, obs, "the observation")
     except RookeryError as error:
         return one_line(str(error)).removesuffix(".")
     except NotCheckedError:
-        outside = None
-    return outside or f"the observation {one_line(repr(obs))} is not in {subject.env.observation_space}"
+        return f"the observation {one_line(repr(obs))} is not in {subject.env.observation_space}"
+    for name, subspace, array in with_spaces(space, obs, "the observation"):
+        if array.dtype != subspace.dtype:
+            return f"{name} is {array.dtype}; the space declares {subspace.dtype}"
+    return first_outside(space, obs, "the observation") or "the observation holds a NaN"
 
 
-def _gymnasium_time_limit(env: gymnasium.Env) -> int | None:
-    from gymnasium.wrappers import TimeLimit
+def _layers(env: gymnasium.Env) -> list[gymnasium.Env]:
+    """Return the env and all envs it wraps, from the outside in."""
+    import gymnasium
 
-    layer = env
-    while layer is not env.unwrapped:
-        if isinstance(layer, TimeLimit):
-            return layer._max_episode_steps
-        layer = layer.env  # type: ignore[attr-defined]
-    return env.spec.max_episode_steps if env.spec is not None else None
+    layers = [env]
+    while isinstance(layers[-1], gymnasium.Wrapper):
+        layers.append(layers[-1].env)
+    return layers

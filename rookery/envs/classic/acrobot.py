@@ -140,6 +140,8 @@ def _rates(state: AcrobotState, torque: Array) -> AcrobotState:
     torque_1 = COUPLING * elbow_sin * velocity_2 * (velocity_2 + 2 * velocity_1) - shoulder_gravity
     torque_2 = torque - COUPLING * elbow_sin * velocity_1**2 - elbow_gravity
 
+    # Two divisions, not one and two multiplications: XLA repeats what ends in a multiplication at each use, which over
+    # four stages makes the step several times slower.
     determinant = inertia_11 * inertia_22 - inertia_12**2
     return AcrobotState(
         shoulder_angle=velocity_1,

@@ -1,7 +1,7 @@
 """Sine and cosine for the dynamics of this folder, in plain arithmetic that a CPU vectorizes.
 
-XLA's own `sin` and `cos` take most of the time of a step on CPU. With these, measured in a compiled scan over 8,192
-envs, a step of Acrobot takes a fifth of the time and one of CartPole about half.
+XLA's own `sin` and `cos` take most of the time of a step on CPU. With these a compiled step of 8,192 envs was measured
+1.7 times as fast for CartPole and 4 times for Acrobot (JAX 0.10.2).
 """
 
 import math
@@ -20,13 +20,16 @@ COS_COEFFICIENTS = [(-1) ** k / math.factorial(2 * k) for k in range(7)]
 
 
 def sin_cos(angle: Array) -> tuple[Array, Array]:
-    """Return the sine and the cosine of `angle`, each within 2e-7 for angles of up to a thousand radians."""
+    """Return the sine and the cosine of `angle`, each within 2e-7 for angles of up to a thousand radians.
+
+    Neither is ever greater than one, so that observations stay within their space.
+    """
     num_half_turns = jnp.round(angle * (1 / math.pi))
     remainder = (angle - num_half_turns * PI_HIGH) - num_half_turns * PI_LOW
     square = remainder * remainder
     sign = jnp.where(num_half_turns.astype(jnp.int32) & 1, -1.0, 1.0).astype(angle.dtype)
     # Dividing by the sign is exact and makes XLA keep the result: it repeats what ends in a multiplication at each use.
-    sin = remainder * _polynomial(SIN_COEFFICIENTS, square) / sign
+    sin = jnp.clip(remainder * _polynomial(SIN_COEFFICIENTS, square), -1, 1) / sign
     cos = _polynomial(COS_COEFFICIENTS, square) / sign
     return sin, cos
 

@@ -31,6 +31,9 @@ class VectorWrapper(Wrapper):
             raise InvalidInputError("the environment is already vectorised.")
         super().__init__(env)
         self.num_envs = num_envs
+        # Compiled here, so that an env that is played by hand is as fast as one inside a compiled program.
+        self._compiled_reset = jax.jit(self._reset)
+        self._compiled_step = jax.jit(self._step)
 
     @property
     def batch_shape(self) -> Shape:
@@ -38,13 +41,19 @@ class VectorWrapper(Wrapper):
 
     def reset(self, key: Key) -> EnvState:
         """Start all envs, with one key or with `num_envs` of them; one key is split into `num_envs`."""
-        first_keys, next_keys = split_each(self._key_per_env(key))
+        return self._compiled_reset(self._key_per_env(key))
+
+    def step(self, env_state: EnvState, action: Any) -> EnvState:
+        self.action_space.check(action, "action", self.batch_shape)
+        return self._compiled_step(env_state, action)
+
+    def _reset(self, keys: Key) -> EnvState:
+        first_keys, next_keys = split_each(keys)
         state = jax.vmap(self.env.reset)(first_keys)
         info = state.info.replace(episode_start=jnp.ones(self.batch_shape, jnp.float32))
         return self._prepare(state.replace(info=info, _internal=PyTreeDict(inner=state._internal)), next_keys)
 
-    def step(self, env_state: EnvState, action: Any) -> EnvState:
-        self.action_space.check(action, "action", self.batch_shape)
+    def _step(self, env_state: EnvState, action: Any) -> EnvState:
         stepped = jax.vmap(self.env.step)(self._inner(env_state), action)
         info = stepped.info.replace(episode_start=jnp.zeros(self.batch_shape, jnp.float32))
         internal = env_state._internal.replace(inner=stepped._internal)

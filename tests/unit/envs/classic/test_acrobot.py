@@ -36,6 +36,13 @@ def energy(state: AcrobotState) -> float:
     return kinetic + potential
 
 
+def test_the_first_observation_is_that_of_the_first_state() -> None:
+    start = Acrobot().reset(jax.random.key(5))
+    shoulder, elbow, *velocities = (float(field) for field in jax.tree.leaves(start.env_state))
+    expected = [math.cos(shoulder), math.sin(shoulder), math.cos(elbow), math.sin(elbow), *velocities]
+    np.testing.assert_allclose(start.obs, expected, atol=1e-6)
+
+
 @pytest.mark.parametrize(("shoulder", "elbow"), [(0, 0), (math.pi, 0), (0, math.pi), (math.pi, math.pi)])
 def test_straight_links_at_rest_stay_at_rest(shoulder: float, elbow: float) -> None:
     after = Acrobot().step(acrobot_at(shoulder, elbow), IDLE)

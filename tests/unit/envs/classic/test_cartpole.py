@@ -1,5 +1,7 @@
 """CartPole, by numbers worked out by hand."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +24,11 @@ def cartpole_at(position: float, velocity: float, angle: float, angular_velocity
     return CartPole().reset(jax.random.key(0)).replace(env_state=state)
 
 
+def test_the_first_observation_is_the_first_state() -> None:
+    start = CartPole().reset(jax.random.key(5))
+    np.testing.assert_array_equal(start.obs, jnp.stack(jax.tree.leaves(start.env_state)))
+
+
 @pytest.mark.parametrize(("action", "direction"), [(LEFT, -1), (RIGHT, 1)])
 def test_a_push_from_rest_accelerates_the_cart_by_400_41ths_and_the_pole_by_600_41ths(
     action: jax.Array, direction: int
@@ -40,6 +47,10 @@ def test_positions_move_by_the_velocities_before_the_push() -> None:
 @pytest.mark.parametrize(
     ("state", "fails"),
     [
+        ((2.4001, 0, 0, 0), 1.0),
+        ((2.3999, 0, 0, 0), 0.0),
+        ((0, 0, math.radians(12.01), 0), 1.0),
+        ((0, 0, math.radians(11.99), 0), 0.0),
         ((2.39, 1.0, 0, 0), 1.0),
         ((2.39, 0.4, 0, 0), 0.0),
         ((-2.39, -1.0, 0, 0), 1.0),

@@ -37,7 +37,7 @@ def test_names_and_classes_belong_together() -> None:
 
 
 def test_a_misspelt_name_is_answered_with_the_right_one() -> None:
-    with pytest.raises(UnknownNameError, match="'classic/cart_pole'.*'classic/cartpole'"):
+    with pytest.raises(UnknownNameError, match=r"'classic/cart_pole'.*'classic/cartpole'"):
         classic.make("cart_pole")
 
 
@@ -91,7 +91,9 @@ def test_a_step_depends_on_the_simulator_state_alone_and_keeps_what_wrappers_sto
     env = classic.make(name)
     state = env.reset(jax.random.key(0))
     stored = PyTreeDict(steps=jnp.int32(12))
-    altered = state.replace(obs=state.obs + 5, reward=jnp.float32(3), done=jnp.float32(1), info=stored, _internal=stored)
+    altered = state.replace(
+        obs=state.obs + 5, reward=jnp.float32(3), done=jnp.float32(1), info=stored, _internal=stored
+    )
     expected, actual = env.step(state, some_action(env)), env.step(altered, some_action(env))
     assert_same(actual.replace(info=PyTreeDict(), _internal=PyTreeDict()), expected)
     assert_same((actual.info, actual._internal), (stored, stored))
@@ -105,7 +107,9 @@ def test_mapped_steps_equal_single_ones(name: str) -> None:
     mapped = jax.jit(jax.vmap(env.step))(states, actions)
     for i in range(5):
         single = env.step(jax.tree.map(lambda leaf, i=i: leaf[i], states), actions[i])
-        jax.tree.map(lambda one, many, i=i: np.testing.assert_allclose(many[i], one, rtol=1e-5, atol=1e-6), single, mapped)
+        jax.tree.map(
+            lambda one, many, i=i: np.testing.assert_allclose(many[i], one, rtol=1e-5, atol=1e-6), single, mapped
+        )
 
 
 @every_env

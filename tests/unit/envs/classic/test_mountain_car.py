@@ -9,7 +9,7 @@ import pytest
 
 from rookery.envs.classic import MountainCar, MountainCarContinuous
 from rookery.envs.classic.mountain_car import MountainCarState
-from rookery.envs.env import EnvState
+from rookery.envs.env import Env, EnvState
 
 VALLEY = -math.pi / 6
 LEFT, COAST, RIGHT = jnp.int32(0), jnp.int32(1), jnp.int32(2)
@@ -18,6 +18,12 @@ LEFT, COAST, RIGHT = jnp.int32(0), jnp.int32(1), jnp.int32(2)
 def car_at(position: float, velocity: float) -> EnvState:
     state = MountainCarState(position=jnp.float32(position), velocity=jnp.float32(velocity))
     return MountainCar().reset(jax.random.key(0)).replace(env_state=state)
+
+
+@pytest.mark.parametrize("env", [MountainCar(), MountainCarContinuous()])
+def test_the_first_observation_is_the_first_state(env: Env) -> None:
+    start = env.reset(jax.random.key(5))
+    np.testing.assert_array_equal(start.obs, jnp.stack(jax.tree.leaves(start.env_state)))
 
 
 @pytest.mark.parametrize(("action", "acceleration"), [(LEFT, -0.001), (COAST, 0.0), (RIGHT, 0.001)])
@@ -56,7 +62,8 @@ def test_a_goal_velocity_must_be_reached_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "acceleration", "cost"), [(0.5, 0.00075, 0.025), (1.0, 0.0015, 0.1), (3.0, 0.0015, 0.9), (-3.0, -0.0015, 0.9)]
+    ("action", "acceleration", "cost"),
+    [(0.5, 0.00075, 0.025), (1.0, 0.0015, 0.1), (3.0, 0.0015, 0.9), (-3.0, -0.0015, 0.9)],
 )
 def test_a_continuous_action_is_clipped_in_its_effect_and_not_in_its_cost(
     action: float, acceleration: float, cost: float

@@ -17,6 +17,12 @@ def pendulum_at(angle: float, velocity: float) -> EnvState:
     return Pendulum().reset(jax.random.key(0)).replace(env_state=state)
 
 
+def test_the_first_observation_is_that_of_the_first_state() -> None:
+    start = Pendulum().reset(jax.random.key(5))
+    angle, velocity = float(start.env_state.angle), float(start.env_state.velocity)
+    np.testing.assert_allclose(start.obs, [math.cos(angle), math.sin(angle), velocity], atol=1e-6)
+
+
 def test_a_horizontal_rod_falls_by_its_weight_and_the_torque() -> None:
     # (3 g / 2 l) sin(angle) + (3 / m l^2) torque = 15 + 3 per second squared, over 0.05 s.
     after = Pendulum().step(pendulum_at(math.pi / 2, 0), jnp.array([1.0]))

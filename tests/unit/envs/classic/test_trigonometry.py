@@ -18,6 +18,15 @@ def test_sine_and_cosine_are_within_2e_7_of_the_truth(largest: float) -> None:
     np.testing.assert_allclose(cos, np.cos(angles, dtype=np.float64), rtol=0, atol=2e-7)
 
 
+@pytest.mark.parametrize("peak", [0.0, math.pi / 2, math.pi, -math.pi / 2, 7.5 * math.pi])
+def test_neither_is_ever_greater_than_one(peak: float) -> None:
+    angles = np.linspace(peak - 1e-2, peak + 1e-2, 100_001, dtype=np.float32)
+    for compute in (sin_cos, jax.jit(sin_cos)):
+        sin, cos = compute(jnp.asarray(angles))
+        assert jnp.abs(sin).max() <= 1.0
+        assert jnp.abs(cos).max() <= 1.0
+
+
 def test_the_derivative_of_the_sine_is_the_cosine_and_of_the_cosine_the_negative_sine() -> None:
     angles = np.linspace(-10, 10, 1001, dtype=np.float32)
     sin_slope = jax.vmap(jax.grad(lambda angle: sin_cos(angle)[0]))(angles)

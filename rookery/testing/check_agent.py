@@ -1,0 +1,272 @@
+"""A plain verdict on an agent: does it keep the promises that rollouts, evaluators and populations rely on?
+
+In a test: `report = check_agent(agent, obs_space, action_space); assert report.passed, report`.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.agent import ACTION_MASK, Agent, AgentState, Carry
+from rookery.errors import InvalidInputError, RookeryError
+from rookery.sample_batch import SampleBatch
+from rookery.spaces import Dict, Discrete, Shape, Space
+from rookery.testing.check_env import (
+    TOLERANCE,
+    CheckReport,
+    Finding,
+    ShowFn,
+    changed_argument,
+    describe_error,
+    failed,
+    first_difference,
+    first_mismatch,
+    first_outside,
+    leaf_text,
+    make_report,
+    passed,
+    run_checks,
+    shared,
+    skipped,
+    tree_text,
+    warned,
+)
+from rookery.types import Array, Key, PyTreeDict
+
+SEED = 0
+BATCH_SHAPES: tuple[Shape, ...] = ((), (3,), (2, 3))
+METHODS = ("compute_actions", "evaluate_actions")
+NUM_STATES = 2
+NUM_MASK_TRIALS = 4
+
+
+def check_agent(
+    agent: Agent, obs_space: Space, action_space: Space, name: str | None = None, show_fn: ShowFn | None = None
+) -> CheckReport:
+    """Check an agent against every rule, on observations drawn from `obs_space`.
+
+    A broken rule does not keep the others from being checked. `name` is what the report calls the agent, by default its
+    class.
+    """
+    if not isinstance(agent, Agent):
+        raise InvalidInputError(f"expected an Agent, got {type(agent).__name__}.")
+    checks = run_checks(AGENT_CHECKS, AgentSubject(agent, obs_space, action_space))
+    return make_report(name or type(agent).__name__, checks, show_fn)
+
+
+class AgentSubject:
+    """An agent with what its checks share: its compiled methods, its state, and what it did for each batch shape."""
+
+    def __init__(self, agent: Agent, obs_space: Space, action_space: Space) -> None:
+        self.agent = agent
+        self.obs_space = obs_space
+        self.action_space = action_space
+        self.action_key = jax.random.key(SEED + 1)
+        self.act_fns = {method: jax.jit(self.untraced(method)) for method in METHODS}
+        self.broken: set[str] = set()
+
+    @shared
+    def init(self) -> AgentState:
+        state = jax.jit(self.init_fn)(jax.random.key(SEED))
+        if not isinstance(state, AgentState):
+            raise InvalidInputError(f"init returned {type(state).__name__}; expected an AgentState.")
+        return state
+
+    @shared
+    def acting(self) -> dict[tuple[str, Shape], tuple[Any, PyTreeDict]]:
+        """Actions and extras by method and batch shape."""
+        results = {}
+        for method, batch_shape in itertools.product(METHODS, BATCH_SHAPES):
+            try:
+                result = self.act_fns[method](self.init, self.sample_batch(batch_shape), self.action_key)
+            except RookeryError:
+                raise
+            except Exception as error:
+                raise InvalidInputError(
+                    f"{method} under jax.jit raised {describe_error(error)} for {list(batch_shape)} envs."
+                ) from error
+            if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], PyTreeDict)):
+                parts = [type(part).__name__ for part in result] if isinstance(result, tuple) else type(result).__name__
+                raise InvalidInputError(f"{method} returned {parts}; expected the actions and a PyTreeDict of extras.")
+            results[method, batch_shape] = result
+        return results
+
+    def init_fn(self, key: Key) -> AgentState:
+        return self.agent.init(self.obs_space, self.action_space, key)
+
+    def untraced(self, method: str) -> Callable[[AgentState, SampleBatch, Key], tuple[Any, PyTreeDict]]:
+        """Return a new function around a method of the agent, which JAX has not traced before."""
+        return lambda agent_state, sample_batch, key: getattr(self.agent, method)(agent_state, sample_batch, key)
+
+    def initial_carry(self, batch_shape: Shape) -> Carry:
+        carry = self.agent.initial_carry(batch_shape)
+        for leaf in jax.tree.leaves(carry):
+            if leaf.shape[: len(batch_shape)] != batch_shape:
+                raise InvalidInputError(
+                    f"initial_carry({batch_shape}) has a leaf {leaf_text(leaf)}; expected the batch shape as its first "
+                    "axes."
+                )
+        return carry
+
+    def sample_batch(self, batch_shape: Shape) -> SampleBatch:
+        """Make what a rollout hands to the agent in the first step of an episode; every action is allowed."""
+        obs = self.obs_space.sample(jax.random.key(SEED + 2), batch_shape)
+        if self.has_mask:
+            obs = obs.replace(**{ACTION_MASK: jnp.ones_like(obs[ACTION_MASK])})
+        return make_sample_batch(obs, self.initial_carry(batch_shape), jnp.ones(batch_shape, jnp.float32))
+
+    @property
+    def has_mask(self) -> bool:
+        return isinstance(self.obs_space, Dict) and ACTION_MASK in self.obs_space
+
+
+def make_sample_batch(obs: Any, carry: Carry, episode_start: Array) -> SampleBatch:
+    """Make the batch that a rollout would make: a memory, if there is one, comes with the starts of episodes."""
+    policy_extras = PyTreeDict(carry=carry)
+    if jax.tree.leaves(carry):
+        policy_extras.episode_start = episode_start
+    return SampleBatch(obs=obs, extras=PyTreeDict(policy_extras=policy_extras, env_extras=PyTreeDict()))
+
+
+def check_init(subject: AgentSubject) -> Finding:
+    again = jax.jit(lambda key: subject.init_fn(key))(jax.random.key(SEED))
+    difference = first_difference(subject.init, again, TOLERANCE)
+    if difference is not None:
+        return failed(f"two states made with one key differ: {difference}; draw random numbers from the key alone.")
+    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(subject.init.params))
+    return passed(f"{num_parameters} parameters.")
+
+
+def check_actions(subject: AgentSubject) -> Finding:
+    for (method, batch_shape), (actions, _) in subject.acting.items():
+        what = f"the action of {method}"
+        subject.action_space.check(actions, what, batch_shape)
+        outside = first_outside(subject.action_space, jax.device_get(actions), what, batch_shape)
+        if outside is not None:
+            return failed(f"{outside}: squash it, or clip it.")
+        if any(np.any(np.isnan(leaf)) for leaf in jax.tree.leaves(actions)):
+            return failed(f"{what} is NaN for {list(batch_shape)} envs.")
+    return passed(f"for {', '.join(str(list(batch_shape)) for batch_shape in BATCH_SHAPES)} envs.")
+
+
+def check_structure(subject: AgentSubject) -> Finding:
+    for (method, batch_shape), result in subject.acting.items():
+        actions, extras = result
+        for path, leaf in jax.tree_util.tree_leaves_with_path({"actions": actions, "extras": extras}):
+            if leaf.shape[: len(batch_shape)] != batch_shape:
+                return failed(
+                    f"{method} returned {jax.tree_util.keystr(path)} {leaf_text(leaf)} for {list(batch_shape)} envs; "
+                    "expected these as its first axes."
+                )
+        first_row = jax.tree.map(lambda leaf, axes=batch_shape: leaf[(0,) * len(axes)], result)
+        mismatch = first_mismatch(subject.acting[method, ()], first_row, "for one env", f"for {list(batch_shape)} envs")
+        if mismatch is not None:
+            return failed(f"what {method} returns changes: {mismatch}; expected one structure.")
+    _, extras = subject.acting["compute_actions", ()]
+    return passed(f"extras for training: {', '.join(map(str, sorted(extras))) or 'none'}.")
+
+
+def check_input_unchanged(subject: AgentSubject) -> Finding:
+    for method in METHODS:
+        sample_batch = subject.sample_batch((3,))
+        changed = changed_argument(subject.untraced(method), subject.init, sample_batch, subject.action_key)
+        if changed is not None:
+            return failed(f"{method} changed {changed} of its arguments in place; expected new values: use replace().")
+    return passed("acting leaves its arguments as they are.")
+
+
+def check_same_key(subject: AgentSubject) -> Finding:
+    # Traced a second time: numbers drawn while tracing would be others now.
+    for method in METHODS:
+        again = jax.jit(subject.untraced(method))(subject.init, subject.sample_batch((3,)), subject.action_key)
+        difference = first_difference(subject.acting[method, (3,)], again, TOLERANCE)
+        if difference is not None:
+            return failed(f"{method} differs for one key: {difference}; draw random numbers from the key alone.")
+    return passed("acting repeats exactly.")
+
+
+def check_vmap(subject: AgentSubject) -> Finding:
+    init_keys, action_keys = jax.random.split(subject.action_key, (2, NUM_STATES))
+    states = jax.jit(jax.vmap(subject.init_fn))(init_keys)
+    sample_batch = subject.sample_batch((3,))
+    for method, act_fn in subject.act_fns.items():
+        mapped = jax.jit(jax.vmap(act_fn, in_axes=(0, None, 0)))(states, sample_batch, action_keys)
+        for index in range(NUM_STATES):
+            state, result = (jax.tree.map(lambda leaf, index=index: leaf[index], tree) for tree in (states, mapped))
+            difference = first_difference(result, act_fn(state, sample_batch, action_keys[index]), TOLERANCE)
+            if difference is not None:
+                return failed(f"{method} of state {index} mapped by jax.vmap is not what it is alone: {difference}.")
+    return passed(f"{NUM_STATES} mapped states act like {NUM_STATES} single ones.")
+
+
+def check_mask(subject: AgentSubject) -> Finding:
+    if not (subject.has_mask and isinstance(subject.action_space, Discrete)):
+        return skipped(f"needs Discrete actions and observations with {ACTION_MASK!r}.")
+    batch_shape, num_actions = BATCH_SHAPES[-1], subject.action_space.n
+    sample_batch = subject.sample_batch(batch_shape)
+    allowed = jnp.arange(math.prod(batch_shape)).reshape(batch_shape) % num_actions
+    mask = jax.nn.one_hot(allowed, num_actions).astype(sample_batch.obs[ACTION_MASK].dtype)
+    sample_batch = sample_batch.replace(obs=sample_batch.obs.replace(**{ACTION_MASK: mask}))
+    for method, act_fn in subject.act_fns.items():
+        for key in jax.random.split(subject.action_key, NUM_MASK_TRIALS):
+            actions, _ = act_fn(subject.init, sample_batch, key)
+            forbidden = np.asarray(actions) - subject.action_space.start != np.asarray(allowed)
+            if np.any(forbidden):
+                return failed(
+                    f"{method} took a forbidden action in {np.sum(forbidden)} of {forbidden.size} observations that "
+                    "allowed one: give forbidden actions the probability 0."
+                )
+    return passed("no forbidden action is taken.")
+
+
+def check_carry(subject: AgentSubject) -> Finding:
+    starts = jnp.array([[1, 0, 1], [0, 1, 0]], jnp.float32)
+    first_carry = subject.initial_carry(starts.shape)
+    if not jax.tree.leaves(first_carry):
+        return skipped("the agent has no memory.")
+    obs = subject.sample_batch(starts.shape).obs
+    for method, act_fn in subject.act_fns.items():
+        results = []
+        for carry in (first_carry, _other_carry(first_carry)):
+            actions, extras = act_fn(subject.init, make_sample_batch(obs, carry, starts), subject.action_key)
+            if "carry" not in extras:
+                return failed(f'{method} returned no memory; expected the next one as policy_extras["carry"].')
+            mismatch = first_mismatch(first_carry, extras["carry"], "at first", "after a step")
+            if mismatch is not None:
+                return failed(f"the carry of {method}{mismatch}; expected one structure.")
+            results.append((actions, extras))
+        at_starts = [jax.tree.map(lambda leaf: leaf[starts == 1], result) for result in results]
+        difference = first_difference(*at_starts)
+        if difference is not None:
+            return failed(f"{method} remembers across the start of an episode: {difference}; clear the carry there.")
+        between = [jax.tree.map(lambda leaf: leaf[starts == 0], result) for result in results]
+        if first_difference(*between) is None:
+            return warned(f"{method} makes no use of its memory: clear the carry only where episode_start is 1.")
+    return passed(f"carry {tree_text(first_carry)}.")
+
+
+AGENT_CHECKS: dict[str, Callable[[AgentSubject], Finding]] = {
+    "init makes a state": check_init,
+    "actions are in the space": check_actions,
+    "results keep their structure": check_structure,
+    "acting leaves input unchanged": check_input_unchanged,
+    "same key, same actions": check_same_key,
+    "vmap over states": check_vmap,
+    "action mask is honoured": check_mask,
+    "carry is cleared at starts": check_carry,
+}
+"""The rules for an agent, in the order they are checked."""
+
+
+def _other_carry(carry: Carry) -> Carry:
+    """Make a memory of the same structure, of something that never happened."""
+
+    def shifted(leaf: Array) -> Array:
+        return ~leaf if leaf.dtype == jnp.bool_ else leaf + jnp.asarray(1, leaf.dtype)
+
+    return jax.tree.map(shifted, carry)
