@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,14 +62,15 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.debug:
             traceback.print_exc()
         else:
-            print(f"rookery: error: {_error_text(error)}", file=sys.stderr)
+            hint = "" if isinstance(error, RookeryError) else " (--debug shows where)"
+            print(f"rookery: error: {one_line(error)}{hint}", file=sys.stderr)
         return ERROR
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Declare all commands."""
     parser = argparse.ArgumentParser(prog="rookery", description=rookery.__doc__)
-    parser.add_argument("--version", action="version", version=f"rookery {rookery.__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"rookery {rookery.__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for add_command in (add_list, add_check_env, add_bench, add_doctor):
@@ -79,16 +80,21 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def enable_compilation_cache() -> Path:
-    """Let JAX keep compiled programs between runs, in the user's cache folder; return the folder.
+def enable_compilation_cache() -> Path | None:
+    """Let JAX keep compiled programs between runs, in the user's cache folder; return the folder if it can be used.
 
     `ROOKERY_CACHE_DIR` names another one; a folder that was chosen by JAX's own setting is kept.
     """
     import jax
 
-    if "ROOKERY_CACHE_DIR" in os.environ or jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "jax"))
-    return Path(jax.config.jax_compilation_cache_dir)
+    chosen: str | None = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    folder = Path(chosen) if chosen and "ROOKERY_CACHE_DIR" not in os.environ else cache_folder() / "jax"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    return folder
 
 
 def cache_folder() -> Path:
@@ -136,7 +142,7 @@ def list_envs(console: Console, libraries: list[str]) -> None:
             with console.status(f"importing {library}"):
                 names = env_names(library)
         except Exception as error:
-            print_heading(console, library, f"cannot be imported: {_error_text(error)}")
+            print_heading(console, library, f"cannot be imported: {one_line(error)}")
             continue
         print_heading(console, library, f"{len(names)} environments")
         print_columns(console, names)
@@ -186,7 +192,7 @@ def print_check(console: Console, check: Check) -> None:
     row = Table.grid(padding=(0, 2, 0, 0))
     row.add_column(width=7)
     row.add_column(width=NAME_WIDTH)
-    row.add_column()
+    row.add_column(overflow="fold")
     finding_style = "dim" if check.outcome in (Outcome.PASSED, Outcome.SKIPPED) else ""
     row.add_row(Text(check.outcome.value, styles[check.outcome]), Text(check.name), Text(check.finding, finding_style))
     console.print(row)
@@ -236,15 +242,15 @@ def run_doctor(arguments: argparse.Namespace) -> int:
         backend, devices = jax.default_backend(), [str(device) for device in jax.devices()]
         problems = backend_problems(backend)
     except RuntimeError as error:
-        backend, devices, problems = "none", [], [f"JAX finds no device: {_error_text(error)}"]
+        backend, devices, problems = "none", [], [f"JAX finds no device: {one_line(error)}"]
     print_rows(
         console,
         [
             ("jaxlib", importlib.metadata.version("jaxlib")),
             ("backend", backend),
             ("devices", ", ".join(devices) or "none"),
-            ("64 bit floats", "on" if jax.config.jax_enable_x64 else "off"),
-            ("compile cache", cache_text(Path(jax.config.jax_compilation_cache_dir))),
+            ("64 bit floats", "on" if jax.config.read("jax_enable_x64") else "off"),
+            ("compile cache", cache_text(enable_compilation_cache())),
         ],
     )
     print_heading(console, "Extras", "")
@@ -274,11 +280,12 @@ def backend_problems(backend: str) -> list[str]:
     ]
 
 
-def cache_text(folder: Path) -> str:
+def cache_text(folder: Path | None) -> str:
     """Describe the compilation cache: where, how much."""
-    files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
-    megabytes = sum(path.stat().st_size for path in files) / 1e6
-    return f"{folder} ({len(files)} files, {megabytes:.1f} MB)"
+    if folder is None:
+        return f"off, {cache_folder()} cannot be made: set ROOKERY_CACHE_DIR to a folder that can"
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    return f"{folder} ({len(sizes)} files, {sum(sizes) / 1e6:.1f} MB)"
 
 
 def extras() -> dict[str, str]:
@@ -354,9 +361,7 @@ def install_command(extra: str) -> str:
     return f"pip install 'rookery[{extra}]'"
 
 
-def _error_text(error: BaseException) -> str:
-    """The message of an error in one line; an error nobody raised on purpose is named, and the way to see more."""
+def one_line(error: Exception) -> str:
+    """Return the message of an error in one line; an error that was not raised on purpose is named."""
     message = " ".join(str(error).split())
-    if isinstance(error, RookeryError):
-        return message
-    return f"{type(error).__name__}: {message} (--debug shows where)"
+    return message if isinstance(error, RookeryError) else f"{type(error).__name__}: {message}"

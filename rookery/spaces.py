@@ -135,8 +135,8 @@ class Box(ArraySpace):
         key, shape = as_key(key), (*batch_shape, *self.shape)
         dtype = self.sample_dtype
         if dtype == np.bool_:
-            low, high = np.broadcast_to(self.low, shape), np.broadcast_to(self.high, shape)
-            return jax.random.bernoulli(key, 0.5, shape) & high | low
+            coins = jax.random.bernoulli(key, 0.5, shape)
+            return coins & np.broadcast_to(self.high, shape) | np.broadcast_to(self.low, shape)
         if np.issubdtype(dtype, np.integer):
             return _sample_integers(key, shape, self.low, self.high, dtype)
         low = jnp.broadcast_to(jnp.asarray(self.low, dtype), shape)
@@ -200,7 +200,7 @@ class MultiDiscrete(ArraySpace):
         self.shape = self.nvec.shape
         if self.start.shape != self.shape or not np.all(self.nvec >= 1):
             raise InvalidInputError(
-                f"MultiDiscrete: nvec must be at least 1 everywhere and start of its shape, got {nvec} and {start}."
+                f"MultiDiscrete: nvec must be at least 1 and start have the same shape, got {nvec} and {start}."
             )
 
     def sample(self, key: Key, batch_shape: Shape = ()) -> Array:
@@ -373,21 +373,22 @@ def to_gymnasium(space: Space) -> gymnasium.Space:
 
 
 def _sample_integers(key: Key, shape: Shape, low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> Array:
-    """Draw integers between `low` and `high`, both included."""
-    num_values = high.astype(np.int64) - low.astype(np.int64) + 1
-    low, high = np.broadcast_to(low, shape), np.broadcast_to(high, shape)
-    first = int(num_values.flat[0])
-    if np.all(num_values == first) and 0 < first <= 2**31 and first & (first - 1) == 0:
-        # A power of two is the lowest bits of one draw, exactly; the general case needs two draws and a division.
-        bits = jax.random.bits(key, shape, jnp.uint32) & jnp.uint32(first - 1)
-        return jnp.asarray(low, dtype) + bits.astype(dtype)
+    """Draw integers between `low` and `high`, both included, as far as `dtype` holds them."""
     limits = np.iinfo(dtype)
-    if np.any(high >= limits.max):
-        if np.any(low > limits.min):
-            # randint excludes its upper end: shift the range down by one.
-            return jax.random.randint(key, shape, jnp.asarray(low - 1, dtype), jnp.asarray(high, dtype), dtype) + 1
-        return jax.lax.bitcast_convert_type(jax.random.bits(key, shape, np.dtype(f"uint{8 * dtype.itemsize}")), dtype)
-    return jax.random.randint(key, shape, jnp.asarray(low, dtype), jnp.asarray(high + 1, dtype), dtype)
+    low, high = (np.broadcast_to(np.clip(bound, limits.min, limits.max).astype(dtype), shape) for bound in (low, high))
+    spans = high.astype(np.float64) - low.astype(np.float64)
+    span = int(spans.flat[0]) if spans.size else 0
+    if np.all(spans == span) and span < 2**32 and span & (span + 1) == 0:
+        # 2^k values are the lowest bits of one draw, exactly; the general case needs two draws and a division.
+        bits = jax.random.bits(key, shape, jnp.uint32) & jnp.uint32(span)
+        return jnp.asarray(low) + bits.astype(dtype)
+    wide = np.promote_types(dtype, np.int32) if dtype.itemsize < 4 else dtype
+    low, high, limits = low.astype(wide), high.astype(wide), np.iinfo(wide)
+    if np.all(high < limits.max):
+        return jax.random.randint(key, shape, jnp.asarray(low), jnp.asarray(high + 1), wide).astype(dtype)
+    # randint excludes its upper end, which here is past the dtype: draw from the range one below.
+    shifted = np.maximum(low, limits.min + 1) - 1
+    return jax.random.randint(key, shape, jnp.asarray(shifted), jnp.asarray(high), wide) + 1
 
 
 def _between(x: Any, low: np.ndarray, high: np.ndarray) -> Any:

@@ -72,7 +72,7 @@ class CallCounter:
         self._num_calls = 0
 
     def mark(self) -> None:
-        """Put this into traced code: each time the code is executed counts, once per element under `vmap`."""
+        """Put this into traced code: each time the code is executed counts, once for a whole batch under `vmap`."""
         jax.debug.callback(self._count)
 
     def _count(self) -> None:

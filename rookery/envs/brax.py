@@ -60,7 +60,8 @@ class BraxAdapter(Env):
 
     def render(self, env_state: EnvState) -> np.ndarray:
         """Draw with MuJoCo, which needs OpenGL: without a display, start Python with `MUJOCO_GL=egl`."""
-        return self.brax_env.render([env_state.env_state.pipeline_state])[0]
+        with _library_promotion():
+            return self.brax_env.render([env_state.env_state.pipeline_state])[0]
 
 
 def names() -> tuple[str, ...]:

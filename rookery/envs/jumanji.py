@@ -89,7 +89,7 @@ class JumanjiAdapter(Env):
         return getattr(self.jumanji_env.unwrapped, "time_limit", None)
 
     def render(self, env_state: EnvState) -> np.ndarray:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _library_promotion():
             warnings.filterwarnings("ignore", message=".*cannot be shown", category=UserWarning)
             frame = self.jumanji_env.render(env_state.env_state)
         if frame is None:  # unless its viewer is asked for arrays, the env draws into the current figure

@@ -4,7 +4,7 @@
 state and memory are dicts, so every rollout and evaluator takes it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,12 +51,13 @@ def recurrent_multi_agent_rollout(
     env_extra_fields: tuple[str, ...] = (),
 ) -> tuple[MultiAgentBatch, EnvState, PyTreeDict]:
     """`multi_agent_rollout` with recurrent policies; `carries` has an entry `[A * B, ...]` for each of these."""
+    _check_names("policies with a state", agent_states, "policies with an action function", action_fns)
     trajectory, env_state, carries = recurrent_rollout(
         env_fn,
         joint_action_fn(action_fns, policy_mapping),
         env_state,
         agent_states,  # type: ignore[arg-type]
-        {policy: carries.get(policy, ()) for policy in action_fns},
+        PyTreeDict({policy: carries.get(policy, ()) for policy in action_fns}),
         key,
         rollout_length,
         tuple(sorted({"autoreset", *env_extra_fields})),
@@ -66,13 +67,7 @@ def recurrent_multi_agent_rollout(
 
 def joint_action_fn(action_fns: Mapping[str, ActionFn], policy_mapping: PolicyMapping) -> ActionFn:
     """Make one action function of one per policy; agent states, memories and extras become dicts over the policies."""
-    unknown = sorted(set(policy_mapping.values()) - set(action_fns))
-    unused = sorted(set(action_fns) - set(policy_mapping.values()))
-    if unknown or unused:
-        raise InvalidInputError(
-            f"policy_mapping and action_fns disagree: policies without an action function: {unknown}; "
-            f"policies without an agent: {unused}."
-        )
+    _check_names("policies of policy_mapping", policy_mapping.values(), "policies with an action function", action_fns)
     return _JointActionFn(tuple(sorted(action_fns.items())), tuple(policy_mapping.items()))
 
 
@@ -117,6 +112,7 @@ class _JointActionFn:
 
     def __call__(self, agent_states: Any, sample_batch: SampleBatch, key: Key) -> tuple[PyTreeDict, PyTreeDict]:
         mapping = dict(self.policy_mapping)
+        _check_names("agents of policy_mapping", mapping, "agents of the environment", sample_batch.obs)
         inputs = sample_batch.extras.policy_extras
         actions, extras, carries = PyTreeDict(), PyTreeDict(), PyTreeDict()
         for (policy, action_fn), policy_key in zip(
@@ -139,6 +135,15 @@ class _JointActionFn:
         if inputs.carry:
             extras["carry"] = carries
         return actions, extras
+
+
+def _check_names(what: str, given: Iterable[str], of_what: str, expected: Iterable[str]) -> None:
+    given, expected = set(given), set(expected)
+    if given != expected:
+        raise InvalidInputError(
+            f"the {what} must be the {of_what}: "
+            f"missing {sorted(expected - given)}, too many {sorted(given - expected)}."
+        )
 
 
 def _num_env_steps(trajectory: SampleBatch) -> Array:

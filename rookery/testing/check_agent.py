@@ -6,6 +6,7 @@ In a test: `report = check_agent(agent, obs_space, action_space); assert report.
 import itertools
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from rookery.testing.check_env import (
     TOLERANCE,
     CheckReport,
     Finding,
+    Rule,
     ShowFn,
     changed_argument,
     describe_error,
@@ -31,7 +33,6 @@ from rookery.testing.check_env import (
     make_report,
     passed,
     run_checks,
-    shared,
     skipped,
     tree_text,
     warned,
@@ -55,7 +56,7 @@ def check_agent(
     """
     if not isinstance(agent, Agent):
         raise InvalidInputError(f"expected an Agent, got {type(agent).__name__}.")
-    checks = run_checks(AGENT_CHECKS, AgentSubject(agent, obs_space, action_space))
+    checks = run_checks(AGENT_RULES, AgentSubject(agent, obs_space, action_space))
     return make_report(name or type(agent).__name__, checks, show_fn)
 
 
@@ -68,16 +69,15 @@ class AgentSubject:
         self.action_space = action_space
         self.action_key = jax.random.key(SEED + 1)
         self.act_fns = {method: jax.jit(self.untraced(method)) for method in METHODS}
-        self.broken: set[str] = set()
 
-    @shared
+    @cached_property
     def init(self) -> AgentState:
         state = jax.jit(self.init_fn)(jax.random.key(SEED))
         if not isinstance(state, AgentState):
             raise InvalidInputError(f"init returned {type(state).__name__}; expected an AgentState.")
         return state
 
-    @shared
+    @cached_property
     def acting(self) -> dict[tuple[str, Shape], tuple[Any, PyTreeDict]]:
         """Actions and extras by method and batch shape."""
         results = {}
@@ -142,6 +142,11 @@ def check_init(subject: AgentSubject) -> Finding:
     return passed(f"{num_parameters} parameters.")
 
 
+def check_acting(subject: AgentSubject) -> Finding:
+    batch_shapes = dict.fromkeys(str(list(batch_shape)) for _, batch_shape in subject.acting)
+    return passed(f"for {', '.join(batch_shapes)} envs.")
+
+
 def check_actions(subject: AgentSubject) -> Finding:
     for (method, batch_shape), (actions, _) in subject.acting.items():
         what = f"the action of {method}"
@@ -151,7 +156,7 @@ def check_actions(subject: AgentSubject) -> Finding:
             return failed(f"{outside}: squash it, or clip it.")
         if any(np.any(np.isnan(leaf)) for leaf in jax.tree.leaves(actions)):
             return failed(f"{what} is NaN for {list(batch_shape)} envs.")
-    return passed(f"for {', '.join(str(list(batch_shape)) for batch_shape in BATCH_SHAPES)} envs.")
+    return passed(f"inside {subject.action_space}.")
 
 
 def check_structure(subject: AgentSubject) -> Finding:
@@ -250,16 +255,17 @@ def check_carry(subject: AgentSubject) -> Finding:
     return passed(f"carry {tree_text(first_carry)}.")
 
 
-AGENT_CHECKS: dict[str, Callable[[AgentSubject], Finding]] = {
-    "init makes a state": check_init,
-    "actions are in the space": check_actions,
-    "results keep their structure": check_structure,
-    "acting leaves input unchanged": check_input_unchanged,
-    "same key, same actions": check_same_key,
-    "vmap over states": check_vmap,
-    "action mask is honoured": check_mask,
-    "carry is cleared at starts": check_carry,
-}
+AGENT_RULES = (
+    Rule("init makes a state", check_init, essential=True),
+    Rule("agent acts for any batch shape", check_acting, essential=True),
+    Rule("actions are in the space", check_actions),
+    Rule("results keep their structure", check_structure),
+    Rule("acting leaves input unchanged", check_input_unchanged),
+    Rule("same key, same actions", check_same_key),
+    Rule("vmap over states", check_vmap),
+    Rule("action mask is honored", check_mask),
+    Rule("carry is cleared at starts", check_carry),
+)
 """The rules for an agent, in the order they are checked."""
 
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,14 @@ from rookery.agent import action_mask_of, sample_allowed
 from rookery.envs.env import Env, EnvState, MultiAgentEnv, Wrapper
 from rookery.envs.registration import env_names, is_installed, library_names, make_env
 from rookery.envs.wrappers import VmapWrapper
-from rookery.errors import EnvironmentCheckError, InvalidInputError, MissingExtraError, RookeryError, unknown_name
+from rookery.errors import (
+    EnvironmentCheckError,
+    InvalidInputError,
+    MissingExtraError,
+    RookeryError,
+    ShapeError,
+    unknown_name,
+)
 from rookery.spaces import ArraySpace, Box, Dict, Discrete, Shape, Space, Tuple, from_gymnasium
 from rookery.types import Array, Key, PyTreeDict
 
@@ -38,6 +45,7 @@ NUM_MAPPED_COPIES = 3
 NUM_MAPPED_STEPS = 4
 TOLERANCE = 1e-4
 """How far two computations of the same number may differ: mapped code adds up in another order."""
+AFTER_RESET = "after reset"
 NAME_WIDTH = 31
 
 
@@ -126,13 +134,13 @@ def check_env(env: Env | gymnasium.Env, name: str | None = None, show_fn: ShowFn
     `name` is what the report calls it, by default its class. A Gymnasium env is reset and stepped, and left open.
     """
     if isinstance(env, Env):
-        checks = run_checks(VECTOR_CHECKS if env.batch_shape else DEVICE_CHECKS, DeviceSubject(env))
+        checks = run_checks(VECTOR_RULES if env.batch_shape else DEVICE_RULES, DeviceSubject(env))
         return make_report(name or type(env).__name__, checks, show_fn)
 
     import gymnasium
 
     if isinstance(env, gymnasium.Env):
-        checks = itertools.chain(gymnasium_own_checks(env), run_checks(GYMNASIUM_CHECKS, GymnasiumSubject(env)))
+        checks = itertools.chain(gymnasium_own_checks(env), run_checks(GYMNASIUM_RULES, GymnasiumSubject(env)))
         return make_report(name or type(env.unwrapped).__name__, checks, show_fn)
     if isinstance(env, gymnasium.vector.VectorEnv):
         raise InvalidInputError(f"{type(env).__name__} is a vectorised Gymnasium env: check one of its single envs.")
@@ -159,7 +167,7 @@ def _make_gymnasium_env(name: str) -> gymnasium.Env:
     except gymnasium.error.UnregisteredEnv:
         ours = [full for library in library_names() if is_installed(library) for full in env_names(library)]
         same = [full for full in ours if full.partition("/")[2].casefold() == name.casefold()]
-        hint = "Names look like 'classic/cartpole', or 'CartPole-v1' for Gymnasium."
+        hint = "Names look like 'classic/cartpole' (`rookery list envs`), or 'CartPole-v1' for Gymnasium."
         raise unknown_name("environment", name, same or [*ours, *gymnasium.registry], hint) from None
     except gymnasium.error.DependencyNotInstalled as error:
         raise MissingExtraError(f"{name} needs a package that is not installed: {one_line(str(error))}") from error
@@ -170,46 +178,31 @@ def _make_gymnasium_env(name: str) -> gymnasium.Env:
 # What the checks of environments and of agents share.
 
 
-class NotCheckedError(Exception):
-    """Raised inside a check that cannot be made, because what it needs has been reported as broken already."""
+@dataclass(frozen=True)
+class Rule:
+    """A check that can be made of a subject; if an essential one fails, nothing after it can be checked."""
+
+    name: str
+    check_fn: Callable[[Any], Finding]
+    essential: bool = False
 
 
-class Subject(Protocol):
-    """What is checked; `broken` names its shared results that could not be computed."""
-
-    broken: set[str]
-
-
-Result = TypeVar("Result")
-
-
-def shared(compute: Callable[[Any], Result]) -> cached_property[Result]:
-    """Make a cached property of a subject; if it raises, the check that asked first fails, and others are skipped."""
-    what = compute.__name__
-
-    def compute_unless_broken(subject: Subject) -> Result:
-        if what in subject.broken:
-            raise NotCheckedError(f"not checked, because {what.replace('_', ' ')} failed above.")
-        subject.broken.add(what)
-        result = compute(subject)
-        subject.broken.remove(what)
-        return result
-
-    return cached_property(compute_unless_broken)
-
-
-def run_checks(checks: Mapping[str, Callable[[Any], Finding]], subject: Subject) -> Iterator[Check]:
+def run_checks(rules: Iterable[Rule], subject: Any) -> Iterator[Check]:
     """Make one check after the other; what a check raises is its failure."""
-    for name, check_fn in checks.items():
+    missing = None
+    for rule in rules:
+        if missing is not None:
+            yield Check(rule.name, *skipped(f"not checked, because {missing!r} failed."))
+            continue
         try:
-            outcome, finding = check_fn(subject)
-        except NotCheckedError as reason:
-            outcome, finding = skipped(str(reason))
+            outcome, finding = rule.check_fn(subject)
         except RookeryError as error:
             outcome, finding = failed(one_line(str(error)))
         except Exception as error:
             outcome, finding = failed(f"raised {describe_error(error)}.")
-        yield Check(name, outcome, finding)
+        yield Check(rule.name, outcome, finding)
+        if rule.essential and outcome is Outcome.FAILED:
+            missing = rule.name
 
 
 def make_report(subject: str, checks: Iterable[Check], show_fn: ShowFn | None) -> CheckReport:
@@ -357,51 +350,32 @@ class DeviceSubject:
 
     def __init__(self, env: Env) -> None:
         self.env = env
-        self.broken: set[str] = set()
         self.reset_fn = jax.jit(env.reset)
         self.step_fn = jax.jit(env.step)
         self.action_fn = jax.jit(self._random_action)
 
-    @shared
-    def spaces(self) -> tuple[Space, Space]:
-        for what in ("obs_space", "action_space"):
-            space = getattr(self.env, what)
-            if not isinstance(space, Space):
-                raise EnvironmentCheckError(
-                    f"{what} is {type(space).__name__}; expected a space of rookery.spaces (from_gymnasium converts)."
-                )
-        return self.env.obs_space, self.env.action_space
-
-    @property
-    def obs_space(self) -> Space:
-        return self.spaces[0]
-
-    @property
-    def action_space(self) -> Space:
-        return self.spaces[1]
-
-    @shared
+    @cached_property
     def reset(self) -> EnvState:
         """The state after a reset."""
         return _traced_call("reset", self.reset_fn, jax.random.key(SEED))
 
-    @shared
+    @cached_property
     def step(self) -> EnvState:
         """The state one step later."""
         return _traced_call("step", self.step_fn, self.reset, self.action)
 
-    @shared
+    @cached_property
     def action(self) -> Any:
-        return self.action_space.sample(jax.random.key(SEED + 1), self.env.batch_shape)
+        return self.env.action_space.sample(jax.random.key(SEED + 1), self.env.batch_shape)
 
-    @shared
+    @cached_property
     def random_steps(self) -> list[Snapshot]:
         state = self.reset
-        record = [_snapshot("after reset", state)]
+        record = [_snapshot(AFTER_RESET, state)]
         for index, (action_key, reset_key) in enumerate(self.keys(NUM_RANDOM_STEPS)):
             if np.all(np.asarray(state.done) == 1):
                 state = self.reset_fn(reset_key)
-                record.append(_snapshot("after reset", state))
+                record.append(_snapshot(AFTER_RESET, state))
             state = self.step_fn(state, self.action_fn(state.obs, action_key))
             record.append(_snapshot(f"at step {index + 1}", state))
         return record
@@ -410,7 +384,7 @@ class DeviceSubject:
         """The number of steps that a random episode took to end, or None if none did."""
         num_steps = 0
         for snapshot in self.random_steps:
-            num_steps = 0 if snapshot.when == "after reset" else num_steps + 1
+            num_steps = 0 if snapshot.when == AFTER_RESET else num_steps + 1
             if num_steps and np.any(snapshot.done):
                 return num_steps
         state = self.reset
@@ -425,9 +399,9 @@ class DeviceSubject:
 
     def _random_action(self, obs: Any, key: Key) -> Any:
         mask = action_mask_of(obs)
-        if mask is not None and isinstance(self.action_space, Discrete):
-            return sample_allowed(key, mask, self.action_space)
-        return self.action_space.sample(key, self.env.batch_shape)
+        if mask is not None and isinstance(self.env.action_space, Discrete):
+            return sample_allowed(key, mask, self.env.action_space)
+        return self.env.action_space.sample(key, self.env.batch_shape)
 
 
 def _traced_call(method: str, function: Callable, *args: Any) -> EnvState:
@@ -450,7 +424,13 @@ def _snapshot(when: str, state: EnvState) -> Snapshot:
 
 
 def check_spaces(subject: DeviceSubject) -> Finding:
-    return passed(f"observations {subject.obs_space}, actions {subject.action_space}.")
+    for what in ("obs_space", "action_space"):
+        space = getattr(subject.env, what)
+        if not isinstance(space, Space):
+            return failed(
+                f"{what} is {type(space).__name__}; expected a space of rookery.spaces: from_gymnasium converts."
+            )
+    return passed(f"observations {subject.env.obs_space}, actions {subject.env.action_space}.")
 
 
 def check_compiles(subject: DeviceSubject) -> Finding:
@@ -482,8 +462,13 @@ def check_input_unchanged(subject: DeviceSubject) -> Finding:
     return passed("step leaves its arguments as they are.")
 
 
+def check_random_steps(subject: DeviceSubject) -> Finding:
+    num_resets = sum(snapshot.when == AFTER_RESET for snapshot in subject.random_steps)
+    return passed(f"{_count(NUM_RANDOM_STEPS, 'step')}, {_count(num_resets, 'reset')}.")
+
+
 def check_observations(subject: DeviceSubject) -> Finding:
-    space, batch_shape = subject.obs_space, subject.env.batch_shape
+    space, batch_shape = subject.env.obs_space, subject.env.batch_shape
     for snapshot in subject.random_steps:
         space.check(snapshot.obs, f"obs {snapshot.when}", batch_shape)
         outside = first_outside(space, snapshot.obs, "obs", batch_shape)
@@ -529,7 +514,7 @@ def check_done(subject: DeviceSubject) -> Finding:
         problem = _flag_problem(snapshot.done, subject.env.batch_shape)
         if problem is not None:
             return failed(f"done {snapshot.when} {problem}.")
-        if snapshot.when == "after reset" and np.any(snapshot.done):
+        if snapshot.when == AFTER_RESET and np.any(snapshot.done):
             return failed("done is 1 after reset; expected 0: an episode cannot end before its first step.")
     return passed(f"0 or 1, float32{list(subject.env.batch_shape)}.")
 
@@ -608,7 +593,7 @@ def check_vmap(subject: DeviceSubject) -> Finding:
                     f"after {_count(num_steps, 'step')} copy {copy_index} of {NUM_MAPPED_COPIES} mapped by jax.vmap is "
                     f"not what it is alone: {difference}; expected copies that do not see each other."
                 )
-        actions = subject.action_space.sample(action_key, (NUM_MAPPED_COPIES, *env.batch_shape))
+        actions = subject.env.action_space.sample(action_key, (NUM_MAPPED_COPIES, *env.batch_shape))
         mapped = mapped_step(mapped, actions)
         single = [subject.step_fn(state, _row(actions, index)) for index, state in enumerate(single)]
     return passed(f"{NUM_MAPPED_COPIES} mapped copies equal {NUM_MAPPED_COPIES} single ones.")
@@ -661,29 +646,30 @@ def check_one_key_or_many(subject: DeviceSubject) -> Finding:
     return passed(f"one key is split into {num_envs}.")
 
 
-DEVICE_CHECKS: dict[str, Callable[[DeviceSubject], Finding]] = {
-    "spaces are declared": check_spaces,
-    "reset and step compile": check_compiles,
-    "state keeps its structure": check_state_structure,
-    "info keeps its structure": check_info_structure,
-    "step leaves its input unchanged": check_input_unchanged,
-    "observations are in the space": check_observations,
-    "observations are not NaN": check_nan,
-    "rewards are finite numbers": check_rewards,
-    "done is a flag": check_done,
-    "truncation comes with done": check_truncation,
-    "same key, same episode": check_same_key,
-    "different keys, other starts": check_different_keys,
-    "typed and legacy keys agree": check_key_types,
-    "step depends on the state only": check_depends_on_state_only,
-    "vmap equals single runs": check_vmap,
-    "episodes end": check_episodes_end,
-    "wrong actions are refused": check_wrong_action,
-    "render draws a picture": check_render,
-}
+DEVICE_RULES = (
+    Rule("spaces are declared", check_spaces, essential=True),
+    Rule("reset and step compile", check_compiles, essential=True),
+    Rule("state keeps its structure", check_state_structure),
+    Rule("info keeps its structure", check_info_structure),
+    Rule("step leaves its input unchanged", check_input_unchanged),
+    Rule("random steps run", check_random_steps, essential=True),
+    Rule("observations are in the space", check_observations),
+    Rule("observations are not NaN", check_nan),
+    Rule("rewards are finite numbers", check_rewards),
+    Rule("done is a flag", check_done),
+    Rule("truncation comes with done", check_truncation),
+    Rule("same key, same episode", check_same_key),
+    Rule("different keys, other starts", check_different_keys),
+    Rule("typed and legacy keys agree", check_key_types),
+    Rule("step depends on the state only", check_depends_on_state_only),
+    Rule("vmap equals single runs", check_vmap),
+    Rule("episodes end", check_episodes_end),
+    Rule("wrong actions are refused", check_wrong_action),
+    Rule("render draws a picture", check_render),
+)
 """The rules for a single env, in the order they are checked."""
 
-VECTOR_CHECKS = DEVICE_CHECKS | {"one key or one per env": check_one_key_or_many}
+VECTOR_RULES = (*DEVICE_RULES, Rule("one key or one per env", check_one_key_or_many))
 """The rules for a vectorised env."""
 
 
@@ -752,17 +738,12 @@ class GymnasiumSnapshot:
 
 
 class GymnasiumSubject:
-    """A Gymnasium env with what its checks share: converted spaces and a record of random steps."""
+    """A Gymnasium env with what its checks share: a record of random steps."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         self.env = env
-        self.broken: set[str] = set()
 
-    @shared
-    def conversion_of_the_spaces(self) -> tuple[Space, Space]:
-        return from_gymnasium(self.env.observation_space), from_gymnasium(self.env.action_space)
-
-    @shared
+    @cached_property
     def random_play(self) -> list[GymnasiumSnapshot]:
         return self.play(SEED)
 
@@ -770,7 +751,7 @@ class GymnasiumSubject:
         """Take random steps, the same for the same seed."""
         self.env.action_space.seed(seed)
         obs, info = self._reset(seed=seed)
-        record = [GymnasiumSnapshot("after reset", copy.deepcopy(obs), 0.0, False, False, info, False)]
+        record = [GymnasiumSnapshot(AFTER_RESET, copy.deepcopy(obs), 0.0, False, False, info, False)]
         for index in range(NUM_RANDOM_STEPS):
             result = self.env.step(self.env.action_space.sample())
             if not isinstance(result, tuple) or len(result) != 5:
@@ -785,7 +766,7 @@ class GymnasiumSubject:
             obs = next_obs
             if terminated or truncated:
                 obs, info = self._reset()
-                record.append(GymnasiumSnapshot("after reset", copy.deepcopy(obs), 0.0, False, False, info, False))
+                record.append(GymnasiumSnapshot(AFTER_RESET, copy.deepcopy(obs), 0.0, False, False, info, False))
         return record
 
     def _reset(self, **kwargs: Any) -> tuple[Any, Any]:
@@ -797,8 +778,13 @@ class GymnasiumSubject:
 
 
 def check_gymnasium_spaces(subject: GymnasiumSubject) -> Finding:
-    obs_space, action_space = subject.conversion_of_the_spaces
+    obs_space, action_space = from_gymnasium(subject.env.observation_space), from_gymnasium(subject.env.action_space)
     return passed(f"observations {obs_space}, actions {action_space}.")
+
+
+def check_gymnasium_steps(subject: GymnasiumSubject) -> Finding:
+    num_resets = sum(snapshot.when == AFTER_RESET for snapshot in subject.random_play)
+    return passed(f"{_count(NUM_RANDOM_STEPS, 'step')}, {_count(num_resets, 'reset')}.")
 
 
 def check_gymnasium_observations(subject: GymnasiumSubject) -> Finding:
@@ -806,7 +792,7 @@ def check_gymnasium_observations(subject: GymnasiumSubject) -> Finding:
     for snapshot in subject.random_play:
         if not space.contains(snapshot.obs):
             return failed(
-                f"{snapshot.when} {_outside_text(subject, snapshot.obs)}: correct the space or the observation."
+                f"{snapshot.when} {_outside_text(space, snapshot.obs)}: correct the space or the observation."
             )
     return passed(f"inside observation_space over {NUM_RANDOM_STEPS} random steps.")
 
@@ -885,17 +871,18 @@ def check_gymnasium_time_limit(subject: GymnasiumSubject) -> Finding:
     )
 
 
-GYMNASIUM_CHECKS: dict[str, Callable[[GymnasiumSubject], Finding]] = {
-    "spaces can be converted": check_gymnasium_spaces,
-    "observations are in the space": check_gymnasium_observations,
-    "observations are new arrays": check_gymnasium_memory,
-    "rewards are finite numbers": check_gymnasium_rewards,
-    "ends are bools": check_gymnasium_flags,
-    "infos are dicts": check_gymnasium_infos,
-    "same seed, same trajectory": check_gymnasium_same_seed,
-    "different seeds, other starts": check_gymnasium_other_seeds,
-    "a time limit exists": check_gymnasium_time_limit,
-}
+GYMNASIUM_RULES = (
+    Rule("spaces can be converted", check_gymnasium_spaces),
+    Rule("random steps run", check_gymnasium_steps, essential=True),
+    Rule("observations are in the space", check_gymnasium_observations),
+    Rule("observations are new arrays", check_gymnasium_memory),
+    Rule("rewards are finite numbers", check_gymnasium_rewards),
+    Rule("ends are bools", check_gymnasium_flags),
+    Rule("infos are dicts", check_gymnasium_infos),
+    Rule("same seed, same trajectory", check_gymnasium_same_seed),
+    Rule("different seeds, other starts", check_gymnasium_other_seeds),
+    Rule("a time limit exists", check_gymnasium_time_limit),
+)
 """Our own rules for a Gymnasium env, checked after Gymnasium's."""
 
 
@@ -904,15 +891,15 @@ def _share_memory(obs: Any, next_obs: Any) -> bool:
     return any(np.may_share_memory(one, other) for one, other in itertools.product(*arrays))
 
 
-def _outside_text(subject: GymnasiumSubject, obs: Any) -> str:
+def _outside_text(gymnasium_space: gymnasium.Space, obs: Any) -> str:
     """Say what is wrong with an observation, as exactly as the space allows."""
     try:
-        space, _ = subject.conversion_of_the_spaces
+        space = from_gymnasium(gymnasium_space)
         space.check(obs, "the observation")
-    except RookeryError as error:
+    except InvalidInputError:
+        return f"the observation {one_line(repr(obs))} is not in {gymnasium_space}"
+    except ShapeError as error:
         return one_line(str(error)).removesuffix(".")
-    except NotCheckedError:
-        return f"the observation {one_line(repr(obs))} is not in {subject.env.observation_space}"
     for name, subspace, array in with_spaces(space, obs, "the observation"):
         if array.dtype != subspace.dtype:
             return f"{name} is {array.dtype}; the space declares {subspace.dtype}"

@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rookery.agent import ACTION_MASK
 from rookery.envs.env import Env, EnvState, Wrapper
 from rookery.envs.wrappers.episode import check_inside_episodes
 from rookery.errors import InvalidInputError
-from rookery.spaces import ArraySpace, Box, Dict, Discrete, MultiDiscrete, Space, Tuple
-from rookery.types import Array, Key
+from rookery.spaces import ArraySpace, Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+from rookery.types import Array, Key, PyTreeDict
 
 
 class ObsFlattenWrapper(Wrapper):
@@ -44,7 +45,9 @@ class ObsFlattenWrapper(Wrapper):
 class FrameStackWrapper(Wrapper):
     """Shows the last `num_frames` observations, oldest first; at the start the first one fills the stack.
 
-    `axis="last"` joins them along the last axis, as convolutions want it; `axis="new"` stacks along a new first axis.
+    `axis="last"` joins them along the last axis, as convolutions want it; `axis="new"` stacks along a new first axis,
+    as is always done with scalars. Each part of a dict or tuple is stacked, but for the action mask, which counts for
+    the present only.
     """
 
     def __init__(self, env: Env, num_frames: int, axis: str = "last") -> None:
@@ -53,15 +56,10 @@ class FrameStackWrapper(Wrapper):
             raise InvalidInputError(f"num_frames={num_frames} must be at least 1.")
         if axis not in ("last", "new"):
             raise InvalidInputError(f"axis={axis!r}: choose 'last' or 'new'.")
-        if not (isinstance(env.obs_space, Box) and env.obs_space.shape):
-            raise InvalidInputError(f"FrameStackWrapper needs Box observations with axes, got {env.obs_space}.")
         super().__init__(env)
         self.num_frames = num_frames
         self.axis = axis
-        low, high = (
-            self._join(np.stack([bound] * num_frames), np) for bound in (env.obs_space.low, env.obs_space.high)
-        )
-        self._obs_space = Box(low, high, dtype=env.obs_space.dtype)
+        self._obs_space = self._stacked_space(env.obs_space)
 
     @property
     def obs_space(self) -> Space:
@@ -69,19 +67,54 @@ class FrameStackWrapper(Wrapper):
 
     def reset(self, key: Key) -> EnvState:
         state = self.env.reset(key)
-        frames = jnp.stack([state.obs] * self.num_frames)
-        return self._show(state, frames)
+        return self._show(state, jax.tree.map(lambda part: jnp.stack([part] * self.num_frames), state.obs))
 
     def step(self, env_state: EnvState, action: Any) -> EnvState:
         frames = env_state._internal.frames
         state = self.env.step(env_state, action)
-        return self._show(state, jnp.concatenate([frames[1:], state.obs[None]]))
+        return self._show(
+            state, jax.tree.map(lambda stack, part: jnp.concatenate([stack[1:], part[None]]), frames, state.obs)
+        )
 
-    def _show(self, state: EnvState, frames: Array) -> EnvState:
-        return state.replace(obs=self._join(frames, jnp), _internal=state._internal.replace(frames=frames))
+    def _show(self, state: EnvState, frames: Any) -> EnvState:
+        obs = self._joined(self.env.obs_space, frames)
+        return state.replace(obs=obs, _internal=state._internal.replace(frames=frames))
+
+    def _joined(self, space: Space, frames: Any) -> Any:
+        match space:
+            case Dict():
+                return PyTreeDict(
+                    {
+                        name: frames[name][-1] if name == ACTION_MASK else self._joined(part, frames[name])
+                        for name, part in space.spaces.items()
+                    }
+                )
+            case Tuple():
+                return tuple(self._joined(part, stack) for part, stack in zip(space.spaces, frames, strict=True))
+        return self._join(frames, jnp)
 
     def _join(self, frames: Any, numpy: Any) -> Any:
-        return frames if self.axis == "new" else numpy.concatenate(list(frames), axis=-1)
+        return frames if self.axis == "new" or frames.ndim == 1 else numpy.concatenate(list(frames), axis=-1)
+
+    def _stacked_space(self, space: Space) -> Space:
+        def stacked(values: Any) -> np.ndarray:
+            return self._join(np.stack([np.asarray(values)] * self.num_frames), np)
+
+        match space:
+            case Dict():
+                parts = space.spaces.items()
+                return Dict({name: part if name == ACTION_MASK else self._stacked_space(part) for name, part in parts})
+            case Tuple():
+                return Tuple([self._stacked_space(part) for part in space.spaces])
+            case Box():
+                return Box(stacked(space.low), stacked(space.high), dtype=space.dtype)
+            case Discrete():
+                return MultiDiscrete(stacked(space.n), stacked(space.start), space.dtype)
+            case MultiDiscrete():
+                return MultiDiscrete(stacked(space.nvec), stacked(space.start), space.dtype)
+            case MultiBinary():
+                return MultiBinary(stacked(np.zeros(space.shape)).shape)
+        raise InvalidInputError(f"expected a space of rookery.spaces, got {space!r}.")
 
 
 def _array_spaces(space: Space) -> list[ArraySpace]:

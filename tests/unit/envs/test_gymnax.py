@@ -32,7 +32,7 @@ def library_promotion() -> Iterator[None]:
 
 def types_of(tree: Any) -> list[tuple]:
     leaves, structure = jax.tree.flatten(tree)
-    return [structure, *((leaf.shape, leaf.dtype, leaf.weak_type) for leaf in leaves)]
+    return [structure, *((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for leaf in leaves)]
 
 
 def dtypes_of(space: Space) -> Any:
@@ -49,6 +49,7 @@ def test_every_env_keeps_its_tree_its_dtypes_and_its_spaces(name: str) -> None:
         assert jax.tree.map(lambda leaf: leaf.dtype, state.obs) == dtypes_of(env.obs_space)
         state = step(state, env.action_space.sample(action_key))
     assert types_of(state) == types_of(first)
+    assert not any(getattr(leaf, "weak_type", False) for leaf in jax.tree.leaves(state))
     assert state.reward.dtype == state.done.dtype == state.info.truncation.dtype == jnp.float32
     assert state.reward.shape == state.done.shape == ()
 

@@ -31,7 +31,7 @@ def library_promotion() -> Iterator[None]:
 
 def types_of(tree: Any) -> list[tuple]:
     leaves, structure = jax.tree.flatten(tree)
-    return [structure, *((leaf.shape, leaf.dtype, leaf.weak_type) for leaf in leaves)]
+    return [structure, *((leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)) for leaf in leaves)]
 
 
 def dtypes_of(space: Space) -> Any:
@@ -58,6 +58,7 @@ def test_every_env_keeps_its_tree_its_dtypes_and_its_spaces(name: str) -> None:
         assert jax.tree.map(lambda leaf: leaf.dtype, state.obs) == dtypes_of(env.obs_space)
         state = step(state, env.action_space.sample(action_key))
     assert types_of(state) == types_of(first)
+    assert not any(getattr(leaf, "weak_type", False) for leaf in jax.tree.leaves(state))
     assert state.reward.dtype == state.done.dtype == state.info.truncation.dtype == jnp.float32
     assert state.reward.shape == state.done.shape == ()
 
@@ -155,6 +156,13 @@ def test_an_env_that_the_library_truncates_itself_is_read_the_same_way() -> None
     np.testing.assert_array_equal(truncation, [0, 0, 1])
 
 
+def test_the_time_limit_of_a_wrapped_env_truncates() -> None:
+    env = JumanjiAdapter(jumanji.wrappers.Wrapper(jumanji.environments.Maze(time_limit=2)))
+    done, truncation = flags(env, jax.random.key(0), jnp.zeros(2, jnp.int32))
+    np.testing.assert_array_equal(done, [0, 1])
+    np.testing.assert_array_equal(truncation, [0, 1])
+
+
 def test_observations_are_dicts_and_specs_become_the_spaces_of_their_kind() -> None:
     env = make("Maze-v0")
     position = Dict({"row": Box(0, 9, (), np.int32), "col": Box(0, 9, (), np.int32)})
@@ -203,7 +211,7 @@ def test_actions_of_another_integer_width_are_taken_as_the_same() -> None:
 @pytest.mark.parametrize("name", MULTI_AGENT_NAMES)
 def test_an_env_with_one_reward_per_agent_is_refused_with_the_way_to_add_them_up(name: str) -> None:
     assert name not in names()
-    with pytest.raises(InvalidInputError, match="one per agent; expected one.*MultiToSingleWrapper"):
+    with pytest.raises(InvalidInputError, match=r"one per agent; expected one\..*MultiToSingleWrapper"):
         make(name)
 
 
@@ -239,19 +247,19 @@ def test_an_env_without_its_data_says_what_it_needs(monkeypatch: pytest.MonkeyPa
         make(NEEDS_DOWNLOAD)
 
 
-def test_sokoban_runs_with_a_generator_that_needs_no_download() -> None:
-    env = make(NEEDS_DOWNLOAD, generator=SimpleSolveGenerator(), episode_length=1)
-    step = jax.jit(env.step)
-    first = env.reset(jax.random.key(0))
-    ends = [step(first, jnp.asarray(action)) for action in range(4)]
-    assert [float(end.done) for end in ends] == [1.0] * 4
-    solved = [float(end.info.metrics.solved) for end in ends]
-    assert sum(solved) == 1.0, "one of the four moves solves this level"
-    assert [float(end.info.truncation) for end in ends] == [1.0 - terminated for terminated in solved]
+def test_solving_sokoban_on_the_last_step_terminates_and_another_last_step_truncates() -> None:
+    env = make(NEEDS_DOWNLOAD, generator=SimpleSolveGenerator(), episode_length=10)
+    up, right, down = 0, 1, 2
+    solution = [up, down, right] * 3 + [up]
+    for last_action, expected_truncation in ((up, 0.0), (down, 1.0)):
+        actions = jnp.asarray([*solution[:-1], last_action])
+        done, truncation = flags(env, jax.random.key(0), actions)
+        np.testing.assert_array_equal(done, [0.0] * 9 + [1.0])
+        np.testing.assert_array_equal(truncation, [0.0] * 9 + [expected_truncation])
 
 
 @pytest.mark.parametrize("name", ["Snake-v1", "Game2048-v1"])
-def test_states_are_drawn_without_a_display(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_are_drawn_without_a_display(name: str) -> None:
     pytest.importorskip("matplotlib").use("agg")
     env = make(name)
     first = env.reset(jax.random.key(0))
