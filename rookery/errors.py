@@ -1,6 +1,7 @@
 """Every error Rookery raises on purpose: what was given, what was expected, what to do."""
 
 import difflib
+import numbers
 from collections.abc import Iterable
 
 
@@ -26,6 +27,18 @@ class MissingExtraError(RookeryError, ImportError):
 
 class EnvironmentCheckError(RookeryError):
     """An environment breaks the contract it claims to follow."""
+
+
+def check_count(name: str, value: object) -> None:
+    """Raise unless `value` is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+        raise InvalidInputError(f"{name}={value!r} must be an integer of at least 1.")
+
+
+def check_discount(discount: float) -> None:
+    """Raise unless `discount` lies between 0 and 1."""
+    if not 0.0 <= discount <= 1.0:
+        raise InvalidInputError(f"discount={discount} must lie between 0 and 1.")
 
 
 def unknown_name(kind: str, name: str, candidates: Iterable[str], hint: str = "") -> UnknownNameError:

@@ -441,7 +441,8 @@ def _frozen(array: np.ndarray) -> np.ndarray:
 def _bound_text(bound: np.ndarray) -> str:
     if bound.size and np.all(bound == bound.flat[0]):
         return str(bound.flat[0])
-    return np.array2string(bound, separator=", ", threshold=8).replace("\n", "")
+    shown = [f"{value:g}" for value in bound.flat[:8]]
+    return f"[{', '.join(shown)}{', ...' if bound.size > 8 else ''}]"
 
 
 def _all_true(results: list[Any]) -> Any:

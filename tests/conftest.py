@@ -1,4 +1,4 @@
-"""What all tests share: strict promotion, a compilation cache, and small envs and agents whose every number is known."""
+"""What all tests share: strict promotion, a compilation cache, and small envs and agents of known numbers."""
 
 import os
 from collections.abc import Callable, Iterator

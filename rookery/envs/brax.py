@@ -4,7 +4,6 @@ import contextlib
 import inspect
 import io
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.envs.env import Env, EnvState
+from rookery.envs.promotion import library_promotion
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.spaces import Box, Dict, Space
 from rookery.types import Array, Key, PyTreeDict, as_key
@@ -38,13 +38,14 @@ class BraxAdapter(Env):
         self._obs_space = _unbounded_space(jax.eval_shape(self.reset, jax.random.key(0)).obs)
 
     def reset(self, key: Key) -> EnvState:
-        with _library_promotion():
+        with library_promotion():
             return _env_state(self.brax_env.reset(as_key(key)))
 
     def step(self, env_state: EnvState, action: Array) -> EnvState:
         self.action_space.check(action, "action")
-        with _library_promotion():
-            return _env_state(self.brax_env.step(env_state.env_state, jnp.asarray(action, jnp.float32)))
+        with library_promotion():
+            stepped = _env_state(self.brax_env.step(env_state.env_state, jnp.asarray(action, jnp.float32)))
+        return stepped.replace(info=env_state.info.replace(**stepped.info), _internal=env_state._internal)
 
     @property
     def obs_space(self) -> Space:
@@ -60,7 +61,7 @@ class BraxAdapter(Env):
 
     def render(self, env_state: EnvState) -> np.ndarray:
         """Draw with MuJoCo, which needs OpenGL: without a display, start Python with `MUJOCO_GL=egl`."""
-        with _library_promotion():
+        with library_promotion():
             return self.brax_env.render([env_state.env_state.pipeline_state])[0]
 
 
@@ -79,7 +80,7 @@ def make(name: str, episode_length: int | None = None, **kwargs: Any) -> Env:
             raise InvalidInputError(
                 f"brax/{name} takes no argument {argument!r}: it takes {', '.join(sorted(accepted))}."
             )
-    with warnings.catch_warnings(), _library_promotion():
+    with warnings.catch_warnings(), library_promotion():
         warnings.filterwarnings("ignore", message="Brax System", category=UserWarning)
         brax_env = brax.envs.get_environment(name, **kwargs)
     env = BraxAdapter(brax_env, DEFAULT_EPISODE_LENGTH if episode_length is None else episode_length)
@@ -128,10 +129,3 @@ def _check_that_it_steps(env: BraxAdapter, name: str) -> None:
             f"brax/{name} cannot be stepped: this version of brax does not work with JAX {jax.__version__} "
             f"({error!r}). Choose another env, or install versions of the two that fit."
         ) from error
-
-
-@contextlib.contextmanager
-def _library_promotion() -> Iterator[None]:
-    """Let the library mix dtypes and ranks, whatever the rest of the program is held to."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield

@@ -1,9 +1,7 @@
 """Environments of gymnax: the adapter around one of them, and the names that can be made."""
 
-import contextlib
 import dataclasses
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import gymnax
@@ -15,6 +13,7 @@ from gymnax.environments import spaces as gymnax_spaces
 from gymnax.environments.environment import Environment, EnvParams
 
 from rookery.envs.env import Env, EnvState
+from rookery.envs.promotion import library_promotion
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.spaces import ArraySpace, Box, Dict, Discrete, Space, Tuple
 from rookery.types import Array, Key, PyTreeData, PyTreeDict, as_key
@@ -50,7 +49,7 @@ class GymnaxAdapter(Env):
             action = gymnax_env.action_space(self.params).sample(key)
             return obs, action, gymnax_env.step_env(key, state, action, self.params)[-1]
 
-        with _library_promotion():
+        with library_promotion():
             obs, action, self._metrics = jax.eval_shape(first_step, jax.random.key(0))
             self._obs_space = _to_space(gymnax_env.observation_space(self.params), obs)
             self._action_space = _to_space(gymnax_env.action_space(self.params), action)
@@ -59,7 +58,7 @@ class GymnaxAdapter(Env):
 
     def reset(self, key: Key) -> EnvState:
         reset_key, steps_key = jax.random.split(as_key(key))
-        with _library_promotion():
+        with library_promotion():
             obs, state = self.gymnax_env.reset_env(reset_key, self.params)
         zero = jnp.zeros((), jnp.float32)
         metrics = jax.tree.map(lambda metric: jnp.zeros(metric.shape, jnp.float32), self._metrics)
@@ -78,18 +77,18 @@ class GymnaxAdapter(Env):
         before: GymnaxState = env_state.env_state
         # Unlike a chain of splits, this costs nothing where the env draws no random numbers.
         step_key = jax.random.fold_in(before.key, before.num_steps)
-        with _library_promotion():
+        with library_promotion():
             obs, state, reward, terminated, metrics = self.gymnax_env.step_env(
                 step_key, before.state, action, self.params
             )
             out_of_time = self.gymnax_env.is_truncated(state, self.params)
         terminated, out_of_time = jnp.asarray(terminated, bool), jnp.asarray(out_of_time, bool)
-        return EnvState(
+        return env_state.replace(
             env_state=before.replace(state=_as_arrays(state), num_steps=before.num_steps + 1),
             obs=_as_obs(obs),
             reward=jnp.asarray(reward, jnp.float32),
             done=(terminated | out_of_time).astype(jnp.float32),
-            info=PyTreeDict(
+            info=env_state.info.replace(
                 truncation=(out_of_time & ~terminated).astype(jnp.float32),
                 metrics=jax.tree.map(lambda metric: jnp.asarray(metric, jnp.float32), metrics),
             ),
@@ -125,7 +124,7 @@ def make(name: str, episode_length: int | None = None, **kwargs: Any) -> Env:
     arguments = {argument: value for argument, value in kwargs.items() if argument in constructor_names}
     changes = {argument: value for argument, value in kwargs.items() if argument not in constructor_names}
     try:
-        with _library_promotion():
+        with library_promotion():
             gymnax_env, params = gymnax.make(name, **arguments)
     except OSError as error:
         raise InvalidInputError(
@@ -166,10 +165,3 @@ def _as_arrays(tree: Any) -> Any:
 
 def _as_obs(obs: Any) -> Any:
     return _as_arrays(PyTreeDict(obs) if isinstance(obs, dict) else obs)
-
-
-@contextlib.contextmanager
-def _library_promotion() -> Iterator[None]:
-    """Let the library mix dtypes and ranks, whatever the rest of the program is held to."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield

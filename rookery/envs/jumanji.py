@@ -8,12 +8,10 @@ What it cannot know: a bound on the number of steps that is not called `time_lim
 many steps as there are customers, with a penalty; that counts as termination.
 """
 
-import contextlib
 import copy
 import inspect
 import io
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -27,6 +25,7 @@ from jumanji import specs
 from PIL import Image
 
 from rookery.envs.env import Env, EnvState
+from rookery.envs.promotion import library_promotion
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.spaces import ArraySpace, Box, Dict, Discrete, MultiDiscrete, Space
 from rookery.types import Array, Key, PyTreeDict, as_key
@@ -41,11 +40,12 @@ class JumanjiAdapter(Env):
     """One jumanji env. Observations are `PyTreeDict`; what the library calls extras is in `info.metrics`."""
 
     def __init__(self, jumanji_env: jumanji.Environment) -> None:
-        reward_shape = jumanji_env.reward_spec.shape
-        if reward_shape:
+        rewards, discounts = jumanji_env.reward_spec.shape, jumanji_env.discount_spec.shape
+        if rewards or discounts:
             raise InvalidInputError(
-                f"{type(jumanji_env.unwrapped).__name__} gives rewards of shape {list(reward_shape)}, one per agent; "
-                "expected one. To add them up: JumanjiAdapter(jumanji.wrappers.MultiToSingleWrapper(env))."
+                f"{type(jumanji_env.unwrapped).__name__} gives rewards of shape {list(rewards)} and discounts of shape "
+                f"{list(discounts)}, one per agent; expected one of each. To add them up: "
+                "JumanjiAdapter(jumanji.wrappers.MultiToSingleWrapper(env))."
             )
         self.jumanji_env = jumanji_env
         self._timeless_env = _without_time_limit(jumanji_env)
@@ -53,18 +53,19 @@ class JumanjiAdapter(Env):
         self._action_space = _action_space(jumanji_env)
 
     def reset(self, key: Key) -> EnvState:
-        with _library_promotion():
+        with library_promotion():
             state, timestep = self.jumanji_env.reset(as_key(key))
         return self._env_state(state, timestep, truncated=jnp.zeros((), bool))
 
     def step(self, env_state: EnvState, action: Array) -> EnvState:
         self.action_space.check(action, "action")
         action = jnp.asarray(action, self.action_space.sample_dtype)
-        with _library_promotion():
+        with library_promotion():
             state, timestep = self.jumanji_env.step(env_state.env_state, action)
             _, timeless = self._timeless_env.step(env_state.env_state, action)
             terminated = timeless.last() & (timeless.discount == 0)
-            return self._env_state(state, timestep, truncated=timestep.last() & ~terminated)
+        stepped = self._env_state(state, timestep, truncated=timestep.last() & ~terminated)
+        return stepped.replace(info=env_state.info.replace(**stepped.info), _internal=env_state._internal)
 
     def _env_state(self, state: Any, timestep: jumanji.types.TimeStep, truncated: Array) -> EnvState:
         metrics = jax.tree.map(lambda metric: jnp.asarray(metric, jnp.float32), timestep.extras)
@@ -89,7 +90,7 @@ class JumanjiAdapter(Env):
         return getattr(self.jumanji_env.unwrapped, "time_limit", None)
 
     def render(self, env_state: EnvState) -> np.ndarray:
-        with warnings.catch_warnings(), _library_promotion():
+        with warnings.catch_warnings(), library_promotion():
             warnings.filterwarnings("ignore", message=".*cannot be shown", category=UserWarning)
             frame = self.jumanji_env.render(env_state.env_state)
         if frame is None:  # unless its viewer is asked for arrays, the env draws into the current figure
@@ -125,7 +126,7 @@ def make(name: str, episode_length: int | None = None, **kwargs: Any) -> Env:
     if episode_length is not None and "time_limit" in constructor_arguments:
         kwargs["time_limit"] = episode_length
     try:
-        with _library_promotion():
+        with library_promotion():
             jumanji_env = jumanji.make(name, **kwargs)
     except OSError as error:
         raise InvalidInputError(
@@ -199,10 +200,3 @@ def _entries(spec: specs.Spec) -> dict[str, specs.Spec]:
 def _as_arrays(tree: Any) -> Any:
     """Make arrays of the Python numbers that a fresh state holds, of the dtype that later states have."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), tree)
-
-
-@contextlib.contextmanager
-def _library_promotion() -> Iterator[None]:
-    """Let the library mix dtypes and ranks, whatever the rest of the program is held to."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 from rookery.envs.env import Env
 from rookery.envs.wrappers import AutoresetMode, EpisodeWrapper, FastAutoresetWrapper, VectorWrapper
 from rookery.envs.wrappers.autoreset import VECTOR_WRAPPERS
-from rookery.errors import InvalidInputError, missing_extra, unknown_name
+from rookery.errors import InvalidInputError, check_count, missing_extra, unknown_name
 
 ENTRY_POINT_GROUP = "rookery.envs"
 
@@ -102,7 +102,7 @@ def wrap_env(
 
     `episode_length=None` is the env's own limit. `pool_size` is the number of cached starts per env of `FAST` mode.
     """
-    check_wrapping(parallel, autoreset_mode, pool_size)
+    check_wrapping(episode_length, parallel, autoreset_mode, pool_size)
     if episode_length is None:
         episode_length = env.max_episode_steps
     env = EpisodeWrapper(env, episode_length, record_ori_obs, discount)
@@ -125,7 +125,7 @@ def create_env(
 
     The arguments are those of `wrap_env`; `library_kwargs` go to the library.
     """
-    check_wrapping(parallel, autoreset_mode, pool_size)
+    check_wrapping(episode_length, parallel, autoreset_mode, pool_size)
     env = make_env(name, episode_length, **library_kwargs)
     return wrap_env(env, episode_length, parallel, autoreset_mode, discount, record_ori_obs, pool_size)
 
@@ -150,13 +150,15 @@ def create_wrapped_jumanji_env(name: str, **kwargs: Any) -> VectorWrapper:
     return create_env(f"jumanji/{name}", **kwargs)
 
 
-def check_wrapping(parallel: int, autoreset_mode: AutoresetMode, pool_size: int) -> None:
+def check_wrapping(episode_length: int | None, parallel: int, autoreset_mode: AutoresetMode, pool_size: int) -> None:
     """Raise before anything is built if the arguments of `wrap_env` cannot be meant."""
+    if episode_length is not None:
+        check_count("episode_length", episode_length)
+    check_count("parallel", parallel)
+    check_count("pool_size", pool_size)
     if not isinstance(autoreset_mode, AutoresetMode):
         choices = ", ".join(f"AutoresetMode.{mode.name}" for mode in AutoresetMode)
         raise InvalidInputError(f"autoreset_mode={autoreset_mode!r}: choose one of {choices}.")
-    if isinstance(parallel, bool) or not isinstance(parallel, int) or parallel < 1:
-        raise InvalidInputError(f"parallel={parallel!r}: the number of environments must be an integer of at least 1.")
     if pool_size != 1 and autoreset_mode is not AutoresetMode.FAST:
         raise InvalidInputError(f"pool_size={pool_size} is a setting of AutoresetMode.FAST, not of {autoreset_mode}.")
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from rookery.agent import AgentState, Carry
 from rookery.envs import VectorWrapper
-from rookery.errors import InvalidInputError
+from rookery.errors import InvalidInputError, check_count, check_discount
 from rookery.metrics import EvaluateMetric
 from rookery.rollout import ActionFn, recurrent_fast_eval_rollout_episode
 from rookery.types import Key, PyTreeNode, as_key, pytree_field
@@ -35,13 +35,14 @@ class Evaluator(PyTreeNode):
             raise InvalidInputError(
                 "Evaluator takes either agent_fn or action_fn: for instance agent.evaluate_actions."
             )
-        check_evaluation(self.env, self.max_episode_steps, self.discount)
+        check_count("max_episode_steps", self.max_episode_steps)
+        check_discount(self.discount)
         if not self.env.batch_shape:
             raise InvalidInputError("Evaluator needs a vectorised environment: make it with create_env or wrap_env.")
 
     def evaluate(self, agent_state: AgentState, key: Key, num_episodes: int) -> EvaluateMetric:
         """Play exactly `num_episodes` episodes; return the return and the length of each."""
-        check_num_episodes(num_episodes)
+        check_count("num_episodes", num_episodes)
         return self._evaluate(agent_state, as_key(key), num_episodes)
 
     @partial(jax.jit, static_argnames=("self", "num_episodes"))
@@ -69,17 +70,3 @@ class Evaluator(PyTreeNode):
 
         metrics = jax.lax.map(play_round, (jax.random.split(key, num_rounds), left_over))
         return jax.tree.map(lambda leaf: leaf.reshape(-1)[:num_episodes], metrics)
-
-
-def check_evaluation(env: Any, max_episode_steps: int, discount: float) -> None:
-    """Raise unless the settings of an evaluator make sense."""
-    if isinstance(max_episode_steps, bool) or not isinstance(max_episode_steps, int) or max_episode_steps < 1:
-        raise InvalidInputError(f"max_episode_steps={max_episode_steps!r} must be an integer of at least 1.")
-    if not 0.0 <= discount <= 1.0:
-        raise InvalidInputError(f"discount={discount} must lie between 0 and 1.")
-
-
-def check_num_episodes(num_episodes: int) -> None:
-    """Raise unless the number is a whole one of at least 1."""
-    if isinstance(num_episodes, bool) or not isinstance(num_episodes, int) or num_episodes < 1:
-        raise InvalidInputError(f"num_episodes={num_episodes!r} must be an integer of at least 1.")

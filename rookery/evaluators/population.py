@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from rookery.agent import AgentState, Carry
 from rookery.control_flow import any_true, cond_any
 from rookery.envs import Env, EnvState, VectorWrapper
-from rookery.errors import InvalidInputError
-from rookery.evaluators.evaluator import check_evaluation, check_num_episodes
+from rookery.errors import InvalidInputError, check_count, check_discount
 from rookery.metrics import EvaluateMetric
 from rookery.rollout import ActionFn, act
 from rookery.types import Array, Key, PyTreeData, PyTreeNode, as_key, as_mappable_key, pytree_field, where_tree
@@ -53,9 +52,9 @@ class PopulationEvaluator(PyTreeNode):
     discount: float = pytree_field(static=True, default=1.0)
 
     def __post_init__(self) -> None:
-        check_evaluation(self.env, self.max_episode_steps, self.discount)
-        if isinstance(self.num_lanes, bool) or not isinstance(self.num_lanes, int) or self.num_lanes < 1:
-            raise InvalidInputError(f"num_lanes={self.num_lanes!r} must be an integer of at least 1.")
+        check_count("max_episode_steps", self.max_episode_steps)
+        check_count("num_lanes", self.num_lanes)
+        check_discount(self.discount)
 
     @property
     def single_env(self) -> Env:
@@ -64,7 +63,7 @@ class PopulationEvaluator(PyTreeNode):
 
     def evaluate(self, agent_states: AgentState, key: Key, num_episodes: int = 1) -> EvaluateMetric:
         """Return returns and lengths `[P, E]`; every leaf of `agent_states` has the population as its first axis."""
-        check_num_episodes(num_episodes)
+        check_count("num_episodes", num_episodes)
         return self._evaluate(agent_states, as_key(key), num_episodes)
 
     @partial(jax.jit, static_argnames=("self", "num_episodes"))

@@ -214,7 +214,7 @@ def _event_shape(state: RunningStatistics, name: str) -> Shape:
 
 def _tracked_leaves(state: RunningStatistics, obs: PyTree) -> dict[str, Array]:
     """Return the leaves that have moments, by name; raise if one is missing or ends in another shape."""
-    given = {_leaf_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(obs)[0]}
+    given = {_leaf_name(path): jnp.asarray(leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(obs)[0]}
     for name in state.moments:
         if name not in given:
             raise ShapeError(f"the observations have no {name}; they have {', '.join(given) or 'no entries'}.")
@@ -236,7 +236,7 @@ def _map_tracked(transform: Callable[[Moments, Array], Array], state: RunningSta
 
     def transform_leaf(path: tuple, leaf: Array) -> Array:
         name = _leaf_name(path)
-        return transform(state.moments[name], leaf.astype(jnp.float32)) if name in state.moments else leaf
+        return transform(state.moments[name], jnp.asarray(leaf, jnp.float32)) if name in state.moments else leaf
 
     return jax.tree_util.tree_map_with_path(transform_leaf, obs)
 

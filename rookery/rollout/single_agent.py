@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from rookery.agent import AgentState, Carry
 from rookery.control_flow import any_true
 from rookery.envs import EnvState
-from rookery.errors import InvalidInputError
+from rookery.errors import InvalidInputError, check_count
 from rookery.metrics import EvaluateMetric
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key, PyTreeDict, as_key
@@ -57,7 +57,7 @@ def recurrent_rollout(
     `extras.policy_extras.episode_start` says at which steps the agent cleared its memory before acting: together with
     the first `carry` that is all it takes to replay the trajectory.
     """
-    check_rollout_length(rollout_length)
+    check_count("rollout_length", rollout_length)
     return _rollout(
         env_fn, action_fn, env_state, agent_state, carry, as_key(key), rollout_length, tuple(env_extra_fields)
     )
@@ -126,7 +126,7 @@ def recurrent_eval_rollout_episode(
     rollout_length: int,
 ) -> tuple[SampleBatch, EnvState, Carry]:
     """`eval_rollout_episode` of a recurrent agent."""
-    check_rollout_length(rollout_length)
+    check_count("rollout_length", rollout_length)
     return _eval_rollout(env_fn, action_fn, env_state, agent_state, carry, as_key(key), rollout_length)
 
 
@@ -192,7 +192,7 @@ def recurrent_fast_eval_rollout_episode(
     discount: float = 1.0,
 ) -> tuple[EvaluateMetric, EnvState, Carry]:
     """`fast_eval_rollout_episode` of a recurrent agent."""
-    check_rollout_length(rollout_length)
+    check_count("rollout_length", rollout_length)
     return _fast_eval_rollout(
         env_fn, action_fn, env_state, agent_state, carry, as_key(key), rollout_length, jnp.float32(discount)
     )
@@ -259,9 +259,3 @@ def act(
 def has_memory(carry: Carry) -> bool:
     """Tell whether there is anything to carry."""
     return bool(jax.tree.leaves(carry))
-
-
-def check_rollout_length(rollout_length: int) -> None:
-    """Raise unless the length is a whole number of at least 1."""
-    if isinstance(rollout_length, bool) or not isinstance(rollout_length, int) or rollout_length < 1:
-        raise InvalidInputError(f"rollout_length={rollout_length!r} must be an integer of at least 1.")

@@ -625,9 +625,9 @@ def check_wrong_action(subject: DeviceSubject) -> Finding:
 
 
 def check_render(subject: DeviceSubject) -> Finding:
-    state = subject.step
     try:
-        frame = subject.env.render(state)
+        with warnings.catch_warnings(action="ignore"):
+            frame = subject.env.render(subject.step)
     except NotImplementedError:
         return skipped("the env cannot be rendered.")
     except Exception as error:

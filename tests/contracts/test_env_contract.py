@@ -149,13 +149,15 @@ def test_the_own_time_limit_of_an_env_arrives_as_truncation(episode_length: int 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NORMAL, AutoresetMode.ENVPOOL], ids=lambda mode: mode.name)
 def test_action_repeat_sums_rewards_stops_at_the_end_and_is_not_frozen_afterwards(mode: AutoresetMode) -> None:
-    env = wrap_env(ActionRepeat(CounterEnv(terminates_after=5), 2), parallel=2, autoreset_mode=mode, record_ori_obs=True)
+    env = wrap_env(
+        ActionRepeat(CounterEnv(terminates_after=5), 2), parallel=2, autoreset_mode=mode, record_ori_obs=True
+    )
     states = trace(env, 6)
     dead_step = [0] if mode is AutoresetMode.ENVPOOL else []
 
     def two_episodes(first: int, second: int, third: int) -> np.ndarray:
         episode = [first, second, third, *dead_step]
-        return np.array([[value, value] for value in ([0] + episode + episode)[:7]])
+        return np.array([[value, value] for value in [0, *episode, *episode][:7]])
 
     np.testing.assert_array_equal(states.reward, two_episodes(3, 7, 5))
     np.testing.assert_array_equal(states.info.steps, two_episodes(1, 2, 3))
@@ -286,6 +288,21 @@ def test_wrappers_built_by_hand_equal_create_env() -> None:
         terminates_after=2,
     )
     jax.tree.map(np.testing.assert_array_equal, trace(by_hand, 4), trace(by_name, 4))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda env: RewardScaleWrapper(env, 0.5),
+        lambda env: FrameStackWrapper(env, 2),
+        ObsFlattenWrapper,
+    ],
+    ids=["RewardScaleWrapper", "FrameStackWrapper", "ObsFlattenWrapper"],
+)
+def test_a_wrapper_outside_the_episode_wrapper_is_refused(wrap: Callable) -> None:
+    # There `steps`, `episode_return` and `ori_obs` would be those of another env than the agent sees.
+    with pytest.raises(InvalidInputError, match="EpisodeWrapper"):
+        wrap(EpisodeWrapper(CounterEnv(), 5))
 
 
 class ExpensiveReset(Wrapper):

@@ -69,7 +69,14 @@ def increment(tree: Any) -> Any:
 
 def test_key_paths_name_every_field_and_entry() -> None:
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(make_outer())]
-    assert paths == [".inner.weights", ".inner.bag['a']['deep']", ".inner.bag['b']", ".pair[0]", ".pair[1]['z']", ".count"]
+    assert paths == [
+        ".inner.weights",
+        ".inner.bag['a']['deep']",
+        ".inner.bag['b']",
+        ".pair[0]",
+        ".pair[1]['z']",
+        ".count",
+    ]
 
 
 @pytest.mark.parametrize("transform", ["jit", "vmap", "scan", "cond", "donate", "export"])
@@ -258,7 +265,7 @@ def test_derived_fields_are_inherited_and_follow_a_replace() -> None:
 
 
 def test_replace_refuses_unknown_and_derived_fields_and_offers_the_nearest() -> None:
-    with pytest.raises(TypeError, match="'weight'.*'weights'"):
+    with pytest.raises(TypeError, match=r"'weight'.*'weights'"):
         make_outer().inner.replace(weight=1)
     with pytest.raises(TypeError, match="doubled"):
         Doubler(offset=jnp.ones(())).replace(doubled=1.0)
@@ -310,7 +317,15 @@ def test_legacy_keys_draw_the_same_numbers_as_typed_ones(impl: str) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [3, None, "key", jnp.zeros((2,), jnp.int32), jnp.zeros((3,), jnp.uint32), jnp.zeros((), jnp.uint32), jnp.ones((2,))],
+    [
+        3,
+        None,
+        "key",
+        jnp.zeros((2,), jnp.int32),
+        jnp.zeros((3,), jnp.uint32),
+        jnp.zeros((), jnp.uint32),
+        jnp.ones((2,)),
+    ],
     ids=str,
 )
 def test_what_is_no_key_is_refused_with_the_way_to_make_one(given: Any) -> None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from rookery.control_flow import any_true
 from rookery.envs.env import Env, EnvState, Wrapper
-from rookery.errors import InvalidInputError
+from rookery.errors import InvalidInputError, check_count
 from rookery.spaces import Box
 from rookery.types import where_tree
 
@@ -36,8 +36,7 @@ class ActionRepeat(Wrapper):
     """Takes each action `num_repeats` times, or until the episode ends, and adds up the rewards."""
 
     def __init__(self, env: Env, num_repeats: int) -> None:
-        if num_repeats < 1:
-            raise InvalidInputError(f"num_repeats={num_repeats} must be at least 1.")
+        check_count("num_repeats", num_repeats)
         if env.batch_shape:
             raise InvalidInputError("ActionRepeat belongs inside the vectorisation: wrap the single env with it.")
         super().__init__(env)

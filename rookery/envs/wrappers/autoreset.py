@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from rookery.control_flow import cond_any
 from rookery.envs.env import Env, EnvState
 from rookery.envs.wrappers.vectorize import VectorWrapper, VmapWrapper, split_each
-from rookery.errors import InvalidInputError
+from rookery.errors import check_count
 from rookery.types import Array, Key, PyTreeData, PyTreeDict, where_tree
 
 
@@ -66,8 +66,7 @@ class FastAutoresetWrapper(VectorWrapper):
     """
 
     def __init__(self, env: Env, num_envs: int, pool_size: int = 1) -> None:
-        if pool_size < 1:
-            raise InvalidInputError(f"pool_size={pool_size} must be at least 1.")
+        check_count("pool_size", pool_size)
         super().__init__(env, num_envs)
         self.pool_size = pool_size
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.envs.env import Env, EnvState, Wrapper
-from rookery.errors import InvalidInputError
+from rookery.errors import InvalidInputError, check_count, check_discount
 from rookery.types import Key, PyTreeDict
 
 
@@ -30,10 +30,10 @@ class EpisodeWrapper(Wrapper):
         record_ori_obs: bool = True,
         discount: float | None = None,
     ) -> None:
-        if episode_length is not None and episode_length < 1:
-            raise InvalidInputError(f"episode_length={episode_length} must be at least 1, or None for no limit.")
-        if discount is not None and not 0.0 <= discount <= 1.0:
-            raise InvalidInputError(f"discount={discount} must lie between 0 and 1.")
+        if episode_length is not None:
+            check_count("episode_length", episode_length)
+        if discount is not None:
+            check_discount(discount)
         if has_episodes(env):
             raise InvalidInputError("the environment already has an EpisodeWrapper: set its episode_length instead.")
         super().__init__(env)

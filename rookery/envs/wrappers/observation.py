@@ -9,7 +9,7 @@ import numpy as np
 from rookery.agent import ACTION_MASK
 from rookery.envs.env import Env, EnvState, Wrapper
 from rookery.envs.wrappers.episode import check_inside_episodes
-from rookery.errors import InvalidInputError
+from rookery.errors import InvalidInputError, check_count
 from rookery.spaces import ArraySpace, Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from rookery.types import Array, Key, PyTreeDict
 
@@ -52,8 +52,7 @@ class FrameStackWrapper(Wrapper):
 
     def __init__(self, env: Env, num_frames: int, axis: str = "last") -> None:
         check_inside_episodes(self, env)
-        if num_frames < 1:
-            raise InvalidInputError(f"num_frames={num_frames} must be at least 1.")
+        check_count("num_frames", num_frames)
         if axis not in ("last", "new"):
             raise InvalidInputError(f"axis={axis!r}: choose 'last' or 'new'.")
         super().__init__(env)

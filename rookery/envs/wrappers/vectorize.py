@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.envs.env import Env, EnvState, Wrapper
-from rookery.errors import InvalidInputError, ShapeError
+from rookery.errors import InvalidInputError, ShapeError, check_count
 from rookery.spaces import Shape
 from rookery.types import Array, Key, PyTreeDict, as_key, as_mappable_key, where_tree
 
@@ -23,10 +23,7 @@ class VectorWrapper(Wrapper):
     """
 
     def __init__(self, env: Env, num_envs: int) -> None:
-        if not isinstance(num_envs, int) or num_envs < 1:
-            raise InvalidInputError(
-                f"the number of parallel environments must be an integer of at least 1, got {num_envs}."
-            )
+        check_count("num_envs", num_envs)
         if env.batch_shape:
             raise InvalidInputError("the environment is already vectorised.")
         super().__init__(env)

@@ -36,8 +36,7 @@ def make_agent(core: str | None = None, **changes: Any) -> PolicyAgent:
 
 
 def draw(space: Space, batch_shape: tuple = ()) -> Any:
-    with jax.numpy_rank_promotion("allow"):
-        return space.sample(jax.random.key(5), batch_shape)
+    return space.sample(jax.random.key(5), batch_shape)
 
 
 def one_step(agent: PolicyAgent, obs: Any, batch_shape: tuple) -> SampleBatch:
@@ -45,7 +44,6 @@ def one_step(agent: PolicyAgent, obs: Any, batch_shape: tuple) -> SampleBatch:
     return SampleBatch(obs=obs, extras=PyTreeDict(policy_extras=policy_extras, env_extras=PyTreeDict()))
 
 
-@pytest.mark.third_party
 @pytest.mark.parametrize(
     ("core", "normalize_obs", "obs_space", "action_space"),
     [
@@ -117,11 +115,8 @@ def roll(core: str | None, env_name: str, normalize_obs: bool) -> tuple[PolicyAg
 
 @pytest.mark.parametrize("core", CORES)
 @pytest.mark.parametrize("env", ENVS)
-@pytest.mark.parametrize("normalize_obs", [False, True])
-def test_replaying_a_rollout_gives_the_log_probabilities_of_the_rollout(
-    core: str | None, env: str, normalize_obs: bool
-) -> None:
-    agent, state, trajectory, carry = roll(core, ENVS[env], normalize_obs)
+def test_replaying_a_rollout_gives_the_log_probabilities_of_the_rollout(core: str | None, env: str) -> None:
+    agent, state, trajectory, carry = roll(core, ENVS[env], normalize_obs=env != "discrete")
     extras = trajectory.extras.policy_extras
     log_prob = jax.jit(lambda state, carry: agent.replay(state, trajectory, carry).log_prob(extras.raw_action))(
         state, carry

@@ -16,6 +16,7 @@ import brax.envs
 from rookery.envs.brax import BraxAdapter, make, names
 from rookery.errors import InvalidInputError, ShapeError, UnknownNameError
 from rookery.spaces import Box, Dict
+from rookery.types import PyTreeDict
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +78,16 @@ def test_reset_and_step_give_the_same_tree_and_dtypes(name: str) -> None:
     reset = jax.eval_shape(env.reset, jax.random.key(0))
     step = jax.eval_shape(env.step, reset, jnp.zeros(env.action_space.shape))
     assert types_of(reset) == types_of(step)
+
+
+def test_a_step_keeps_what_wrappers_keep_in_the_state() -> None:
+    env = make("fast")
+    first = env.reset(jax.random.key(0))
+    noted = first.replace(info=first.info.replace(steps=jnp.asarray(7)), _internal=PyTreeDict(counter=jnp.asarray(8)))
+    stepped = env.step(noted, jnp.zeros(1))
+    assert types_of(stepped) == types_of(noted)
+    assert stepped.info.steps == 7
+    assert stepped._internal.counter == 8
 
 
 def test_typed_and_legacy_keys_start_the_same_episode(pendulum: BraxAdapter) -> None:

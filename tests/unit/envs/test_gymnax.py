@@ -18,6 +18,7 @@ from gymnax.utils import load_mnist
 from rookery.envs.gymnax import WRONGLY_BOUNDED, GymnaxAdapter, make, names
 from rookery.errors import InvalidInputError, ShapeError, UnknownNameError
 from rookery.spaces import Box, Dict, Discrete, Space, Tuple
+from rookery.types import PyTreeDict
 
 NEEDS_DOWNLOAD = "MNISTBandit-bsuite"
 OFFLINE_NAMES = [name for name in names() if name != NEEDS_DOWNLOAD]
@@ -164,6 +165,16 @@ def test_a_fall_terminates_and_is_no_truncation_even_on_the_last_step() -> None:
         state = step(state, jnp.asarray(1))
     assert state.done == 1.0
     assert state.info.truncation == 0.0
+
+
+def test_a_step_keeps_what_wrappers_keep_in_the_state() -> None:
+    env = make("CartPole-v1")
+    first = env.reset(jax.random.key(0))
+    noted = first.replace(info=first.info.replace(steps=jnp.asarray(7)), _internal=PyTreeDict(counter=jnp.asarray(8)))
+    stepped = env.step(noted, jnp.asarray(0))
+    assert types_of(stepped) == types_of(noted)
+    assert stepped.info.steps == 7
+    assert stepped._internal.counter == 8
 
 
 def test_typed_and_legacy_keys_start_the_same_episode() -> None:

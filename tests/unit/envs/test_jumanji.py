@@ -17,6 +17,7 @@ from jumanji.environments.routing.sokoban.generator import SimpleSolveGenerator
 from rookery.envs.jumanji import MULTI_AGENT_NAMES, JumanjiAdapter, make, names
 from rookery.errors import InvalidInputError, ShapeError, UnknownNameError
 from rookery.spaces import Box, Dict, Discrete, MultiDiscrete, Space
+from rookery.types import PyTreeDict
 
 NEEDS_DOWNLOAD = "Sokoban-v0"
 OFFLINE_NAMES = [name for name in names() if name != NEEDS_DOWNLOAD]
@@ -195,6 +196,16 @@ def test_what_the_library_calls_extras_is_in_the_metrics_in_float32() -> None:
     assert state.info.metrics.num_dirty_tiles > 10.0
 
 
+def test_a_step_keeps_what_wrappers_keep_in_the_state() -> None:
+    env = make("Maze-v0")
+    first = env.reset(jax.random.key(0))
+    noted = first.replace(info=first.info.replace(steps=jnp.asarray(7)), _internal=PyTreeDict(counter=jnp.asarray(8)))
+    stepped = env.step(noted, jnp.asarray(0))
+    assert types_of(stepped) == types_of(noted)
+    assert stepped.info.steps == 7
+    assert stepped._internal.counter == 8
+
+
 def test_typed_and_legacy_keys_start_the_same_episode() -> None:
     env = make("Snake-v1")
     typed, legacy = env.reset(jax.random.key(3)), env.reset(jax.random.PRNGKey(3))
@@ -211,7 +222,7 @@ def test_actions_of_another_integer_width_are_taken_as_the_same() -> None:
 @pytest.mark.parametrize("name", MULTI_AGENT_NAMES)
 def test_an_env_with_one_reward_per_agent_is_refused_with_the_way_to_add_them_up(name: str) -> None:
     assert name not in names()
-    with pytest.raises(InvalidInputError, match=r"one per agent; expected one\..*MultiToSingleWrapper"):
+    with pytest.raises(InvalidInputError, match=r"one per agent; expected one of each\..*MultiToSingleWrapper"):
         make(name)
 
 

@@ -73,9 +73,7 @@ def test_returns_are_discounted_and_episodes_cut_at_the_first_limit(
     discount: float,
 ) -> None:
     env = create_env("probe/counter", episode_length=episode_length, parallel=2, terminates_after=terminates_after)
-    evaluator = Evaluator(
-        env=env, agent_fn=zero_action_fn, max_episode_steps=max_episode_steps, discount=discount
-    )
+    evaluator = Evaluator(env=env, agent_fn=zero_action_fn, max_episode_steps=max_episode_steps, discount=discount)
     metrics = evaluator.evaluate(AgentState(), jax.random.key(3), num_episodes=3)
     expected_return = sum(discount**time * (time + 1) for time in range(expected_length))
     np.testing.assert_array_equal(metrics.episode_lengths, [expected_length] * 3)

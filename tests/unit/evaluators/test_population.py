@@ -119,7 +119,7 @@ def test_networks_on_a_continuous_env_earn_the_same_to_the_bit_for_any_number_of
         evaluator(network_action_fn, num_lanes, env, max_episode_steps=40).evaluate(
             AgentState(params=params), jax.random.key(1), num_episodes=2
         )
-        for num_lanes in (1, 2, 3, 8, 64)
+        for num_lanes in (1, 3, 64)
     ]
     assert len(np.unique(results[0].episode_returns)) == 10
     for other in results[1:]:
@@ -193,7 +193,9 @@ def test_a_lane_takes_the_next_episode_at_once(watch: Callable) -> None:
     assert watched.steps.num_calls < lengths.size / num_lanes * lengths.max() * 0.8
 
 
-def equations_in_loops(jaxpr: jax.extend.core.Jaxpr, inside: frozenset[str] = frozenset()) -> Iterator[tuple[Any, bool]]:
+def equations_in_loops(
+    jaxpr: jax.extend.core.Jaxpr, inside: frozenset[str] = frozenset()
+) -> Iterator[tuple[Any, bool]]:
     """All equations inside loops, each with whether it lies in a branch of a conditional."""
     for equation in jaxpr.eqns:
         if "while" in inside:

@@ -172,8 +172,7 @@ OBS_SPACE = Dict(
 
 
 def draw(space: Space, batch_shape: tuple = ()) -> Any:
-    with jax.numpy_rank_promotion("allow"):
-        return space.sample(jax.random.key(0), batch_shape)
+    return space.sample(jax.random.key(0), batch_shape)
 
 
 def test_floats_are_tracked_and_integers_and_the_action_mask_pass_unchanged() -> None:

@@ -35,8 +35,7 @@ VECTOR_SPACES = {
 
 
 def draw(space: Space, batch_shape: tuple = ()) -> Any:
-    with jax.numpy_rank_promotion("allow"):
-        return space.sample(jax.random.key(5), batch_shape)
+    return space.sample(jax.random.key(5), batch_shape)
 
 
 def encode(space: Space, obs: Any) -> Array:

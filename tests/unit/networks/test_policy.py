@@ -22,8 +22,7 @@ def small(**changes: Any) -> PolicyConfig:
 
 
 def draw(space: Space, batch_shape: tuple = (), seed: int = 5) -> Any:
-    with jax.numpy_rank_promotion("allow"):
-        return space.sample(jax.random.key(seed), batch_shape)
+    return space.sample(jax.random.key(seed), batch_shape)
 
 
 @pytest.mark.parametrize("core", CORES)

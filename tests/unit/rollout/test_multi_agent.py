@@ -66,7 +66,7 @@ def test_every_policy_gets_its_agents_side_by_side_agent_major() -> None:
         actions = np.ones_like(count) if policy == "even" else count % 2
         own = batch.batches[policy]
         np.testing.assert_array_equal(own.obs, shown)
-        np.testing.assert_array_equal(own.next_obs, shown + [0, 1])
+        np.testing.assert_array_equal(own.next_obs, shown + np.array([0, 1]))
         np.testing.assert_array_equal(own.actions, actions)
         np.testing.assert_array_equal(own.rewards, index + actions)
         np.testing.assert_array_equal(own.dones, np.zeros_like(count))
@@ -175,8 +175,8 @@ def test_a_memory_that_differs_between_columns_stays_in_its_column(counting_agen
         3,
     )
     time = np.arange(3)[:, None]
-    np.testing.assert_array_equal(batch.batches["even"].extras.policy_extras.memory, time + [10, 20, 30, 40])
-    np.testing.assert_array_equal(batch.batches["odd"].extras.policy_extras.memory, time + [50, 60])
+    np.testing.assert_array_equal(batch.batches["even"].extras.policy_extras.memory, time + np.array([10, 20, 30, 40]))
+    np.testing.assert_array_equal(batch.batches["odd"].extras.policy_extras.memory, time + np.array([50, 60]))
     np.testing.assert_array_equal(carries["even"], [13, 23, 33, 43])
 
 
@@ -184,9 +184,7 @@ def test_the_joint_action_function_serves_the_single_agent_forms() -> None:
     env, state = start(terminates_after=3)
     action_fn, agent_states = joint_action_fn(ACTION_FNS, POLICY_MAPPING), PyTreeDict(AGENT_STATES)
     trajectory, _ = rollout(env.step, action_fn, state, agent_states, jax.random.key(1), LENGTH)
-    batch, _ = multi_agent_rollout(
-        env.step, ACTION_FNS, POLICY_MAPPING, state, AGENT_STATES, jax.random.key(1), LENGTH
-    )
+    batch, _ = multi_agent_rollout(env.step, ACTION_FNS, POLICY_MAPPING, state, AGENT_STATES, jax.random.key(1), LENGTH)
     np.testing.assert_array_equal(trajectory.obs["a2"], batch.batches["even"].obs[:, NUM_ENVS:])
     np.testing.assert_array_equal(trajectory.rewards["a1"], batch.batches["odd"].rewards)
 
@@ -216,5 +214,5 @@ def test_a_mapping_with_a_hole_is_an_error_that_names_it(
 
 def test_a_rollout_length_of_zero_is_refused() -> None:
     env, state = start()
-    with pytest.raises(RookeryError, match="rollout_length=0.*at least 1"):
+    with pytest.raises(RookeryError, match=r"rollout_length=0.*at least 1"):
         multi_agent_rollout(env.step, ACTION_FNS, POLICY_MAPPING, state, AGENT_STATES, jax.random.key(1), 0)
