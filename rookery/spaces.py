@@ -7,6 +7,7 @@ are NumPy's; `dtype` is the declared one, kept as Gymnasium gave it, while sampl
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,6 +54,10 @@ class Space(ABC):
         return type(self) is type(other) and self._value == other._value
 
     def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
         return hash((type(self), self._value))
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -268,6 +273,9 @@ class Dict(Space):
             space.check(x[name], f"{what}[{name!r}]", batch_shape)
 
     def batch_shape_of(self, x: Any) -> Shape:
+        if not isinstance(x, Mapping) or not set(self.spaces) <= set(x):
+            given = sorted(map(str, x)) if isinstance(x, Mapping) else type(x).__name__
+            raise ShapeError(f"expected a dict with the entries {sorted(self.spaces)}, got {given}.")
         return _common_batch_shape([space.batch_shape_of(x[name]) for name, space in self.spaces.items()])
 
     def __getitem__(self, name: str) -> Space:

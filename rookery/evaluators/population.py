@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.agent import AgentState, Carry
+from rookery.compilation import batch_invariant_jit
 from rookery.control_flow import any_true, cond_any
 from rookery.envs import Env, EnvState, VectorWrapper
 from rookery.errors import InvalidInputError, check_count, check_discount
@@ -41,7 +42,8 @@ class PopulationEvaluator(PyTreeNode):
     `agent.evaluate_actions`; a recurrent agent also needs `initial_carry_fn=agent.initial_carry`.
 
     An episode's randomness depends on the key, the agent's index and the episode's index only, so the result does not
-    depend on the number of lanes, to the bit.
+    depend on the number of lanes; on CPU to the bit. (Inside a compiled program of your own, give that program the
+    options of `rookery.compilation.batch_invariant_options`.)
     """
 
     env: Env = pytree_field(static=True)
@@ -66,7 +68,7 @@ class PopulationEvaluator(PyTreeNode):
         check_count("num_episodes", num_episodes)
         return self._evaluate(agent_states, as_key(key), num_episodes)
 
-    @partial(jax.jit, static_argnames=("self", "num_episodes"))
+    @partial(batch_invariant_jit, static_argnames=("self", "num_episodes"))
     def _evaluate(self, agent_states: AgentState, key: Key, num_episodes: int) -> EvaluateMetric:
         population_size = population_size_of(agent_states)
         num_jobs = population_size * num_episodes

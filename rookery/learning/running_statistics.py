@@ -9,6 +9,7 @@ Floating-point leaves are tracked. Integers, booleans and the action mask are pa
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -234,7 +235,7 @@ def _batch_shape(state: RunningStatistics, leaves: dict[str, Array]) -> Shape:
 def _map_tracked(transform: Callable[[Moments, Array], Array], state: RunningStatistics, obs: PyTree) -> PyTree:
     _tracked_leaves(state, obs)
 
-    def transform_leaf(path: tuple, leaf: Array) -> Array:
+    def transform_leaf(path: tuple, leaf: Any) -> Any:
         name = _leaf_name(path)
         return transform(state.moments[name], jnp.asarray(leaf, jnp.float32)) if name in state.moments else leaf
 

@@ -38,7 +38,7 @@ GYMNASIUM_SPACES = {
     "discrete of one": gym_spaces.Discrete(1),
     "discrete from -3": gym_spaces.Discrete(6, start=-3),
     "small discrete": gym_spaces.Discrete(5, dtype=np.int32),
-    "discrete up to the limit": gym_spaces.Discrete(255, start=1, dtype=np.uint8),
+    "discrete of bytes": gym_spaces.Discrete(254, start=1, dtype=np.uint8),
     "multi discrete": gym_spaces.MultiDiscrete([3, 2, 5]),
     "multi discrete table": gym_spaces.MultiDiscrete(np.array([[3, 2], [4, 5]])),
     "multi discrete from 1": gym_spaces.MultiDiscrete([3, 2], start=[1, -4]),
@@ -88,6 +88,15 @@ def test_our_samples_are_in_both_spaces(gym_space: gym_spaces.Space) -> None:
         sample = jax.tree.map(lambda leaf: np.asarray(leaf)[index], samples)  # noqa: B023
         assert space.contains(sample) is True
         assert gym_space.contains(as_gymnasium_sample(gym_space, sample))
+
+
+def test_the_last_value_of_a_dtype_is_contained() -> None:
+    # Gymnasium's own check overflows here, so this case cannot be compared with it.
+    space = Discrete(255, start=1, dtype=np.uint8)
+    for value, inside in ((0, False), (1, True), (255, True)):
+        assert space.contains(np.uint8(value)) is inside
+        assert space.contains(jnp.uint8(value)) is inside
+        assert bool(jax.jit(space.contains)(jnp.uint8(value))) is inside
 
 
 @every_space

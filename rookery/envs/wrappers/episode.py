@@ -9,6 +9,9 @@ from rookery.envs.env import Env, EnvState, Wrapper
 from rookery.errors import InvalidInputError, check_count, check_discount
 from rookery.types import Key, PyTreeDict
 
+EPISODE_INFO = ("steps", "termination", "truncation", "ori_obs", "episode_return")
+"""The entries of `info` that an `EpisodeWrapper` makes."""
+
 
 class EpisodeWrapper(Wrapper):
     """Counts the steps of an episode, ends it at `episode_length`, and tells the two kinds of end apart in `info`.
@@ -56,7 +59,8 @@ class EpisodeWrapper(Wrapper):
     def step(self, env_state: EnvState, action: Any) -> EnvState:
         self.action_space.check(action, "action")
         counters = env_state._internal.episode
-        state = self.env.step(env_state, action)
+        # The env may hand on the info it is given: it must not find there what this wrapper said of the last step.
+        state = self.env.step(env_state.replace(info=without(env_state.info, EPISODE_INFO)), action)
 
         counters = counters.replace(steps=counters.steps + 1)
         if self.discount is not None:
@@ -81,6 +85,11 @@ class EpisodeWrapper(Wrapper):
         return state.replace(
             done=jnp.maximum(termination, truncation), info=info, _internal=state._internal.replace(episode=counters)
         )
+
+
+def without(info: PyTreeDict, names: tuple[str, ...]) -> PyTreeDict:
+    """Return `info` less the named entries."""
+    return PyTreeDict({name: value for name, value in info.items() if name not in names})
 
 
 def has_episodes(env: Env) -> bool:

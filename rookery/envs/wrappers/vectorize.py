@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.envs.env import Env, EnvState, Wrapper
+from rookery.envs.wrappers.episode import without
 from rookery.errors import InvalidInputError, ShapeError, check_count
 from rookery.spaces import Shape
 from rookery.types import Array, Key, PyTreeDict, as_key, as_mappable_key, where_tree
@@ -70,8 +71,7 @@ class VectorWrapper(Wrapper):
 
     def _inner(self, env_state: EnvState) -> EnvState:
         """The state as the single envs know it."""
-        info = {name: value for name, value in env_state.info.items() if name not in VECTOR_INFO}
-        return env_state.replace(info=PyTreeDict(info), _internal=env_state._internal.inner)
+        return env_state.replace(info=without(env_state.info, VECTOR_INFO), _internal=env_state._internal.inner)
 
     def _key_per_env(self, key: Key) -> Key:
         key = as_key(key)

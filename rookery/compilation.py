@@ -1,0 +1,40 @@
+"""Compiling so that a result does not depend on how many are computed side by side.
+
+On CPU, XLA hands large sums to a library that adds up in another order than its own code. Whether a sum is large
+depends on the number of environments or lanes, so the last bit of an agent's action would depend on its neighbours.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+SAME_SUMS_IN_ANY_BATCH = {"xla_cpu_experimental_ynn_fusion_type": ""}
+
+
+@functools.cache
+def batch_invariant_options() -> dict[str, str]:
+    """The `compiler_options` of `jax.jit` that do it; none where this version of XLA does not know the option."""
+    try:
+        jax.jit(lambda: jnp.zeros(()), compiler_options=SAME_SUMS_IN_ANY_BATCH)()
+    except jax.errors.JaxRuntimeError:
+        return {}
+    return SAME_SUMS_IN_ANY_BATCH
+
+
+def batch_invariant_jit(function: Callable, static_argnames: tuple[str, ...]) -> Callable:
+    """Compile `function` with these options, unless it is called inside another program, whose options then count."""
+    part_of_a_program = jax.jit(function, static_argnames=static_argnames)
+
+    @functools.cache
+    def program() -> Callable:
+        return jax.jit(function, static_argnames=static_argnames, compiler_options=batch_invariant_options() or None)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        is_traced = isinstance(jnp.zeros(()), jax.core.Tracer)
+        return (part_of_a_program if is_traced else program())(*args, **kwargs)
+
+    return call
