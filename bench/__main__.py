@@ -16,7 +16,13 @@ def rows_of(names: Sequence[str]) -> Iterator[Row]:
         if name not in BENCHMARKS:
             raise SystemExit(f"rookery: error: {unknown_name('benchmark', name, BENCHMARKS)}")
     for name in names:
-        yield from importlib.import_module(f"bench.{name}").rows()
+        try:
+            benchmark = importlib.import_module(f"bench.{name}")
+        except ModuleNotFoundError as error:
+            raise SystemExit(
+                f"rookery: error: the benchmark {name} needs {error.name}: pip install -e '.[dev]', or `make bench`."
+            ) from None
+        yield from benchmark.rows()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from rookery.errors import InvalidInputError, RookeryError, unknown_name
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rookery.testing.check_env import Check
+    from rookery.testing.check_report import Check
 
 SOURCE_ROOT = Path(__file__).resolve().parent.parent
 """The folder that holds the package: in a source checkout, the benchmarks are beside it."""
@@ -180,7 +180,7 @@ def run_check_env(arguments: argparse.Namespace) -> int:
 
 def print_check(console: Console, check: Check) -> None:
     """Print one check: on a terminal with a coloured outcome, its text in a column of its own."""
-    from rookery.testing.check_env import NAME_WIDTH, Outcome
+    from rookery.testing.check_report import NAME_WIDTH, Outcome
 
     if not console.is_terminal:
         print(check, flush=True)

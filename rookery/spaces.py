@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.errors import InvalidInputError, ShapeError
+from rookery.errors import InvalidInputError, ShapeError, check_count
 from rookery.types import Array, Key, PyTreeDict, as_key
 
 if TYPE_CHECKING:
@@ -60,8 +61,12 @@ class Space(ABC):
     def _hash(self) -> int:
         return hash((type(self), self._value))
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Hashes differ between processes.
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__dict__:
+        if name in self.__dict__ or hasattr(type(self), name):
             raise AttributeError(f"{type(self).__name__} is immutable: make a new one instead of setting {name!r}.")
         super().__setattr__(name, value)
 
@@ -123,6 +128,8 @@ class Box(ArraySpace):
         try:
             self.low = _frozen(np.broadcast_to(_cast_bound(low, self.dtype), self.shape))
             self.high = _frozen(np.broadcast_to(_cast_bound(high, self.dtype), self.shape))
+        except InvalidInputError:
+            raise
         except ValueError:
             raise InvalidInputError(
                 f"Box: low {list(np.shape(low))} and high {list(np.shape(high))} do not fit shape {list(self.shape)}."
@@ -144,8 +151,7 @@ class Box(ArraySpace):
             return coins & np.broadcast_to(self.high, shape) | np.broadcast_to(self.low, shape)
         if np.issubdtype(dtype, np.integer):
             return _sample_integers(key, shape, self.low, self.high, dtype)
-        low = jnp.broadcast_to(jnp.asarray(self.low, dtype), shape)
-        high = jnp.broadcast_to(jnp.asarray(self.high, dtype), shape)
+        low, high = (jnp.broadcast_to(_as_dtype(bound, dtype), shape) for bound in (self.low, self.high))
         if self.bounded:
             # Half the range at a time: high - low may not be representable.
             unit = jax.random.uniform(key, shape, dtype, -1.0, 1.0)
@@ -176,8 +182,7 @@ class Discrete(ArraySpace):
     shape = ()
 
     def __init__(self, n: int, start: int = 0, dtype: Any = np.int32) -> None:
-        if n < 1:
-            raise InvalidInputError(f"Discrete: n={n} must be at least 1.")
+        check_count("Discrete: n", n)
         self.n, self.start, self.dtype = int(n), int(start), np.dtype(dtype)
 
     def sample(self, key: Key, batch_shape: Shape = ()) -> Array:
@@ -253,7 +258,12 @@ class Dict(Space):
     """Named spaces; elements are dicts with the same names, samples are `PyTreeDict`."""
 
     def __init__(self, spaces: Mapping[str, Space] | None = None, /, **named_spaces: Space) -> None:
-        self.spaces: dict[str, Space] = {**(spaces or {}), **named_spaces}
+        self._spaces: dict[str, Space] = {**(spaces or {}), **named_spaces}
+
+    @property
+    def spaces(self) -> Mapping[str, Space]:
+        """The named spaces, in the order of their declaration."""
+        return types.MappingProxyType(self._spaces)
 
     def sample(self, key: Key, batch_shape: Shape = ()) -> PyTreeDict:
         # Keys follow the sorted names, so the order of declaration makes no difference to what is drawn.
@@ -433,11 +443,20 @@ def _same_kind(dtype: np.dtype, expected: np.dtype) -> bool:
 def _cast_bound(bound: Any, dtype: np.dtype) -> np.ndarray:
     """Cast a bound to the dtype of the box; infinity becomes the limit of an integer dtype."""
     bound = np.asarray(bound)
-    if np.issubdtype(dtype, np.integer) and np.issubdtype(bound.dtype, np.floating):
-        limits = np.iinfo(dtype)
-        clipped = np.where(np.isposinf(bound), 0, np.where(np.isneginf(bound), 0, bound)).astype(dtype)
-        return np.where(np.isposinf(bound), limits.max, np.where(np.isneginf(bound), limits.min, clipped)).astype(dtype)
-    return bound.astype(dtype)
+    if not np.issubdtype(dtype, np.integer):
+        return bound.astype(dtype)
+    limits = np.iinfo(dtype)
+    finite = np.where(np.isfinite(bound), bound, 0)
+    if np.any(finite < limits.min) or np.any(finite > limits.max) or np.any(finite != np.floor(finite)):
+        raise InvalidInputError(f"Box: the bound {bound} is not a whole number that {dtype} can hold.")
+    cast = finite.astype(dtype)
+    return np.where(np.isposinf(bound), limits.max, np.where(np.isneginf(bound), limits.min, cast)).astype(dtype)
+
+
+def _as_dtype(bound: np.ndarray, dtype: np.dtype) -> Array:
+    """Cast a bound to the dtype of samples; a finite bound that it cannot hold becomes its largest number."""
+    limit = np.finfo(dtype).max
+    return jnp.asarray(np.where(np.isfinite(bound), np.clip(bound, -limit, limit), bound).astype(dtype))
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What all tests share: strict promotion, a compilation cache, and small envs and agents of known numbers."""
+"""What all tests share: strict promotion, checked shapes, a compilation cache, and small envs and agents."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -9,6 +9,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import pytest
 
 from rookery.envs import EnvState, Wrapper
@@ -21,6 +22,8 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 # Set here and not in a fixture, so that fixtures of every scope run under them too.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+# Shapes in annotations are checked. This works only before the first import of the package: none of the above needs it.
+jaxtyping.install_import_hook("rookery.learning", "beartype.beartype")
 
 
 @pytest.fixture(autouse=True)

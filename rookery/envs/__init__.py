@@ -1,7 +1,13 @@
-"""Environments on the device: pure `reset` and `step`, compiled, many at once."""
+"""Environments on the device: pure `reset` and `step`, compiled, many at once.
+
+`BraxAdapter`, `GymnaxAdapter` and `JumanjiAdapter` wrap an env of theirs by hand, imported on first use.
+"""
+
+from typing import Any
 
 from rookery.envs.env import Env, EnvState, MultiAgentEnv, Wrapper
 from rookery.envs.registration import (
+    BUILTIN_LIBRARIES,
     create_env,
     create_wrapped_brax_env,
     create_wrapped_classic_env,
@@ -10,6 +16,7 @@ from rookery.envs.registration import (
     env_names,
     is_installed,
     library_names,
+    load_library,
     make_env,
     wrap_env,
 )
@@ -56,3 +63,10 @@ __all__ = [
     "make_env",
     "wrap_env",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for library in BUILTIN_LIBRARIES:
+        if name == f"{library.capitalize()}Adapter":
+            return getattr(load_library(library), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

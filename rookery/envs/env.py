@@ -34,7 +34,11 @@ class Env(ABC):
 
     @abstractmethod
     def step(self, env_state: EnvState, action: Any) -> EnvState:
-        """Act once. An env that ends episodes by a time limit of its own marks them with `info.truncation` = 1."""
+        """Act once.
+
+        An env that ends episodes by a time limit of its own marks that with `info.truncation` = 1. If the same step may
+        also be a true end, it gives `info.termination` too, which then decides.
+        """
 
     @property
     @abstractmethod
@@ -103,6 +107,11 @@ class Wrapper(Env):
 
     def render(self, env_state: EnvState) -> np.ndarray:
         return self.env.render(env_state)
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """The names of the agents of a multi-agent env."""
+        return self.env.agents  # type: ignore[attr-defined]
 
     @property
     def unwrapped(self) -> Env:

@@ -17,29 +17,31 @@ from rookery.agent import ACTION_MASK, Agent, AgentState, Carry
 from rookery.errors import InvalidInputError, RookeryError
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Dict, Discrete, Shape, Space
-from rookery.testing.check_env import (
-    TOLERANCE,
+from rookery.testing.check_report import (
+    SEED,
     CheckReport,
     Finding,
     Rule,
     ShowFn,
-    changed_argument,
-    describe_error,
     failed,
-    first_difference,
-    first_mismatch,
-    first_outside,
-    leaf_text,
     make_report,
     passed,
     run_checks,
     skipped,
-    tree_text,
     warned,
+)
+from rookery.testing.describe import (
+    TOLERANCE,
+    changed_argument,
+    describe_error,
+    first_difference,
+    first_mismatch,
+    first_outside,
+    leaf_text,
+    tree_text,
 )
 from rookery.types import Array, Key, PyTreeDict
 
-SEED = 0
 BATCH_SHAPES: tuple[Shape, ...] = ((), (3,), (2, 3))
 METHODS = ("compute_actions", "evaluate_actions")
 NUM_STATES = 2
@@ -135,8 +137,7 @@ def make_sample_batch(obs: Any, carry: Carry, episode_start: Array) -> SampleBat
 
 def check_init(subject: AgentSubject) -> Finding:
     again = jax.jit(lambda key: subject.init_fn(key))(jax.random.key(SEED))
-    difference = first_difference(subject.init, again, TOLERANCE)
-    if difference is not None:
+    if difference := first_difference(subject.init, again, TOLERANCE):
         return failed(f"two states made with one key differ: {difference}; draw random numbers from the key alone.")
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(subject.init.params))
     return passed(f"{num_parameters} parameters.")
@@ -151,8 +152,7 @@ def check_actions(subject: AgentSubject) -> Finding:
     for (method, batch_shape), (actions, _) in subject.acting.items():
         what = f"the action of {method}"
         subject.action_space.check(actions, what, batch_shape)
-        outside = first_outside(subject.action_space, jax.device_get(actions), what, batch_shape)
-        if outside is not None:
+        if outside := first_outside(subject.action_space, jax.device_get(actions), what, batch_shape):
             return failed(f"{outside}: squash it, or clip it.")
         if any(np.any(np.isnan(leaf)) for leaf in jax.tree.leaves(actions)):
             return failed(f"{what} is NaN for {list(batch_shape)} envs.")
@@ -179,8 +179,7 @@ def check_structure(subject: AgentSubject) -> Finding:
 def check_input_unchanged(subject: AgentSubject) -> Finding:
     for method in METHODS:
         sample_batch = subject.sample_batch((3,))
-        changed = changed_argument(subject.untraced(method), subject.init, sample_batch, subject.action_key)
-        if changed is not None:
+        if changed := changed_argument(subject.untraced(method), subject.init, sample_batch, subject.action_key):
             return failed(f"{method} changed {changed} of its arguments in place; expected new values: use replace().")
     return passed("acting leaves its arguments as they are.")
 
@@ -189,8 +188,7 @@ def check_same_key(subject: AgentSubject) -> Finding:
     # Traced a second time: numbers drawn while tracing would be others now.
     for method in METHODS:
         again = jax.jit(subject.untraced(method))(subject.init, subject.sample_batch((3,)), subject.action_key)
-        difference = first_difference(subject.acting[method, (3,)], again, TOLERANCE)
-        if difference is not None:
+        if difference := first_difference(subject.acting[method, (3,)], again, TOLERANCE):
             return failed(f"{method} differs for one key: {difference}; draw random numbers from the key alone.")
     return passed("acting repeats exactly.")
 
@@ -203,8 +201,7 @@ def check_vmap(subject: AgentSubject) -> Finding:
         mapped = jax.jit(jax.vmap(act_fn, in_axes=(0, None, 0)))(states, sample_batch, action_keys)
         for index in range(NUM_STATES):
             state, result = (jax.tree.map(lambda leaf, index=index: leaf[index], tree) for tree in (states, mapped))
-            difference = first_difference(result, act_fn(state, sample_batch, action_keys[index]), TOLERANCE)
-            if difference is not None:
+            if difference := first_difference(result, act_fn(state, sample_batch, action_keys[index]), TOLERANCE):
                 return failed(f"{method} of state {index} mapped by jax.vmap is not what it is alone: {difference}.")
     return passed(f"{NUM_STATES} mapped states act like {NUM_STATES} single ones.")
 
@@ -241,13 +238,11 @@ def check_carry(subject: AgentSubject) -> Finding:
             actions, extras = act_fn(subject.init, make_sample_batch(obs, carry, starts), subject.action_key)
             if "carry" not in extras:
                 return failed(f'{method} returned no memory; expected the next one as policy_extras["carry"].')
-            mismatch = first_mismatch(first_carry, extras["carry"], "at first", "after a step")
-            if mismatch is not None:
+            if mismatch := first_mismatch(first_carry, extras["carry"], "at first", "after a step"):
                 return failed(f"the carry of {method}{mismatch}; expected one structure.")
             results.append((actions, extras))
         at_starts = [jax.tree.map(lambda leaf: leaf[starts == 1], result) for result in results]
-        difference = first_difference(*at_starts)
-        if difference is not None:
+        if difference := first_difference(*at_starts):
             return failed(f"{method} remembers across the start of an episode: {difference}; clear the carry there.")
         between = [jax.tree.map(lambda leaf: leaf[starts == 0], result) for result in results]
         if first_difference(*between) is None:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from rookery.control_flow import any_true
 from rookery.envs.env import Env, EnvState, Wrapper
+from rookery.envs.wrappers.episode import check_single
 from rookery.errors import InvalidInputError, check_count
 from rookery.spaces import Box
 from rookery.types import where_tree
@@ -16,6 +17,7 @@ class ActionSquashWrapper(Wrapper):
     """Maps actions in [-1, 1] linearly onto the bounds of the env's action space."""
 
     def __init__(self, env: Env) -> None:
+        check_single(self, env)
         if not (isinstance(env.action_space, Box) and env.action_space.bounded):
             raise InvalidInputError(f"ActionSquashWrapper needs a bounded Box of actions, got {env.action_space}.")
         super().__init__(env)
@@ -26,9 +28,9 @@ class ActionSquashWrapper(Wrapper):
         return Box(-1.0, 1.0, self._bounds.shape, self._bounds.dtype)
 
     def step(self, env_state: EnvState, action: Any) -> EnvState:
-        self.action_space.check(action, "action", self.batch_shape)
+        self.action_space.check(action, "action")
         low, high = jnp.asarray(self._bounds.low), jnp.asarray(self._bounds.high)
-        fraction = (action + 1.0) / 2.0
+        fraction = (jnp.asarray(action, low.dtype) + 1.0) / 2.0
         return self.env.step(env_state, low * (1.0 - fraction) + high * fraction)
 
 
@@ -37,10 +39,14 @@ class ActionRepeat(Wrapper):
 
     def __init__(self, env: Env, num_repeats: int) -> None:
         check_count("num_repeats", num_repeats)
-        if env.batch_shape:
-            raise InvalidInputError("ActionRepeat belongs inside the vectorisation: wrap the single env with it.")
+        check_single(self, env)
         super().__init__(env)
         self.num_repeats = num_repeats
+
+    @property
+    def max_episode_steps(self) -> int | None:
+        inner = self.env.max_episode_steps
+        return None if inner is None else -(-inner // self.num_repeats)
 
     def step(self, env_state: EnvState, action: Any) -> EnvState:
         # The first step is taken whatever `done` says: after an autoreset it still belongs to the episode before.

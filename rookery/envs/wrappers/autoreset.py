@@ -46,7 +46,8 @@ class NormalAutoresetWrapper(VectorWrapper):
     """
 
     def _prepare(self, state: EnvState, next_keys: Key) -> EnvState:
-        spares = Spares(keys=next_keys, used=jnp.ones(self.batch_shape, bool), starts=_start_of(state))
+        starts = (state.env_state, state.obs, state._internal.inner)
+        spares = Spares(keys=next_keys, used=jnp.ones(self.batch_shape, bool), starts=starts)
         return state.replace(_internal=state._internal.replace(spares=spares))
 
     def _finish(self, before: EnvState, stepped: EnvState) -> EnvState:
@@ -131,9 +132,8 @@ def provide_spares(env: Env, keep: Callable[[EnvState], Any], spares: Spares, ne
 
 
 def _start_of(state: EnvState) -> tuple:
-    """What an episode continues from."""
-    inner = state._internal.inner if "inner" in state._internal else state._internal
-    return state.env_state, state.obs, inner
+    """What of a single env's reset an episode continues from."""
+    return state.env_state, state.obs, state._internal
 
 
 def _with_episode_start(state: EnvState) -> EnvState:

@@ -37,6 +37,7 @@ class EpisodeWrapper(Wrapper):
             check_count("episode_length", episode_length)
         if discount is not None:
             check_discount(discount)
+        check_single(self, env)
         if has_episodes(env):
             raise InvalidInputError("the environment already has an EpisodeWrapper: set its episode_length instead.")
         super().__init__(env)
@@ -46,10 +47,11 @@ class EpisodeWrapper(Wrapper):
 
     @property
     def max_episode_steps(self) -> int | None:
-        return self.episode_length if self.episode_length is not None else self.env.max_episode_steps
+        limits = [limit for limit in (self.episode_length, self.env.max_episode_steps) if limit is not None]
+        return min(limits, default=None)
 
     def reset(self, key: Key) -> EnvState:
-        state = self.env.reset(key)
+        state = _with_float_rewards(self.env.reset(key))
         counters = PyTreeDict(steps=jnp.zeros((), jnp.int32))
         if self.discount is not None:
             counters.episode_return = jax.tree.map(jnp.zeros_like, state.reward)
@@ -61,6 +63,7 @@ class EpisodeWrapper(Wrapper):
         counters = env_state._internal.episode
         # The env may hand on the info it is given: it must not find there what this wrapper said of the last step.
         state = self.env.step(env_state.replace(info=without(env_state.info, EPISODE_INFO)), action)
+        state = _with_float_rewards(state)
 
         counters = counters.replace(steps=counters.steps + 1)
         if self.discount is not None:
@@ -71,7 +74,8 @@ class EpisodeWrapper(Wrapper):
             counters.discount_power = power * self.discount
 
         cut_off = state.info.get("truncation", jnp.zeros((), jnp.float32))
-        termination = state.done * (1.0 - cut_off)
+        # An env that tells both kinds of end may report them in the same step: that is a termination.
+        termination = state.info.get("termination", state.done * (1.0 - cut_off))
         if self.episode_length is not None:
             cut_off = jnp.maximum(cut_off, (counters.steps >= self.episode_length).astype(jnp.float32))
         return self._with_info(state, counters, termination, cut_off * (1.0 - termination))
@@ -85,6 +89,10 @@ class EpisodeWrapper(Wrapper):
         return state.replace(
             done=jnp.maximum(termination, truncation), info=info, _internal=state._internal.replace(episode=counters)
         )
+
+
+def _with_float_rewards(state: EnvState) -> EnvState:
+    return state.replace(reward=jax.tree.map(lambda reward: jnp.asarray(reward, jnp.float32), state.reward))
 
 
 def without(info: PyTreeDict, names: tuple[str, ...]) -> PyTreeDict:
@@ -101,8 +109,18 @@ def has_episodes(env: Env) -> bool:
     return False
 
 
+def check_single(wrapper: Wrapper, env: Env) -> None:
+    """Raise if a wrapper for single envs would sit outside the vectorisation."""
+    if env.batch_shape:
+        raise InvalidInputError(
+            f"{type(wrapper).__name__} belongs inside the vectorisation: wrap the single env first, then "
+            "wrap_env(env, parallel=...)."
+        )
+
+
 def check_inside_episodes(wrapper: Wrapper, env: Env) -> None:
     """Raise if a wrapper that changes what the agent sees or earns would sit outside the `EpisodeWrapper`."""
+    check_single(wrapper, env)
     if has_episodes(env):
         raise InvalidInputError(
             f"{type(wrapper).__name__} belongs inside EpisodeWrapper, or info.ori_obs and info.episode_return would "

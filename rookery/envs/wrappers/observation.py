@@ -17,18 +17,26 @@ from rookery.types import Array, Key, PyTreeDict
 class ObsFlattenWrapper(Wrapper):
     """Flattens observations, dicts and tuples included, into one float32 vector; discrete parts become one-hot.
 
-    The parts of a dict follow the sorted names.
+    The parts of a dict follow the sorted names. An action mask is not part of the vector: with one, the observation is
+    a dict of the vector `obs` and the `action_mask`.
     """
 
     def __init__(self, env: Env) -> None:
         check_inside_episodes(self, env)
         super().__init__(env)
-        parts = [_flat_bounds(space) for space in _array_spaces(env.obs_space)]
-        self._obs_space = Box(np.concatenate([low for low, _ in parts]), np.concatenate([high for _, high in parts]))
+        space = env.obs_space
+        self._mask_space = space[ACTION_MASK] if isinstance(space, Dict) and ACTION_MASK in space else None
+        if isinstance(space, Dict) and self._mask_space is not None:
+            space = Dict({name: part for name, part in space.spaces.items() if name != ACTION_MASK})
+        self._seen_space = space
+        bounds = [_flat_bounds(part) for part in _array_spaces(space)]
+        self._flat_space = Box(np.concatenate([low for low, _ in bounds]), np.concatenate([high for _, high in bounds]))
 
     @property
     def obs_space(self) -> Space:
-        return self._obs_space
+        if self._mask_space is None:
+            return self._flat_space
+        return Dict({"obs": self._flat_space, ACTION_MASK: self._mask_space})
 
     def reset(self, key: Key) -> EnvState:
         return self._flatten(self.env.reset(key))
@@ -37,9 +45,11 @@ class ObsFlattenWrapper(Wrapper):
         return self._flatten(self.env.step(env_state, action))
 
     def _flatten(self, state: EnvState) -> EnvState:
-        spaces, arrays = _array_spaces(self.env.obs_space), _arrays_in_order(self.env.obs_space, state.obs)
-        flat = [_flat_obs(space, array) for space, array in zip(spaces, arrays, strict=True)]
-        return state.replace(obs=jnp.concatenate(flat))
+        spaces, arrays = _array_spaces(self._seen_space), _arrays_in_order(self._seen_space, state.obs)
+        flat = jnp.concatenate([_flat_obs(space, array) for space, array in zip(spaces, arrays, strict=True)])
+        if self._mask_space is None:
+            return state.replace(obs=flat)
+        return state.replace(obs=PyTreeDict({"obs": flat, ACTION_MASK: state.obs[ACTION_MASK]}))
 
 
 class FrameStackWrapper(Wrapper):
@@ -55,6 +65,8 @@ class FrameStackWrapper(Wrapper):
         check_count("num_frames", num_frames)
         if axis not in ("last", "new"):
             raise InvalidInputError(f"axis={axis!r}: choose 'last' or 'new'.")
+        if _has_frame_stack(env):
+            raise InvalidInputError("the environment already has a FrameStackWrapper: set its num_frames instead.")
         super().__init__(env)
         self.num_frames = num_frames
         self.axis = axis
@@ -114,6 +126,14 @@ class FrameStackWrapper(Wrapper):
             case MultiBinary():
                 return MultiBinary(stacked(np.zeros(space.shape)).shape)
         raise InvalidInputError(f"expected a space of rookery.spaces, got {space!r}.")
+
+
+def _has_frame_stack(env: Env) -> bool:
+    while isinstance(env, Wrapper):
+        if isinstance(env, FrameStackWrapper):
+            return True
+        env = env.env
+    return False
 
 
 def _array_spaces(space: Space) -> list[ArraySpace]:

@@ -14,7 +14,7 @@ from rookery.errors import InvalidInputError
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from rookery.testing.check_agent import AGENT_RULES, check_agent
-from rookery.testing.check_env import NAME_WIDTH, Outcome
+from rookery.testing.check_report import NAME_WIDTH, Outcome
 from rookery.types import Array, Key, PyTreeDict
 
 NUM_ACTIONS = 3

@@ -14,19 +14,9 @@ from rookery.control_flow import any_true
 from rookery.envs import AutoresetMode, Env, EnvState, VmapWrapper, make_env, wrap_env
 from rookery.errors import InvalidInputError, MissingExtraError, UnknownNameError
 from rookery.spaces import Box, Dict, Discrete, Space
-from rookery.testing.check_env import (
-    DEVICE_RULES,
-    GYMNASIUM_OWN_CHECK,
-    GYMNASIUM_RULES,
-    NAME_WIDTH,
-    VECTOR_RULES,
-    Check,
-    CheckReport,
-    Outcome,
-    Rule,
-    check_env,
-    check_env_by_name,
-)
+from rookery.testing.check_env import DEVICE_RULES, VECTOR_RULES, check_env, check_env_by_name
+from rookery.testing.check_gymnasium import GYMNASIUM_OWN_CHECK, GYMNASIUM_RULES
+from rookery.testing.check_report import NAME_WIDTH, Check, CheckReport, Outcome, Rule
 from rookery.testing.probe_envs import CounterEnv, MultiAgentCounterEnv
 from rookery.types import Array, Key, PyTreeData, PyTreeDict, as_key
 

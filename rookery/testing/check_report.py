@@ -1,0 +1,133 @@
+"""The report of a check: rules are checked one after the other, and each has one line that says what was found."""
+
+import enum
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rookery.errors import RookeryError
+from rookery.testing.describe import count_text, describe_error, one_line
+
+SEED = 0
+NUM_RANDOM_STEPS = 256
+"""How long an environment is played at random."""
+AFTER_RESET = "after reset"
+"""When something was seen that was not seen after a step."""
+NAME_WIDTH = 31
+"""The width of the column with the names of the rules."""
+
+
+class Outcome(enum.Enum):
+    """How a check came out; its value is the word in the report."""
+
+    PASSED = "passed"
+    WARNING = "warning"
+    FAILED = "FAILED"
+    SKIPPED = "skipped"
+
+
+Finding = tuple[Outcome, str]
+"""What a check returns: how it came out, and one line that says what was found."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One rule and how the subject stands to it, in one line."""
+
+    name: str
+    outcome: Outcome
+    finding: str
+
+    def __str__(self) -> str:
+        return f"{self.outcome.value:<7}  {self.name:<{NAME_WIDTH}}  {self.finding}"
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """All checks of one subject; as text it has a line per check and the verdict last."""
+
+    subject: str
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed; warnings are allowed."""
+        return not self.with_outcome(Outcome.FAILED)
+
+    @property
+    def verdict(self) -> str:
+        """The result in one line."""
+        num_failed, num_warnings, num_skipped = (
+            len(self.with_outcome(outcome)) for outcome in (Outcome.FAILED, Outcome.WARNING, Outcome.SKIPPED)
+        )
+        parts = [count_text(len(self.checks) - num_skipped, "check")]
+        if num_failed:
+            parts.append(f"{num_failed} failed")
+        parts.append(count_text(num_warnings, "warning"))
+        if num_skipped:
+            parts.append(f"{num_skipped} skipped")
+        return f"{self.subject}: {'passed' if self.passed else 'FAILED'} ({', '.join(parts)})"
+
+    def with_outcome(self, outcome: Outcome) -> list[Check]:
+        """Return the checks that came out this way."""
+        return [check for check in self.checks if check.outcome is outcome]
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.checks), self.verdict])
+
+
+def passed(finding: str) -> Finding:
+    return Outcome.PASSED, finding
+
+
+def warned(finding: str) -> Finding:
+    return Outcome.WARNING, finding
+
+
+def failed(finding: str) -> Finding:
+    return Outcome.FAILED, finding
+
+
+def skipped(finding: str) -> Finding:
+    return Outcome.SKIPPED, finding
+
+
+ShowFn = Callable[[Check], None]
+"""Called with each check as soon as it is done: compiling may take a while."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check that can be made of a subject; if an essential one fails, nothing after it can be checked."""
+
+    name: str
+    check_fn: Callable[[Any], Finding]
+    essential: bool = False
+
+
+def run_checks(rules: Iterable[Rule], subject: Any) -> Iterator[Check]:
+    """Make one check after the other; what a check raises is its failure."""
+    missing = None
+    for rule in rules:
+        if missing is not None:
+            yield Check(rule.name, *skipped(f"not checked, because {missing!r} failed."))
+            continue
+        try:
+            outcome, finding = rule.check_fn(subject)
+        except RookeryError as error:
+            outcome, finding = failed(one_line(str(error)))
+        except Exception as error:
+            outcome, finding = failed(f"raised {describe_error(error)}.")
+        yield Check(rule.name, outcome, finding)
+        if rule.essential and outcome is Outcome.FAILED:
+            missing = rule.name
+
+
+def make_report(subject: str, checks: Iterable[Check], show_fn: ShowFn | None) -> CheckReport:
+    """Collect the checks as they come, showing each."""
+    done = []
+    for check in checks:
+        done.append(check)
+        if show_fn is not None:
+            show_fn(check)
+    return CheckReport(subject, tuple(done))
