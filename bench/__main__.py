@@ -2,7 +2,9 @@
 
 import argparse
 import importlib
+import sys
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 from bench.table import Row, print_table
 from rookery.errors import unknown_name
@@ -10,18 +12,22 @@ from rookery.errors import unknown_name
 BENCHMARKS = ("start", "rollout", "autoreset", "evaluation")
 
 
+def fail(message: str) -> NoReturn:
+    """Say what is wrong in one line and end."""
+    print(f"rookery: error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
 def rows_of(names: Sequence[str]) -> Iterator[Row]:
     """Run the named benchmarks one after the other."""
     for name in names:
         if name not in BENCHMARKS:
-            raise SystemExit(f"rookery: error: {unknown_name('benchmark', name, BENCHMARKS)}")
+            fail(str(unknown_name("benchmark", name, BENCHMARKS)))
     for name in names:
         try:
             benchmark = importlib.import_module(f"bench.{name}")
         except ModuleNotFoundError as error:
-            raise SystemExit(
-                f"rookery: error: the benchmark {name} needs {error.name}: pip install -e '.[dev]', or `make bench`."
-            ) from None
+            fail(f"the benchmark {name} needs {error.name}: pip install -e '.[dev]', or `make bench`.")
         yield from benchmark.rows()
 
 

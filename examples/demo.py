@@ -56,11 +56,15 @@ def timed(run: Callable[[], Any]) -> tuple[Any, float, float]:
 
 def record(env: VectorWrapper, agent: Agent, agent_state: AgentState, key: Key, path: Path) -> None:
     """Play one episode and write it as an animated picture."""
-    env_state = env.reset(key)
+    reset_key, *action_keys = jax.random.split(key, 201)
+    env_state = env.reset(reset_key)
+    evaluate_actions = jax.jit(agent.evaluate_actions)
     frames = []
-    while not env_state.done[0] and len(frames) < 200:
+    for action_key in action_keys:
+        if env_state.done[0]:
+            break
         frames.append(Image.fromarray(env.render(env_state)))
-        actions, _ = agent.evaluate_actions(agent_state, SampleBatch(obs=env_state.obs), key)
+        actions, _ = evaluate_actions(agent_state, SampleBatch(obs=env_state.obs), action_key)
         env_state = env.step(env_state, actions)
     path.parent.mkdir(exist_ok=True)
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=20, loop=0)
@@ -68,7 +72,9 @@ def record(env: VectorWrapper, agent: Agent, agent_state: AgentState, key: Key, 
 
 def main() -> None:
     console = Console(soft_wrap=True)
-    rollout_key, env_key, agent_key, evaluate_key, video_key = jax.random.split(jax.random.key(0), 5)
+    rollout_key, env_key, agent_key, population_key, search_key, evaluate_key, video_key = jax.random.split(
+        jax.random.key(0), 7
+    )
 
     env = create_env("classic/cartpole", parallel=NUM_ENVS)
     agent = RandomAgent()
@@ -83,11 +89,10 @@ def main() -> None:
     )
 
     network = PolicyAgent()
-    population = jax.vmap(lambda key: network.init(env.obs_space, env.action_space, key))(
-        jax.random.split(agent_key, POPULATION_SIZE)
-    )
+    make_population = jax.jit(jax.vmap(lambda key: network.init(env.obs_space, env.action_space, key)))
+    population = make_population(jax.random.split(population_key, POPULATION_SIZE))
     search = PopulationEvaluator(env=env, agent_fn=network.evaluate_actions, max_episode_steps=500)
-    fitness, compile_seconds, seconds = timed(lambda: search.evaluate(population, evaluate_key, num_episodes=4))
+    fitness, compile_seconds, seconds = timed(lambda: search.evaluate(population, search_key, num_episodes=4))
     from_worst_to_best = jnp.argsort(fitness.episode_returns.mean(axis=1))
     typical = jax.tree.map(lambda leaf: leaf[from_worst_to_best[POPULATION_SIZE // 2]], population)
     best = jax.tree.map(lambda leaf: leaf[from_worst_to_best[-1]], population)

@@ -6,10 +6,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rookery.errors import ShapeError
 from rookery.sample_batch import SampleBatch
-from rookery.spaces import Discrete, Shape, Space
+from rookery.spaces import Discrete, MultiDiscrete, Shape, Space
 from rookery.types import Array, Key, Params, PyTreeData, PyTreeDict, PyTreeNode, as_key, pytree_field
 
 ACTION_MASK = "action_mask"
@@ -69,7 +70,7 @@ class RandomAgent(Agent):
     def compute_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
         spaces: RandomAgentState = agent_state.extra_state
         mask = action_mask_of(sample_batch.obs)
-        if mask is not None and isinstance(spaces.action_space, Discrete):
+        if mask is not None:
             return sample_allowed(as_key(key), mask, spaces.action_space), PyTreeDict()
         batch_shape = spaces.obs_space.batch_shape_of(sample_batch.obs)
         return spaces.action_space.sample(key, batch_shape), PyTreeDict()
@@ -83,11 +84,33 @@ def action_mask_of(obs: Any) -> Array | None:
     return obs[ACTION_MASK] if isinstance(obs, Mapping) and ACTION_MASK in obs else None
 
 
-def sample_allowed(key: Key, mask: Array, action_space: Discrete) -> Array:
-    """Draw uniformly among the actions whose mask is 1; `mask` is `[..., n]`."""
-    if mask.shape[-1:] != (action_space.n,):
-        raise ShapeError(
-            f"action mask has shape {list(mask.shape)}; expected [..., {action_space.n}] for {action_space}."
-        )
-    logits = jnp.where(mask.astype(bool), 0.0, -jnp.inf)
-    return jax.random.categorical(key, logits).astype(action_space.sample_dtype) + action_space.start
+def sample_allowed(key: Key, mask: Array, action_space: Space) -> Array:
+    """Draw uniformly among the actions whose mask is 1, or among all where it allows none.
+
+    The mask is `[..., n]` for `Discrete`, and holds the values of all components one after the other for
+    `MultiDiscrete`.
+    """
+    match action_space:
+        case Discrete():
+            return _sample_allowed(key, mask, action_space.n, action_space) + action_space.start
+        case MultiDiscrete():
+            nvec = action_space.nvec.ravel()
+            masks = jnp.split(mask, np.cumsum(nvec)[:-1], axis=-1)
+            keys = jax.random.split(key, len(nvec))
+            choices = jnp.stack(
+                [
+                    _sample_allowed(part_key, part, int(num_values), action_space)
+                    for part_key, part, num_values in zip(keys, masks, nvec, strict=True)
+                ],
+                axis=-1,
+            ).reshape(*mask.shape[:-1], *action_space.shape)
+            return choices + jnp.broadcast_to(action_space.start.astype(choices.dtype), choices.shape)
+    raise ShapeError(f"the observation has an action mask, but actions of {action_space} cannot be masked.")
+
+
+def _sample_allowed(key: Key, mask: Array, num_values: int, action_space: Discrete | MultiDiscrete) -> Array:
+    if mask.shape[-1:] != (num_values,):
+        raise ShapeError(f"action mask has shape {list(mask.shape)}, which does not fit {action_space}.")
+    allowed = mask.astype(bool)
+    allowed = allowed | ~jnp.any(allowed, axis=-1, keepdims=True)
+    return jax.random.categorical(key, jnp.where(allowed, 0.0, -jnp.inf)).astype(action_space.sample_dtype)

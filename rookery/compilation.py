@@ -1,7 +1,9 @@
-"""Compiling so that a result does not depend on how many are computed side by side.
+"""Compiling so that the result of an agent does not depend on how many agents are computed side by side.
 
 On CPU, XLA hands large sums to a library that adds up in another order than its own code. Whether a sum is large
-depends on the number of environments or lanes, so the last bit of an agent's action would depend on its neighbours.
+depends on the number of lanes, so the last bit of an agent's action would depend on its neighbours. That is so for a
+population, in which every lane has parameters of its own; products with shared parameters are another matter, and may
+still differ in the last bit between batches of one or two and larger ones.
 """
 
 import functools

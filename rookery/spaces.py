@@ -347,6 +347,20 @@ class Tuple(Space):
         return f"Tuple({', '.join(map(str, self.spaces))})"
 
 
+def check_discrete_range(space: Space, x: Any, what: str) -> None:
+    """Raise if a discrete value, alone or in a batch, is out of range; under tracing there is no value to look at."""
+    match space:
+        case Dict():
+            for name, part in space.spaces.items():
+                check_discrete_range(part, x[name], f"{what}[{name!r}]")
+        case Tuple():
+            for index, part in enumerate(space.spaces):
+                check_discrete_range(part, x[index], f"{what}[{index}]")
+        case Discrete() | MultiDiscrete() if not isinstance(x, jax.core.Tracer):
+            if not np.all(space._within_bounds(np.asarray(x))):
+                raise InvalidInputError(f"{what} is {np.asarray(x).tolist()}, which is outside of {space}.")
+
+
 def from_gymnasium(space: gymnasium.Space) -> Space:
     """Convert a Gymnasium space; `to_gymnasium` gives back an equal one."""
     from gymnasium import spaces as gym_spaces

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import DictKey, GetAttrKey
 
-from rookery.errors import InvalidInputError, nearest_names
+from rookery.errors import InvalidInputError, ShapeError, nearest_names
 
 Array = jax.Array
 Key = jax.Array
@@ -46,6 +46,14 @@ def as_key(key: Key) -> Key:
     raise InvalidInputError(
         f"expected a random key, got an array {key.dtype}{list(key.shape)}: make one with jax.random.key(seed)."
     )
+
+
+def as_one_key(key: Key) -> Key:
+    """Return `key` as a typed key; raise if it is an array of several."""
+    key = as_key(key)
+    if key.shape != ():
+        raise ShapeError(f"expected one random key, got keys of shape {list(key.shape)}.")
+    return key
 
 
 def as_mappable_key(key: Key) -> Key:

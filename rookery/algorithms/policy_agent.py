@@ -104,7 +104,8 @@ class PolicyAgent(Agent):
             missing = "policy_extras.episode_start" if has_carry else "carry"
             raise InvalidInputError(
                 f"this agent has a {self.config.core} core, but was given no {missing}: use the recurrent form of the "
-                "rollout or evaluator, which starts from agent.initial_carry(batch_shape) and carries it along."
+                "rollout, starting from agent.initial_carry(batch_shape), or give the evaluator "
+                "initial_carry_fn=agent.initial_carry."
             )
         return episode_start
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.envs.env import Env, EnvState
-from rookery.envs.promotion import library_promotion
+from rookery.envs.library import as_arrays, library_promotion
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.spaces import Box, Dict, Space
 from rookery.types import Array, Key, PyTreeDict, as_key
@@ -90,7 +90,7 @@ def make(name: str, episode_length: int | None = None, **kwargs: Any) -> Env:
 
 def _env_state(state: brax.envs.State) -> EnvState:
     # Some envs put Python numbers into the state of a step where the state of a reset has arrays.
-    state = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), state)
+    state = as_arrays(state)
     obs = PyTreeDict(state.obs) if isinstance(state.obs, dict) else state.obs
     metrics = jax.tree.map(lambda metric: metric.astype(jnp.float32), state.metrics)
     return EnvState(

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from rookery.errors import InvalidInputError
 from rookery.spaces import Shape, Space
 from rookery.types import Array, Key, PyTreeData, PyTreeDict, pytree_field
 
@@ -60,6 +61,11 @@ class Env(ABC):
         """`(num_envs,)` for a vectorised env, `()` for a single one."""
         return ()
 
+    @property
+    def unwrapped(self) -> "Env":
+        """The innermost env."""
+        return self
+
     def render(self, env_state: EnvState) -> np.ndarray:
         """Draw the state of one env as an RGB array, `uint8[height, width, 3]`."""
         raise NotImplementedError(f"{type(self).__name__} cannot be rendered.")
@@ -77,10 +83,21 @@ class MultiAgentEnv(Env):
         """The names of the agents, in a fixed order."""
 
 
+def check_is_env(env: object) -> None:
+    """Raise unless `env` is an environment of ours."""
+    if not isinstance(env, Env):
+        given = f"the class {env.__name__}, which must be called" if isinstance(env, type) else repr(env)
+        raise InvalidInputError(
+            f"expected an Env of rookery.envs, got {given}. create_env('classic/cartpole') makes one by its name; "
+            "environments of Gymnasium cannot be compiled."
+        )
+
+
 class Wrapper(Env):
     """An env around another; what a wrapper does not change, it passes on."""
 
     def __init__(self, env: Env) -> None:
+        check_is_env(env)
         self.env = env
 
     def reset(self, key: Key) -> EnvState:
@@ -115,5 +132,4 @@ class Wrapper(Env):
 
     @property
     def unwrapped(self) -> Env:
-        """The innermost env."""
-        return self.env.unwrapped if isinstance(self.env, Wrapper) else self.env
+        return self.env.unwrapped

@@ -13,7 +13,7 @@ from gymnax.environments import spaces as gymnax_spaces
 from gymnax.environments.environment import Environment, EnvParams
 
 from rookery.envs.env import Env, EnvState
-from rookery.envs.promotion import library_promotion
+from rookery.envs.library import as_arrays, library_promotion
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.spaces import ArraySpace, Box, Dict, Discrete, Space, Tuple
 from rookery.types import Array, Key, PyTreeData, PyTreeDict, as_key
@@ -63,7 +63,7 @@ class GymnaxAdapter(Env):
         zero = jnp.zeros((), jnp.float32)
         metrics = jax.tree.map(lambda metric: jnp.zeros(metric.shape, jnp.float32), self._metrics)
         return EnvState(
-            env_state=GymnaxState(state=_as_arrays(state), key=steps_key, num_steps=jnp.zeros((), jnp.int32)),
+            env_state=GymnaxState(state=as_arrays(state), key=steps_key, num_steps=jnp.zeros((), jnp.int32)),
             obs=_as_obs(obs),
             reward=zero,
             done=zero,
@@ -84,7 +84,7 @@ class GymnaxAdapter(Env):
             out_of_time = self.gymnax_env.is_truncated(state, self.params)
         terminated, out_of_time = jnp.asarray(terminated, bool), jnp.asarray(out_of_time, bool)
         return env_state.replace(
-            env_state=before.replace(state=_as_arrays(state), num_steps=before.num_steps + 1),
+            env_state=before.replace(state=as_arrays(state), num_steps=before.num_steps + 1),
             obs=_as_obs(obs),
             reward=jnp.asarray(reward, jnp.float32),
             done=(terminated | out_of_time).astype(jnp.float32),
@@ -158,10 +158,5 @@ def _to_space(space: gymnax_spaces.Space, example: Any) -> Space:
     raise InvalidInputError(f"the gymnax space {space} is unknown: expected Discrete, Box, Dict or Tuple.")
 
 
-def _as_arrays(tree: Any) -> Any:
-    """Make arrays of the Python numbers that a fresh state holds, of the dtype that later states have."""
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), tree)
-
-
 def _as_obs(obs: Any) -> Any:
-    return _as_arrays(PyTreeDict(obs) if isinstance(obs, dict) else obs)
+    return as_arrays(PyTreeDict(obs) if isinstance(obs, dict) else obs)

@@ -25,7 +25,7 @@ from jumanji import specs
 from PIL import Image
 
 from rookery.envs.env import Env, EnvState
-from rookery.envs.promotion import library_promotion
+from rookery.envs.library import as_arrays, library_promotion
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.spaces import ArraySpace, Box, Dict, Discrete, MultiDiscrete, Space
 from rookery.types import Array, Key, PyTreeDict, as_key
@@ -70,8 +70,8 @@ class JumanjiAdapter(Env):
     def _env_state(self, state: Any, timestep: jumanji.types.TimeStep, truncated: Array) -> EnvState:
         metrics = jax.tree.map(lambda metric: jnp.asarray(metric, jnp.float32), timestep.extras)
         return EnvState(
-            env_state=_as_arrays(state),
-            obs=_as_arrays(_named_entries(timestep.observation, self.jumanji_env.observation_spec)),
+            env_state=as_arrays(state),
+            obs=as_arrays(_named_entries(timestep.observation, self.jumanji_env.observation_spec)),
             reward=jnp.asarray(timestep.reward, jnp.float32),
             done=timestep.last().astype(jnp.float32),
             info=PyTreeDict(truncation=truncated.astype(jnp.float32), metrics=metrics),
@@ -195,8 +195,3 @@ def _named_entries(obs: Any, spec: specs.Spec) -> Any:
 
 def _entries(spec: specs.Spec) -> dict[str, specs.Spec]:
     return {name: entry for name, entry in vars(spec).items() if isinstance(entry, specs.Spec)}
-
-
-def _as_arrays(tree: Any) -> Any:
-    """Make arrays of the Python numbers that a fresh state holds, of the dtype that later states have."""
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), tree)

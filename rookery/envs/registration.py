@@ -5,6 +5,7 @@ which builds one bare env. Ours are listed here; others register theirs under th
 where the name of the entry point is the name of the library.
 """
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -12,12 +13,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from rookery.envs.env import Env
+from rookery.envs.env import Env, check_is_env
 from rookery.envs.wrappers import AutoresetMode, EpisodeWrapper, FastAutoresetWrapper, VectorWrapper
 from rookery.envs.wrappers.autoreset import VECTOR_WRAPPERS
-from rookery.errors import InvalidInputError, check_count, missing_extra, unknown_name
+from rookery.errors import InvalidInputError, check_count, missing_extra, nearest_names, unknown_name
 
 ENTRY_POINT_GROUP = "rookery.envs"
+HOST_LIBRARIES = ("gymnasium", "pettingzoo")
 
 
 class EnvLibrary(Protocol):
@@ -81,12 +83,32 @@ def env_names(library: str) -> list[str]:
 
 def make_env(name: str, episode_length: int | None = None, **library_kwargs: Any) -> Env:
     """Build one bare env by its name: single, without episodes and autoreset. `wrap_env` adds these."""
+    if not isinstance(name, str):
+        raise InvalidInputError(f"expected the name of an environment, like 'classic/cartpole', got {name!r}.")
     library, _, env_name = name.partition("/")
     if not env_name:
-        everywhere = [full for known in library_names() if is_installed(known) for full in env_names(known)]
-        same = [full for full in everywhere if full.partition("/")[2].casefold() == name.casefold()]
-        raise unknown_name("environment", name, same or everywhere, "Names look like 'classic/cartpole'.")
+        near = nearest_names(name, (full.partition("/")[2] for full in installed_env_names()))
+        found = [full for full in installed_env_names() if full.partition("/")[2] in near]
+        raise unknown_name("environment", name, found, "Names look like 'classic/cartpole'.")
+    if library in HOST_LIBRARIES:
+        raise unknown_name(
+            "environment library",
+            library,
+            [],
+            "Environments of Gymnasium and PettingZoo are Python objects, which cannot be compiled onto the device.",
+        )
+    if library not in BUILTIN_LIBRARIES and library in library_names() and name not in env_names(library):
+        raise unknown_name("environment", name, env_names(library))
     return load_library(library).make(env_name, episode_length, **library_kwargs)
+
+
+def installed_env_names() -> list[str]:
+    """The full names of all environments that could be made, except those of libraries that fail to be imported."""
+    names = []
+    for library in filter(is_installed, library_names()):
+        with contextlib.suppress(Exception):
+            names.extend(env_names(library))
+    return names
 
 
 def wrap_env(
@@ -102,6 +124,7 @@ def wrap_env(
 
     `episode_length=None` is the env's own limit. `pool_size` is the number of cached starts per env of `FAST` mode.
     """
+    check_is_env(env)
     check_wrapping(episode_length, parallel, autoreset_mode, pool_size)
     if episode_length is None:
         episode_length = env.max_episode_steps
@@ -130,24 +153,24 @@ def create_env(
     return wrap_env(env, episode_length, parallel, autoreset_mode, discount, record_ori_obs, pool_size)
 
 
-def create_wrapped_classic_env(name: str, **kwargs: Any) -> VectorWrapper:
+def create_wrapped_classic_env(name: str, *args: Any, **kwargs: Any) -> VectorWrapper:
     """`create_env` for one of our own: `create_wrapped_classic_env("cartpole", parallel=16)`."""
-    return create_env(f"classic/{name}", **kwargs)
+    return create_env(f"classic/{name}", *args, **kwargs)
 
 
-def create_wrapped_brax_env(name: str, **kwargs: Any) -> VectorWrapper:
+def create_wrapped_brax_env(name: str, *args: Any, **kwargs: Any) -> VectorWrapper:
     """`create_env` for brax: `create_wrapped_brax_env("hopper", parallel=16)`."""
-    return create_env(f"brax/{name}", **kwargs)
+    return create_env(f"brax/{name}", *args, **kwargs)
 
 
-def create_wrapped_gymnax_env(name: str, **kwargs: Any) -> VectorWrapper:
+def create_wrapped_gymnax_env(name: str, *args: Any, **kwargs: Any) -> VectorWrapper:
     """`create_env` for gymnax: `create_wrapped_gymnax_env("Breakout-MinAtar", parallel=16)`."""
-    return create_env(f"gymnax/{name}", **kwargs)
+    return create_env(f"gymnax/{name}", *args, **kwargs)
 
 
-def create_wrapped_jumanji_env(name: str, **kwargs: Any) -> VectorWrapper:
+def create_wrapped_jumanji_env(name: str, *args: Any, **kwargs: Any) -> VectorWrapper:
     """`create_env` for jumanji: `create_wrapped_jumanji_env("Snake-v1", parallel=16)`."""
-    return create_env(f"jumanji/{name}", **kwargs)
+    return create_env(f"jumanji/{name}", *args, **kwargs)
 
 
 def check_wrapping(episode_length: int | None, parallel: int, autoreset_mode: AutoresetMode, pool_size: int) -> None:

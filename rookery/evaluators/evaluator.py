@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from rookery.agent import AgentState, Carry
-from rookery.envs import VectorWrapper
+from rookery.envs import Env
+from rookery.envs.env import check_is_env
 from rookery.errors import InvalidInputError, check_count, check_discount
 from rookery.metrics import EvaluateMetric
 from rookery.rollout import ActionFn, recurrent_fast_eval_rollout_episode
-from rookery.types import Key, PyTreeNode, as_key, pytree_field
+from rookery.types import Key, PyTreeNode, as_one_key, pytree_field
 
 
 class Evaluator(PyTreeNode):
@@ -23,7 +24,7 @@ class Evaluator(PyTreeNode):
     first to finish would favour the short ones.
     """
 
-    env: VectorWrapper = pytree_field(static=True)
+    env: Env = pytree_field(static=True)
     agent_fn: ActionFn | None = pytree_field(static=True, default=None)
     action_fn: ActionFn | None = pytree_field(static=True, default=None)
     initial_carry_fn: Callable[[tuple[int, ...]], Carry] = pytree_field(static=True, default=lambda batch_shape: ())
@@ -35,6 +36,7 @@ class Evaluator(PyTreeNode):
             raise InvalidInputError(
                 "Evaluator takes either agent_fn or action_fn: for instance agent.evaluate_actions."
             )
+        check_is_env(self.env)
         check_count("max_episode_steps", self.max_episode_steps)
         check_discount(self.discount)
         if not self.env.batch_shape:
@@ -43,11 +45,11 @@ class Evaluator(PyTreeNode):
     def evaluate(self, agent_state: AgentState, key: Key, num_episodes: int) -> EvaluateMetric:
         """Play exactly `num_episodes` episodes; return the return and the length of each."""
         check_count("num_episodes", num_episodes)
-        return self._evaluate(agent_state, as_key(key), num_episodes)
+        return self._evaluate(agent_state, as_one_key(key), num_episodes)
 
-    @partial(jax.jit, static_argnames=("self", "num_episodes"))
+    @partial(jax.jit, static_argnames=("num_episodes",))
     def _evaluate(self, agent_state: AgentState, key: Key, num_episodes: int) -> EvaluateMetric:
-        num_envs = self.env.num_envs
+        (num_envs,) = self.env.batch_shape
         num_rounds = -(-num_episodes // num_envs)
         # Envs left over in the last round are done from the start: nobody waits for them.
         left_over = jnp.arange(num_rounds * num_envs).reshape(num_rounds, num_envs) >= num_episodes

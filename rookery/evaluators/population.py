@@ -15,11 +15,12 @@ import jax.numpy as jnp
 from rookery.agent import AgentState, Carry
 from rookery.compilation import batch_invariant_jit
 from rookery.control_flow import any_true, cond_any
-from rookery.envs import Env, EnvState, VectorWrapper
+from rookery.envs import Env, EnvState, MultiAgentEnv, VectorWrapper
+from rookery.envs.env import check_is_env
 from rookery.errors import InvalidInputError, check_count, check_discount
 from rookery.metrics import EvaluateMetric
 from rookery.rollout import ActionFn, act
-from rookery.types import Array, Key, PyTreeData, PyTreeNode, as_key, as_mappable_key, pytree_field, where_tree
+from rookery.types import Array, Key, PyTreeData, PyTreeNode, as_mappable_key, as_one_key, pytree_field, where_tree
 
 
 class Lanes(PyTreeData):
@@ -54,6 +55,11 @@ class PopulationEvaluator(PyTreeNode):
     discount: float = pytree_field(static=True, default=1.0)
 
     def __post_init__(self) -> None:
+        check_is_env(self.env)
+        if isinstance(self.env.unwrapped, MultiAgentEnv):
+            raise InvalidInputError(
+                "PopulationEvaluator evaluates single agents, and this is a multi-agent environment."
+            )
         check_count("max_episode_steps", self.max_episode_steps)
         check_count("num_lanes", self.num_lanes)
         check_discount(self.discount)
@@ -66,9 +72,9 @@ class PopulationEvaluator(PyTreeNode):
     def evaluate(self, agent_states: AgentState, key: Key, num_episodes: int = 1) -> EvaluateMetric:
         """Return returns and lengths `[P, E]`; every leaf of `agent_states` has the population as its first axis."""
         check_count("num_episodes", num_episodes)
-        return self._evaluate(agent_states, as_key(key), num_episodes)
+        return self._evaluate(agent_states, as_one_key(key), num_episodes)
 
-    @partial(batch_invariant_jit, static_argnames=("self", "num_episodes"))
+    @partial(batch_invariant_jit, static_argnames=("num_episodes",))
     def _evaluate(self, agent_states: AgentState, key: Key, num_episodes: int) -> EvaluateMetric:
         population_size = population_size_of(agent_states)
         num_jobs = population_size * num_episodes
@@ -164,10 +170,17 @@ def where_lanes(ended: Array, fresh: Lanes, kept: Lanes) -> Lanes:
 
 def population_size_of(agent_states: Any) -> int:
     """The common first axis of all leaves."""
-    sizes = {leaf.shape[0] if leaf.ndim else None for leaf in jax.tree.leaves(agent_states)}
-    if len(sizes) != 1 or None in sizes:
+    leaves = jax.tree_util.tree_leaves_with_path(agent_states)
+    if not leaves:
         raise InvalidInputError(
-            f"every leaf of agent_states needs the population as its first axis, but the first axes are "
-            f"{sizes or 'missing'}: make the states with jax.vmap over agent.init."
+            "agent_states has no arrays, so it is no population: evaluate one with Evaluator instead."
         )
-    return sizes.pop()  # type: ignore[return-value]
+    sizes = {jax.tree_util.keystr(path): jnp.shape(leaf)[:1] for path, leaf in leaves}
+    first_path, first_size = next(iter(sizes.items()))
+    for path, size in sizes.items():
+        if not size or size != first_size:
+            raise InvalidInputError(
+                f"every leaf of agent_states needs the population as its first axis: {first_path} has {first_size}, "
+                f"{path} has {size}. Make the states with jax.vmap over agent.init."
+            )
+    return first_size[0]

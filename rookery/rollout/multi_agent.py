@@ -1,7 +1,7 @@
 """Rollouts of many agents: the agents of a policy act together, the policies as one joint action function.
 
 `joint_action_fn` turns several policies into something that acts like a single agent whose observations, actions,
-state and memory are dicts, so every rollout and evaluator takes it.
+state and memory are dicts, so every rollout and `Evaluator` take it.
 """
 
 from collections.abc import Iterable, Mapping

@@ -16,7 +16,7 @@ from rookery.envs import EnvState
 from rookery.errors import InvalidInputError, check_count
 from rookery.metrics import EvaluateMetric
 from rookery.sample_batch import SampleBatch
-from rookery.types import Array, Key, PyTreeDict, as_key
+from rookery.types import Array, Key, PyTreeDict, as_one_key
 
 EnvFn = Callable[[EnvState, Any], EnvState]
 ActionFn = Callable[[AgentState, SampleBatch, Key], tuple[Any, PyTreeDict]]
@@ -58,8 +58,12 @@ def recurrent_rollout(
     the first `carry` that is all it takes to replay the trajectory.
     """
     check_count("rollout_length", rollout_length)
+    if isinstance(env_extra_fields, str):
+        raise InvalidInputError(
+            f"env_extra_fields={env_extra_fields!r}: give a tuple of names, ({env_extra_fields!r},)."
+        )
     return _rollout(
-        env_fn, action_fn, env_state, agent_state, carry, as_key(key), rollout_length, tuple(env_extra_fields)
+        env_fn, action_fn, env_state, agent_state, carry, as_one_key(key), rollout_length, tuple(env_extra_fields)
     )
 
 
@@ -127,7 +131,7 @@ def recurrent_eval_rollout_episode(
 ) -> tuple[SampleBatch, EnvState, Carry]:
     """`eval_rollout_episode` of a recurrent agent."""
     check_count("rollout_length", rollout_length)
-    return _eval_rollout(env_fn, action_fn, env_state, agent_state, carry, as_key(key), rollout_length)
+    return _eval_rollout(env_fn, action_fn, env_state, agent_state, carry, as_one_key(key), rollout_length)
 
 
 @partial(jax.jit, static_argnames=("env_fn", "action_fn", "rollout_length"))
@@ -194,7 +198,7 @@ def recurrent_fast_eval_rollout_episode(
     """`fast_eval_rollout_episode` of a recurrent agent."""
     check_count("rollout_length", rollout_length)
     return _fast_eval_rollout(
-        env_fn, action_fn, env_state, agent_state, carry, as_key(key), rollout_length, jnp.float32(discount)
+        env_fn, action_fn, env_state, agent_state, carry, as_one_key(key), rollout_length, jnp.float32(discount)
     )
 
 

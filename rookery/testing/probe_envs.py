@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.envs.env import Env, EnvState, MultiAgentEnv
-from rookery.errors import InvalidInputError, unknown_name
+from rookery.envs.library import make_from_table
+from rookery.errors import check_count
 from rookery.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from rookery.types import Array, Key, PyTreeData, PyTreeDict, as_key
 
@@ -44,7 +45,7 @@ class CounterEnv(Env):
 
     def reset(self, key: Key) -> EnvState:
         start = jax.random.randint(as_key(key), (), 0, 2**23).astype(jnp.float32)
-        return self._state(CounterState(start=start, count=jnp.zeros((), jnp.int32)), jnp.zeros(()))
+        return self._state(CounterState(start=start, count=jnp.zeros((), jnp.int32)), jnp.zeros((), jnp.float32))
 
     def step(self, env_state: EnvState, action: Any) -> EnvState:
         self.action_space.check(action, "action")
@@ -55,7 +56,7 @@ class CounterEnv(Env):
     def _state(self, state: CounterState, reward: Array) -> EnvState:
         count = state.count.astype(jnp.float32)
         obs = PyTreeDict(start=state.start, count=count) if self.dict_obs else jnp.stack([state.start, count])
-        done = jnp.zeros(())
+        done = jnp.zeros((), jnp.float32)
         if self.terminates_after is not None:
             done = (state.count >= self.terminates_after).astype(jnp.float32)
         return EnvState(env_state=state, obs=obs, reward=reward, done=done)
@@ -81,7 +82,7 @@ class MultiAgentCounterEnv(MultiAgentEnv):
         return Dict({agent: Discrete(2) for agent in self.agents})
 
     def reset(self, key: Key) -> EnvState:
-        return self._state(jnp.zeros((), jnp.int32), {agent: jnp.zeros(()) for agent in self.agents})
+        return self._state(jnp.zeros((), jnp.int32), {agent: jnp.zeros((), jnp.float32) for agent in self.agents})
 
     def step(self, env_state: EnvState, action: Any) -> EnvState:
         self.action_space.check(action, "action")
@@ -92,7 +93,7 @@ class MultiAgentCounterEnv(MultiAgentEnv):
         obs = {
             agent: jnp.stack([jnp.float32(index), count.astype(jnp.float32)]) for index, agent in enumerate(self.agents)
         }
-        done = jnp.zeros(())
+        done = jnp.zeros((), jnp.float32)
         if self.terminates_after is not None:
             done = (count >= self.terminates_after).astype(jnp.float32)
         return EnvState(env_state=count, obs=PyTreeDict(obs), reward=PyTreeDict(rewards), done=done)
@@ -129,16 +130,19 @@ class ShortProbe(Env):
 
     def reset(self, key: Key) -> EnvState:
         cue_key, next_key = jax.random.split(as_key(key))
-        cue = jnp.where(jax.random.bernoulli(cue_key), 1.0, -1.0)
+        cue = jnp.where(jax.random.bernoulli(cue_key), 1.0, -1.0).astype(jnp.float32)
         state = ProbeState(time=jnp.zeros((), jnp.int32), cue=cue, key=next_key)
-        return EnvState(env_state=state, obs=self.observe(state), reward=jnp.zeros(()), done=jnp.zeros(()))
+        return EnvState(
+            env_state=state, obs=self.observe(state), reward=jnp.zeros((), jnp.float32), done=jnp.zeros((), jnp.float32)
+        )
 
     def step(self, env_state: EnvState, action: Any) -> EnvState:
         self.action_space.check(action, "action")
         state = env_state.env_state
         after = self.advance(state)
         done = (after.time >= self.num_steps).astype(jnp.float32)
-        return EnvState(env_state=after, obs=self.observe(after), reward=self.reward(state, action), done=done)
+        reward = self.reward(state, jnp.asarray(action)).astype(jnp.float32)
+        return EnvState(env_state=after, obs=self.observe(after), reward=reward, done=done)
 
     def advance(self, state: ProbeState) -> ProbeState:
         return state.replace(time=state.time + 1)
@@ -148,10 +152,10 @@ class ConstantRewardProbe(ShortProbe):
     """One step, reward 1, whatever is seen or done. The value is 1: only the value loss is at work."""
 
     def observe(self, state: ProbeState) -> Array:
-        return jnp.zeros((1,))
+        return jnp.zeros((1,), jnp.float32)
 
     def reward(self, state: ProbeState, action: Array) -> Array:
-        return jnp.ones(())
+        return jnp.ones((), jnp.float32)
 
 
 class ObservedRewardProbe(ShortProbe):
@@ -184,7 +188,7 @@ class ActionRewardProbe(ShortProbe):
     """One step, reward 1 for action 1 and -1 for action 0. The policy loss alone decides."""
 
     def observe(self, state: ProbeState) -> Array:
-        return jnp.zeros((1,))
+        return jnp.zeros((1,), jnp.float32)
 
     def reward(self, state: ProbeState, action: Array) -> Array:
         return 2.0 * action.astype(jnp.float32) - 1.0
@@ -204,8 +208,7 @@ class MemoryProbe(CueRewardProbe):
     """The cue is shown once; the action `delay` steps later must match it. Without memory that earns 0 on average."""
 
     def __init__(self, delay: int = 3) -> None:
-        if delay < 1:
-            raise InvalidInputError(f"delay={delay} must be at least 1.")
+        check_count("delay", delay)
         self.num_steps = delay + 1
 
     def observe(self, state: ProbeState) -> Array:
@@ -287,6 +290,4 @@ def names() -> tuple[str, ...]:
 
 def make(name: str, episode_length: int | None = None, **kwargs: Any) -> Env:
     """Build a probe; they have no time limit of their own."""
-    if name not in PROBES:
-        raise unknown_name("environment", f"probe/{name}", [f"probe/{known}" for known in PROBES])
-    return PROBES[name](**kwargs)
+    return make_from_table("probe", PROBES, name, kwargs)

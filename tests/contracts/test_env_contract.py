@@ -395,7 +395,7 @@ def test_no_reset_is_computed_while_nobody_is_done(mode: AutoresetMode, mapped: 
             InvalidInputError,
             "pool_size=0.*at least 1",
         ),
-        ("probe/counter", {"terminats_after": 3}, TypeError, "terminats_after"),
+        ("probe/counter", {"terminats_after": 3}, InvalidInputError, "terminats_after"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_built(

@@ -1,6 +1,5 @@
 """Our own classic-control environments, exact to Gymnasium's: `classic/cartpole` and its siblings."""
 
-import inspect
 from typing import Any
 
 from rookery.envs.classic.acrobot import Acrobot
@@ -8,7 +7,7 @@ from rookery.envs.classic.cartpole import CartPole
 from rookery.envs.classic.mountain_car import MountainCar, MountainCarContinuous
 from rookery.envs.classic.pendulum import Pendulum
 from rookery.envs.env import Env
-from rookery.errors import InvalidInputError, unknown_name
+from rookery.envs.library import make_from_table
 
 __all__ = ["Acrobot", "CartPole", "MountainCar", "MountainCarContinuous", "Pendulum", "make", "names"]
 
@@ -32,11 +31,4 @@ def make(name: str, episode_length: int | None = None, **kwargs: Any) -> Env:
     `episode_length` is there for the libraries whose environments end by a time limit of their own. These do not: a
     wrapper applies it.
     """
-    if name not in _ENVS:
-        raise unknown_name("environment", f"classic/{name}", [f"classic/{known}" for known in _ENVS])
-    known = list(inspect.signature(_ENVS[name]).parameters)
-    unknown = sorted(set(kwargs) - set(known))
-    if unknown:
-        advice = f"it takes {', '.join(known)}" if known else "it takes none"
-        raise InvalidInputError(f"classic/{name}: unknown argument {', '.join(map(repr, unknown))}; {advice}.")
-    return _ENVS[name](**kwargs)
+    return make_from_table("classic", _ENVS, name, kwargs)

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rookery.envs.env import Env, EnvState, Wrapper
+from rookery.envs.env import Env, EnvState, Wrapper, check_is_env
 from rookery.errors import InvalidInputError, check_count, check_discount
 from rookery.types import Key, PyTreeDict
 
@@ -61,9 +61,9 @@ class EpisodeWrapper(Wrapper):
     def step(self, env_state: EnvState, action: Any) -> EnvState:
         self.action_space.check(action, "action")
         counters = env_state._internal.episode
-        # The env may hand on the info it is given: it must not find there what this wrapper said of the last step.
-        state = self.env.step(env_state.replace(info=without(env_state.info, EPISODE_INFO)), action)
-        state = _with_float_rewards(state)
+        # The env may hand on what it is given: it must not find there what this wrapper said of the last step.
+        before = env_state.replace(done=jnp.zeros_like(env_state.done), info=without(env_state.info, EPISODE_INFO))
+        state = _with_float_rewards(self.env.step(before, action))
 
         counters = counters.replace(steps=counters.steps + 1)
         if self.discount is not None:
@@ -111,6 +111,7 @@ def has_episodes(env: Env) -> bool:
 
 def check_single(wrapper: Wrapper, env: Env) -> None:
     """Raise if a wrapper for single envs would sit outside the vectorisation."""
+    check_is_env(env)
     if env.batch_shape:
         raise InvalidInputError(
             f"{type(wrapper).__name__} belongs inside the vectorisation: wrap the single env first, then "

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rookery.envs.env import Env, EnvState, Wrapper
+from rookery.envs.env import Env, EnvState, Wrapper, check_is_env
 from rookery.envs.wrappers.episode import without
 from rookery.errors import InvalidInputError, ShapeError, check_count
-from rookery.spaces import Shape
+from rookery.spaces import Shape, check_discrete_range
 from rookery.types import Array, Key, PyTreeDict, as_key, as_mappable_key, where_tree
 
 VECTOR_INFO = ("episode_start", "autoreset")
@@ -24,6 +24,7 @@ class VectorWrapper(Wrapper):
     """
 
     def __init__(self, env: Env, num_envs: int) -> None:
+        check_is_env(env)
         check_count("num_envs", num_envs)
         if env.batch_shape:
             raise InvalidInputError("the environment is already vectorised.")
@@ -43,16 +44,19 @@ class VectorWrapper(Wrapper):
 
     def step(self, env_state: EnvState, action: Any) -> EnvState:
         self.action_space.check(action, "action", self.batch_shape)
+        check_discrete_range(self.action_space, action, "action")
         return self._compiled_step(env_state, action)
 
     def _reset(self, keys: Key) -> EnvState:
         first_keys, next_keys = split_each(keys)
         state = jax.vmap(self.env.reset)(first_keys)
+        self._check(state, "reset")
         info = state.info.replace(episode_start=jnp.ones(self.batch_shape, jnp.float32))
         return self._prepare(state.replace(info=info, _internal=PyTreeDict(inner=state._internal)), next_keys)
 
     def _step(self, env_state: EnvState, action: Any) -> EnvState:
         stepped = jax.vmap(self.env.step)(self._inner(env_state), action)
+        self._check(stepped, "step")
         info = stepped.info.replace(episode_start=jnp.zeros(self.batch_shape, jnp.float32))
         internal = env_state._internal.replace(inner=stepped._internal)
         return self._finish(env_state, stepped.replace(info=info, _internal=internal))
@@ -68,6 +72,20 @@ class VectorWrapper(Wrapper):
     def render(self, env_state: EnvState) -> Any:
         """Draw the first env."""
         return self.env.render(jax.tree.map(lambda leaf: leaf[0], self._inner(env_state)))
+
+    def _check(self, state: EnvState, method: str) -> None:
+        """Raise while tracing if what the single env returned does not fit together."""
+        name = type(self.unwrapped).__name__
+        if not isinstance(state, EnvState):
+            raise ShapeError(f"{name}.{method} returned {type(state).__name__}; expected an EnvState.")
+        self.obs_space.check(state.obs, f"the observation of {name}.{method}", self.batch_shape)
+        for what, value in (("reward", state.reward), ("done", state.done)):
+            for leaf in jax.tree.leaves(value):
+                if jnp.shape(leaf) != self.batch_shape:
+                    raise ShapeError(
+                        f"the {what} of {name}.{method} has shape {list(jnp.shape(leaf)[1:])}; expected a scalar. "
+                        "check_env of rookery.testing.check_env tests all that an environment must keep."
+                    )
 
     def _inner(self, env_state: EnvState) -> EnvState:
         """The state as the single envs know it."""
