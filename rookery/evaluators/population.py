@@ -51,7 +51,7 @@ class PopulationEvaluator(PyTreeNode):
     agent_fn: ActionFn = pytree_field(static=True)
     initial_carry_fn: Callable[[tuple[int, ...]], Carry] = pytree_field(static=True, default=lambda batch_shape: ())
     max_episode_steps: int = pytree_field(static=True)
-    num_lanes: int = pytree_field(static=True, default=32)
+    num_lanes: int = pytree_field(static=True, default=16)
     discount: float = pytree_field(static=True, default=1.0)
 
     def __post_init__(self) -> None:

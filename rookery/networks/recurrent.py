@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from rookery.agent import Carry
 from rookery.errors import InvalidInputError, ShapeError, unknown_name
+from rookery.networks.mlp import orthogonal
 from rookery.spaces import Shape
 from rookery.types import Array, Key, Params, PyTreeDict, as_key, where_tree
 
@@ -53,7 +54,7 @@ class RecurrentCore:
 
     @property
     def _cell(self) -> nn.RNNCellBase:
-        return CELLS[self.kind](self.size)
+        return CELLS[self.kind](self.size, recurrent_kernel_init=orthogonal())
 
 
 def _check_shapes(batch_shape: Shape, episode_start: Array, carry: Carry) -> None:
