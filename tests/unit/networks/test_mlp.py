@@ -1,6 +1,8 @@
 """Fully connected networks against float64 NumPy, and initializers against their formulas."""
 
 import math
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 
 from rookery.errors import UnknownNameError
-from rookery.networks.mlp import ACTIVATIONS, MLP, initializer_named
+from rookery.networks.mlp import ACTIVATIONS, MLP, initializer_named, orthogonal
 
 
 def kernels_of(network: MLP, num_features: int = 16) -> dict[str, np.ndarray]:
@@ -94,3 +96,24 @@ def test_unknown_names_are_errors_that_offer_the_nearest() -> None:
 
 def test_tanh_gain_is_that_of_published_ppo() -> None:
     assert ACTIVATIONS["tanh"].gain == pytest.approx(math.sqrt(2))
+
+
+@pytest.mark.parametrize("shape", [(4, 64), (64, 64), (64, 2), (3, 3, 4, 16)])
+def test_orthogonal_kernels_have_orthonormal_rows_or_columns(shape: tuple[int, ...]) -> None:
+    matrix = np.asarray(orthogonal(2.0)(jax.random.key(0), shape), np.float64).reshape(-1, shape[-1]) / 2.0
+    product = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
+    np.testing.assert_allclose(product, np.eye(len(product)), atol=1e-5)
+
+
+def test_compiled_initialisation_of_a_population_ends() -> None:
+    # Mapped QR decompositions inside one program wait for each other for ever on few cores, hence the process of its own.
+    code = """
+import jax
+from rookery.networks.mlp import MLP
+network = MLP((64, 64), output_size=2)
+init = jax.jit(jax.vmap(lambda key: network.init(key, jax.numpy.zeros(4))))
+jax.block_until_ready(init(jax.random.split(jax.random.key(0), 512)))
+print("ended")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "ended", done.stderr
