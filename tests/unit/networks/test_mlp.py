@@ -106,7 +106,7 @@ def test_orthogonal_kernels_have_orthonormal_rows_or_columns(shape: tuple[int, .
 
 
 def test_compiled_initialisation_of_a_population_ends() -> None:
-    # Mapped QR decompositions inside one program wait for each other for ever on few cores, hence the process of its own.
+    # Mapped QR decompositions inside one program can wait for each other for ever: a process of its own can be ended.
     code = """
 import jax
 from rookery.networks.mlp import MLP
