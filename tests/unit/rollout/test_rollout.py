@@ -193,16 +193,22 @@ def test_a_random_agent_draws_anew_for_every_step_and_env(impl: str) -> None:
     assert len(np.unique(trajectory.actions)) == 16 * 8
 
 
-def test_no_key_is_used_twice() -> None:
+def test_rollouts_use_no_key_twice() -> None:
     env = create_env("probe/counter", episode_length=3, parallel=2, autoreset_mode=AutoresetMode.DISABLED)
     agent = RandomAgent()
     agent_state = agent.init(env.obs_space, env.action_space, jax.random.key(0))
+
+    def reuse_the_key(agent_state: Any, sample_batch: SampleBatch, key: Any) -> Any:
+        agent.compute_actions(agent_state, sample_batch, key)
+        return agent.compute_actions(agent_state, sample_batch, key)
+
     with jax.debug_key_reuse(True):
         state = jax.jit(env.reset)(jax.random.key(1))
         for play in (rollout, eval_rollout_episode, fast_eval_rollout_episode):
-            jax.jit(play, static_argnums=(0, 1, 5))(
-                env.step, agent.compute_actions, state, agent_state, jax.random.key(2), 4
-            )
+            compiled = jax.jit(play, static_argnums=(0, 1, 5))
+            compiled(env.step, agent.compute_actions, state, agent_state, jax.random.key(2), 4)
+            with pytest.raises(jax.errors.KeyReuseError):
+                compiled(env.step, reuse_the_key, state, agent_state, jax.random.key(2), 4)
 
 
 @every_mode
