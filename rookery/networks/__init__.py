@@ -1,5 +1,6 @@
 """Networks: encoders, layers and recurrent cores, and the action distributions that policies are made of."""
 
+from rookery.networks.actor_critic import ActorCriticConfig, ActorCriticNetwork
 from rookery.networks.convolution import CNN, cnn_for
 from rookery.networks.distributions import (
     Bernoulli,
@@ -21,6 +22,8 @@ from rookery.networks.recurrent import RecurrentCore
 __all__ = [
     "CNN",
     "MLP",
+    "ActorCriticConfig",
+    "ActorCriticNetwork",
     "Bernoulli",
     "Categorical",
     "Composite",

@@ -152,9 +152,9 @@ class PolicyNetwork:
     def init(self, key: Key) -> Params:
         """Make the parameters: those of the `trunk` and of the `head`."""
         trunk_key, head_key = jax.random.split(as_key(key))
-        trunk_params = self._trunk.init(trunk_key)
+        trunk_params = self.trunk.init(trunk_key)
         obs = jax.eval_shape(self.obs_space.sample, trunk_key)
-        features, _ = jax.eval_shape(self._trunk, trunk_params, obs, self.initial_carry(), jnp.ones(()))
+        features, _ = jax.eval_shape(self.trunk, trunk_params, obs, self.initial_carry(), jnp.ones(()))
         params = PyTreeDict(trunk=trunk_params, head=self._head.lazy_init(head_key, features)["params"])
         # One step without computing it: an action mask that does not fit the action space is found here.
         jax.eval_shape(self, params, obs, self.initial_carry(), jnp.ones(()))
@@ -162,7 +162,7 @@ class PolicyNetwork:
 
     def initial_carry(self, batch_shape: Shape = ()) -> Carry:
         """Make the carry with which an episode starts; needs no parameters."""
-        return self._trunk.initial_carry(batch_shape)
+        return self.trunk.initial_carry(batch_shape)
 
     def __call__(
         self, params: Params, obs: Any, carry: Carry = (), episode_start: Array | None = None
@@ -171,17 +171,18 @@ class PolicyNetwork:
 
         The carry is cleared before the step where `episode_start` `[...]` is 1.
         """
-        features, carry = self._trunk(params["trunk"], obs, carry, episode_start)
-        return self._distribution(params, features, obs), carry
+        features, carry = self.trunk(params["trunk"], obs, carry, episode_start)
+        return self.distribution(params, features, obs), carry
 
     def unroll(
         self, params: Params, obs: Any, carry: Carry = (), episode_start: Array | None = None
     ) -> tuple[Distribution, Carry]:
         """Return the distributions `[T, ...]` of a trajectory that starts with `carry`, and the carry after it."""
-        features, carry = self._trunk.unroll(params["trunk"], obs, carry, episode_start)
-        return self._distribution(params, features, obs), carry
+        features, carry = self.trunk.unroll(params["trunk"], obs, carry, episode_start)
+        return self.distribution(params, features, obs), carry
 
-    def _distribution(self, params: Params, features: Array, obs: Any) -> Distribution:
+    def distribution(self, params: Params, features: Array, obs: Any) -> Distribution:
+        """Return the distributions of features that the trunk made of `obs`."""
         outputs, free_parameters = self._head.apply({"params": params["head"]}, features)
         mask = action_mask_of(obs)
         if mask is not None:
@@ -193,7 +194,8 @@ class PolicyNetwork:
         return distribution_family(self.action_space, self.config.gaussian)
 
     @property
-    def _trunk(self) -> Trunk:
+    def trunk(self) -> Trunk:
+        """The part of the network that makes features."""
         return Trunk(self.obs_space, self.config)
 
     @property

@@ -20,10 +20,14 @@ from rookery.rollout.single_agent import (
     recurrent_rollout,
     rollout,
 )
+from rookery.rollout.source import Experience, RolloutSource, RolloutState
 
 __all__ = [
     "ActionFn",
     "EnvFn",
+    "Experience",
+    "RolloutSource",
+    "RolloutState",
     "act",
     "eval_rollout_episode",
     "fast_eval_rollout_episode",

@@ -1,0 +1,151 @@
+"""PPO as one writes it in a single file of JAX, in the manner of PureJaxRL (Lu et al., 2022), without any tuning.
+
+The environment is gymnax's CartPole, which resets inside its own step.
+"""
+
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import gymnax
+import jax
+import jax.numpy as jnp
+import optax
+from flax.training.train_state import TrainState
+
+ROLLOUT_LENGTH = 128
+NUM_EPOCHS = 4
+NUM_MINIBATCHES = 4
+LEARNING_RATE = 3e-4
+MAX_GRAD_NORM = 0.5
+DISCOUNT = 0.99
+GAE_LAMBDA = 0.95
+CLIP_RATIO = 0.2
+VALUE_COEFFICIENT = 0.5
+ENTROPY_COEFFICIENT = 0.01
+
+
+class ActorCritic(nn.Module):
+    """A policy and a value function with networks of their own."""
+
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def network(num_outputs: int, scale: float) -> jax.Array:
+            hidden = obs
+            for _ in range(2):
+                hidden = nn.tanh(nn.Dense(64, kernel_init=nn.initializers.orthogonal(2**0.5))(hidden))
+            return nn.Dense(num_outputs, kernel_init=nn.initializers.orthogonal(scale))(hidden)
+
+        return network(self.num_actions, 0.01), network(1, 1.0)[..., 0]
+
+
+class Transition(NamedTuple):
+    obs: jax.Array
+    action: jax.Array
+    log_prob: jax.Array
+    value: jax.Array
+    reward: jax.Array
+    done: jax.Array
+    ended_return: jax.Array
+
+
+class Runner(NamedTuple):
+    """All that an iteration changes."""
+
+    train_state: TrainState
+    env_state: Any
+    obs: jax.Array
+    episode_return: jax.Array
+    key: jax.Array
+
+
+class PlainPPO:
+    """Trains on CartPole; `iterate` is one rollout and one update."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.env, self.env_params = gymnax.make("CartPole-v1")
+        self.network = ActorCritic(self.env.action_space(self.env_params).n)
+
+    def init(self, key: jax.Array) -> Runner:
+        params_key, reset_key, key = jax.random.split(key, 3)
+        reset_keys = jax.random.split(reset_key, self.num_envs)
+        obs, env_state = jax.vmap(self.env.reset, (0, None))(reset_keys, self.env_params)
+        optimizer = optax.chain(optax.clip_by_global_norm(MAX_GRAD_NORM), optax.adam(LEARNING_RATE, eps=1e-5))
+        train_state = TrainState.create(
+            apply_fn=self.network.apply, params=self.network.init(params_key, obs), tx=optimizer
+        )
+        return Runner(train_state, env_state, obs, jnp.zeros(self.num_envs), key)
+
+    def iterate(self, runner: Runner) -> tuple[Runner, jax.Array]:
+        """Train for one iteration; return also the mean return of the episodes that ended."""
+        runner, trajectory = jax.lax.scan(self._env_step, runner, length=ROLLOUT_LENGTH)
+        _, last_value = runner.train_state.apply_fn(runner.train_state.params, runner.obs)
+        advantages = gae(trajectory, last_value)
+        samples = (trajectory, advantages, advantages + trajectory.value)
+
+        def epoch(train_state: TrainState, epoch_key: jax.Array) -> tuple[TrainState, jax.Array]:
+            num_samples = ROLLOUT_LENGTH * self.num_envs
+            permutation = jax.random.permutation(epoch_key, num_samples)
+
+            def shuffle(leaf: jax.Array) -> jax.Array:
+                flat = leaf.reshape(num_samples, *leaf.shape[2:])
+                return jnp.take(flat, permutation, axis=0).reshape(NUM_MINIBATCHES, -1, *leaf.shape[2:])
+
+            return jax.lax.scan(minibatch_step, train_state, jax.tree.map(shuffle, samples))
+
+        key, epochs_key = jax.random.split(runner.key)
+        train_state, _ = jax.lax.scan(epoch, runner.train_state, jax.random.split(epochs_key, NUM_EPOCHS))
+        mean_return = jnp.sum(trajectory.ended_return) / jnp.maximum(jnp.sum(trajectory.done), 1)
+        return runner._replace(train_state=train_state, key=key), mean_return
+
+    def _env_step(self, runner: Runner, _: None) -> tuple[Runner, Transition]:
+        train_state, env_state, obs, episode_return, key = runner
+        key, action_key, step_key = jax.random.split(key, 3)
+        logits, value = train_state.apply_fn(train_state.params, obs)
+        action = jax.random.categorical(action_key, logits)
+        step_keys = jax.random.split(step_key, self.num_envs)
+        next_obs, env_state, reward, terminated, truncated, _ = jax.vmap(self.env.step, (0, 0, 0, None))(
+            step_keys, env_state, action, self.env_params
+        )
+        done = terminated | truncated
+        episode_return = episode_return + reward
+        ended_return = jnp.where(done, episode_return, 0.0)
+        transition = Transition(obs, action, log_prob_of(logits, action), value, reward, done, ended_return)
+        return Runner(train_state, env_state, next_obs, jnp.where(done, 0.0, episode_return), key), transition
+
+
+def gae(trajectory: Transition, last_value: jax.Array) -> jax.Array:
+    """Generalized advantage estimation (Schulman et al., 2016)."""
+
+    def step(carry: tuple[jax.Array, jax.Array], row: Transition) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        advantage, next_value = carry
+        delta = row.reward + DISCOUNT * next_value * (1 - row.done) - row.value
+        advantage = delta + DISCOUNT * GAE_LAMBDA * (1 - row.done) * advantage
+        return (advantage, row.value), advantage
+
+    return jax.lax.scan(step, (jnp.zeros_like(last_value), last_value), trajectory, reverse=True)[1]
+
+
+def log_prob_of(logits: jax.Array, action: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), action[..., None], axis=-1)[..., 0]
+
+
+def minibatch_step(train_state: TrainState, samples: tuple) -> tuple[TrainState, jax.Array]:
+    """One gradient step of the clipped objective (Schulman et al., 2017)."""
+    trajectory, advantages, targets = samples
+    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+
+    def loss_of(params: Any) -> jax.Array:
+        logits, value = train_state.apply_fn(params, trajectory.obs)
+        ratio = jnp.exp(log_prob_of(logits, trajectory.action) - trajectory.log_prob)
+        clipped_ratio = jnp.clip(ratio, 1 - CLIP_RATIO, 1 + CLIP_RATIO)
+        policy_loss = -jnp.minimum(ratio * advantages, clipped_ratio * advantages).mean()
+        value_loss = jnp.square(value - targets).mean()
+        log_probs = jax.nn.log_softmax(logits)
+        entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1).mean()
+        return policy_loss + VALUE_COEFFICIENT * value_loss - ENTROPY_COEFFICIENT * entropy
+
+    loss, gradients = jax.value_and_grad(loss_of)(train_state.params)
+    return train_state.apply_gradients(grads=gradients), loss

@@ -1,0 +1,143 @@
+"""IMPALA: an actor-critic whose actors may lag behind the learner, corrected by V-trace (Espeholt et al., 2018).
+
+Departures from the paper: actors and learner take turns in one compiled program instead of running side by side, so
+the lag is exact and a setting (`actor_lag`) instead of a consequence of the machine. The learner takes one gradient
+step on each group of environments of a trajectory in turn; the later ones are off-policy too, which V-trace corrects.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from rookery.agent import AgentState, Carry
+from rookery.algorithms.actor_critic import ActorCriticAgent
+from rookery.errors import check_count
+from rookery.learning.advantages import vtrace
+from rookery.learning.minibatches import check_num_minibatches, epoch_indexes
+from rookery.learning.moments import check_same_shape, weighted_mean
+from rookery.metrics import Mean
+from rookery.rollout import Experience
+from rookery.sample_batch import SampleBatch
+from rookery.types import Array, Key
+from rookery.workflows.config import Scalar, Settings
+from rookery.workflows.on_policy import (
+    Learner,
+    OnPolicyConfig,
+    OnPolicyHyperparameters,
+    OnPolicyWorkflow,
+    take_envs,
+    weights_of,
+)
+
+
+@dataclass(frozen=True)
+class IMPALAConfig(OnPolicyConfig):
+    """The shapes of IMPALA; actors take the learner's parameters every `actor_lag` iterations."""
+
+    num_envs: int = 32
+    rollout_length: int = 32
+    num_minibatches: int = 4
+    actor_lag: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("num_minibatches", self.num_minibatches)
+        check_count("actor_lag", self.actor_lag)
+
+
+class IMPALAHyperparameters(OnPolicyHyperparameters):
+    """The numbers of IMPALA: the limits of the importance ratios are rho-bar and c-bar of the paper."""
+
+    RANGES: ClassVar = OnPolicyHyperparameters.RANGES | {
+        "trace_lambda": (0.0, 1.0),
+        "max_target_ratio": (0.0, float("inf")),
+        "max_trace_ratio": (0.0, float("inf")),
+    }
+
+    trace_lambda: Scalar = 1.0
+    max_target_ratio: Scalar = 1.0
+    max_trace_ratio: Scalar = 1.0
+
+
+class IMPALAAgent(ActorCriticAgent):
+    """A policy and a value function, trained on the experience of an older policy."""
+
+    def loss(
+        self, agent_state: AgentState, trajectory: SampleBatch, carry: Carry, hyperparameters: Any
+    ) -> tuple[Array, dict[str, Array]]:
+        """Return the loss of a trajectory `[T, B]` and its parts."""
+        policy_extras, env_extras = trajectory.extras.policy_extras, trajectory.extras.env_extras
+        distribution, values = self.replay(agent_state, trajectory, carry)
+        log_prob, fixed_values = distribution.log_prob(policy_extras.raw_action), jax.lax.stop_gradient(values)
+        fixed_state = jax.lax.stop_gradient(agent_state)
+        estimates = vtrace(
+            jax.lax.stop_gradient(log_prob) - policy_extras.log_prob,
+            trajectory.rewards,
+            fixed_values,
+            self.successor_values(fixed_state, trajectory, fixed_values),
+            env_extras.termination,
+            trajectory.dones,
+            hyperparameters.discount,
+            hyperparameters.trace_lambda,
+            hyperparameters.max_target_ratio,
+            hyperparameters.max_trace_ratio,
+            hyperparameters.max_target_ratio,
+        )
+        check_same_shape(values=values, targets=estimates.targets, advantages=estimates.advantages)
+        weights = weights_of(trajectory)
+        policy_loss = -weighted_mean(log_prob * estimates.advantages, weights)
+        value_loss = weighted_mean((values - estimates.targets) ** 2, weights)
+        entropy_loss = -weighted_mean(distribution.entropy(), weights)
+        loss = (
+            policy_loss
+            + hyperparameters.value_coefficient * value_loss
+            + hyperparameters.entropy_coefficient * entropy_loss
+        )
+        log_ratio = log_prob - policy_extras.log_prob
+        return loss, {
+            "train/loss": loss,
+            "train/policy_loss": policy_loss,
+            "train/value_loss": value_loss,
+            "train/entropy_loss": entropy_loss,
+            "train/approx_kl": weighted_mean(jnp.exp(log_ratio) - 1.0 - log_ratio, weights),
+        }
+
+
+class IMPALAWorkflow(OnPolicyWorkflow):
+    """IMPALA: actors that may lag behind, corrected by V-trace."""
+
+    agent_name = "impala"
+    config_class = IMPALAConfig
+    hyperparameters_class = IMPALAHyperparameters
+    agent_class = IMPALAAgent
+    agent: IMPALAAgent
+    config: IMPALAConfig
+
+    def __init__(self, settings: Settings, num_devices: int, enable_jit: bool) -> None:
+        super().__init__(settings, num_devices, enable_jit)
+        check_num_minibatches(self.config.num_envs // num_devices, self.config.num_minibatches)
+
+    @property
+    def actor_lag(self) -> int:
+        return self.config.actor_lag
+
+    def update(
+        self, learner: Learner, experience: Experience, hyperparameters: Any, key: Key
+    ) -> tuple[dict[str, Mean], Learner]:
+        num_envs = experience.trajectory.rewards.shape[1]
+
+        def minibatch_step(learner: Learner, indexes: Array) -> tuple[Learner, dict[str, Mean]]:
+            trajectory, carry = take_envs(experience.trajectory, experience.first_carry, indexes)
+
+            def loss(agent_state: AgentState) -> tuple[Array, dict[str, Array]]:
+                return self.agent.loss(agent_state, trajectory, carry, hyperparameters)
+
+            report, learner = self.gradient_step(learner, loss, hyperparameters)
+            return learner, {name: Mean.of(value) for name, value in report.items()}
+
+        indexes = epoch_indexes(key, num_envs, self.config.num_minibatches)
+        learner, metrics = jax.lax.scan(minibatch_step, learner, indexes)
+        metrics = jax.tree.map(jnp.sum, metrics) | {"train/learning_rate": Mean.of(hyperparameters.learning_rate)}
+        return metrics, learner

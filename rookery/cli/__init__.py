@@ -1,0 +1,80 @@
+"""The command `rookery`: a line of text in, a line of text out, an exit code.
+
+0 is success, 1 a verdict that is not good, 2 an error, 130 and 143 an interruption. Each command has a file with a
+function that declares its arguments and one that runs it; what a command needs is imported when it runs, so
+`rookery --help` answers at once.
+"""
+
+import argparse
+import os
+import sys
+import traceback
+
+import rookery
+from rookery.cli.bench import add_bench
+from rookery.cli.check_env import add_check_env
+from rookery.cli.compilation_cache import enable_compilation_cache
+from rookery.cli.console import one_line
+from rookery.cli.doctor import add_doctor
+from rookery.cli.evaluate import add_evaluate
+from rookery.cli.exit_codes import ERROR, INTERRUPTED
+from rookery.cli.listing import add_list
+from rookery.cli.report import add_report
+from rookery.cli.resume import add_resume
+from rookery.cli.train import add_train
+from rookery.errors import RookeryError
+
+COMMANDS = (add_train, add_resume, add_evaluate, add_report, add_list, add_check_env, add_bench, add_doctor)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit code; `argv=None` is the command line."""
+    parser = make_parser()
+    arguments = parse_arguments(parser, argv)
+    if arguments.command is None:
+        parser.print_help(sys.stderr)
+        return ERROR
+    try:
+        enable_compilation_cache()
+        exit_code: int = arguments.run_fn(arguments)
+        sys.stdout.flush()
+        return exit_code
+    except BrokenPipeError:
+        # The reader of a pipe (`| head`) has gone: nothing more can be said, not even when Python closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ERROR
+    except KeyboardInterrupt:
+        print("rookery: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        exit_code = getattr(error, "exit_code", ERROR)  # a run that was stopped by a signal has one of its own
+        if arguments.debug:
+            traceback.print_exc()
+        else:
+            kind = "error: " if exit_code == ERROR else ""
+            hint = "" if isinstance(error, RookeryError) else " (--debug shows where)"
+            print(f"rookery: {kind}{one_line(error)}{hint}", file=sys.stderr)
+        return exit_code
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Declare all commands."""
+    parser = argparse.ArgumentParser(prog="rookery", description=rookery.__doc__)
+    parser.add_argument("-V", "--version", action="version", version=f"rookery {rookery.__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for add_command in COMMANDS:
+        add_command(commands)
+    for command in commands.choices.values():
+        command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    return parser
+
+
+def parse_arguments(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
+    """Parse a command line on which overrides and options may stand in any order, which argparse alone refuses."""
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and ("overrides" not in arguments or any(text.startswith("-") for text in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        arguments.overrides += rest
+    return arguments

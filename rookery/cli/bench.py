@@ -1,0 +1,28 @@
+"""`rookery bench`: the benchmarks of a source checkout."""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import rookery
+from rookery.errors import InvalidInputError
+
+SOURCE_ROOT = Path(rookery.__file__).resolve().parent.parent
+"""The folder that holds the package: in a source checkout, the benchmarks are beside it."""
+
+
+def add_bench(commands: Any) -> None:
+    command = commands.add_parser("bench", help="run the benchmarks of a source checkout")
+    command.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks (default: all)")
+    command.set_defaults(run_fn=run_bench)
+
+
+def run_bench(arguments: argparse.Namespace) -> int:
+    if not (SOURCE_ROOT / "bench").is_dir():
+        raise InvalidInputError(
+            f"the benchmarks are part of the source tree, and there is no folder {SOURCE_ROOT / 'bench'}: clone the "
+            "repository and run `make bench` there."
+        )
+    return subprocess.run([sys.executable, "-m", "bench", *arguments.names], cwd=SOURCE_ROOT, check=False).returncode

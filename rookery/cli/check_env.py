@@ -1,0 +1,48 @@
+"""`rookery check-env`: whether an environment keeps the rules."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from rookery.cli.console import make_console, print_line
+from rookery.cli.exit_codes import NOT_GOOD, SUCCESS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rookery.testing.check_report import Check
+
+
+def add_check_env(commands: Any) -> None:
+    command = commands.add_parser("check-env", help="check that an environment keeps the rules")
+    command.add_argument("name", metavar="NAME", help="classic/cartpole, gymnasium/CartPole-v1 or CartPole-v1")
+    command.set_defaults(run_fn=run_check_env)
+
+
+def run_check_env(arguments: argparse.Namespace) -> int:
+    from rookery.testing.check_env import check_env_by_name
+
+    console = make_console()
+    with console.status(f"checking {arguments.name}"):
+        report = check_env_by_name(arguments.name, show_fn=lambda check: print_check(console, check))
+    print_line(console, report.verdict, style="bold green" if report.passed else "bold red")
+    return SUCCESS if report.passed else NOT_GOOD
+
+
+def print_check(console: "Console", check: "Check") -> None:
+    """Print one check: on a terminal with a colored outcome, its text in a column of its own."""
+    from rookery.testing.check_report import NAME_WIDTH, Outcome
+
+    if not console.is_terminal:
+        print(check, flush=True)
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    styles = {Outcome.PASSED: "green", Outcome.WARNING: "yellow", Outcome.FAILED: "bold red", Outcome.SKIPPED: "dim"}
+    row = Table.grid(padding=(0, 2, 0, 0))
+    row.add_column(width=7)
+    row.add_column(width=NAME_WIDTH)
+    row.add_column(overflow="fold")
+    finding_style = "dim" if check.outcome in (Outcome.PASSED, Outcome.SKIPPED) else ""
+    row.add_row(Text(check.outcome.value, styles[check.outcome]), Text(check.name), Text(check.finding, finding_style))
+    console.print(row)

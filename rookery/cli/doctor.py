@@ -1,0 +1,103 @@
+"""`rookery doctor`: versions and devices, and what is missing."""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import rookery
+from rookery.cli.compilation_cache import cache_folder, enable_compilation_cache
+from rookery.cli.console import install_command, make_console, one_line, print_heading, print_line, print_rows
+from rookery.cli.exit_codes import NOT_GOOD, SUCCESS
+
+
+def add_doctor(commands: Any) -> None:
+    command = commands.add_parser("doctor", help="show versions and devices, and what is missing")
+    command.set_defaults(run_fn=run_doctor)
+
+
+def run_doctor(arguments: argparse.Namespace) -> int:
+    import jax
+
+    console = make_console()
+    print_heading(console, "Rookery", rookery.__version__)
+    print_rows(
+        console,
+        [
+            ("python", f"{platform.python_version()} ({sys.executable})"),
+            ("system", f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors"),
+            ("location", str(Path(rookery.__file__).parent)),
+        ],
+    )
+    print_heading(console, "JAX", jax.__version__)
+    try:
+        backend, devices = jax.default_backend(), [str(device) for device in jax.devices()]
+        problems = backend_problems(backend)
+    except RuntimeError as error:
+        backend, devices, problems = "none", [], [f"JAX finds no device: {one_line(error)}"]
+    print_rows(
+        console,
+        [
+            ("jaxlib", importlib.metadata.version("jaxlib")),
+            ("backend", backend),
+            ("devices", ", ".join(devices) or "none"),
+            ("64 bit floats", "on" if jax.config.read("jax_enable_x64") else "off"),
+            ("compile cache", cache_text(enable_compilation_cache())),
+        ],
+    )
+    print_heading(console, "Extras", "")
+    print_rows(console, [(extra, extra_text(extra, package)) for extra, package in extras().items()])
+    for problem in problems:
+        print_line(console, f"problem: {problem}", style="bold yellow")
+    if not problems:
+        print_line(console, "no problems found", style="bold green")
+    return SUCCESS if devices else NOT_GOOD
+
+
+def backend_problems(backend: str) -> list[str]:
+    """Say what to do about an accelerator that is there and not used."""
+    if backend != "cpu":
+        return []
+    accelerators = {
+        "an NVIDIA GPU": (Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi"), "jax[cuda13]"),
+        "an AMD GPU": (Path("/dev/kfd").exists(), "jax[rocm7-local]"),
+        "a TPU": (Path("/dev/accel0").exists(), "jax[tpu]"),
+    }
+    chosen = os.environ.get("JAX_PLATFORMS")
+    return [
+        f"{accelerator} seems to be here, but JAX runs on the CPU: "
+        + (f"unset JAX_PLATFORMS={chosen}." if chosen else f"pip install -U '{requirement}'")
+        for accelerator, (is_there, requirement) in accelerators.items()
+        if is_there
+    ]
+
+
+def cache_text(folder: Path | None) -> str:
+    """Describe the compilation cache: where, how much."""
+    if folder is None:
+        return f"off, {cache_folder()} cannot be made: set ROOKERY_CACHE_DIR to a folder that can"
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    return f"{folder} ({len(sizes)} files, {sum(sizes) / 1e6:.1f} MB)"
+
+
+def extras() -> dict[str, str]:
+    """The optional extras, each with the package that tells whether it is installed."""
+    from rookery.envs.registration import BUILTIN_LIBRARIES
+
+    libraries = {name: library.requires for name, library in BUILTIN_LIBRARIES.items() if library.requires is not None}
+    return libraries | {"export": "flatbuffers", "wandb": "wandb"}
+
+
+def extra_text(extra: str, package: str) -> str:
+    """Give the version of an extra, or the command that installs it."""
+    if importlib.util.find_spec(package) is None:
+        return f"not installed: {install_command(extra)}"
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "installed"

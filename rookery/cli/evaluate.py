@@ -1,0 +1,67 @@
+"""`rookery evaluate`: how good the agent of a run is, played greedily, and how that looks."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rookery.cli.console import make_console, print_line, print_table
+from rookery.cli.exit_codes import SUCCESS
+
+HEADER = ("seed", "return", "std", "min", "max", "length", "shortest", "longest")
+
+
+def add_evaluate(commands: Any) -> None:
+    command = commands.add_parser("evaluate", help="play episodes with the greedy policy of a run")
+    command.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+    command.add_argument("--episodes", type=int, default=32, metavar="N", help="how many for each seed (default: 32)")
+    command.add_argument("--video", type=Path, metavar="FILE", help="also record one episode: .gif, .webp, .png")
+    command.add_argument("--step", type=int, metavar="N", help="the checkpoint at this env step (default: the last)")
+    command.add_argument("--seed", type=int, default=0, metavar="K", help="of the episodes (default: 0)")
+    command.set_defaults(run_fn=run_evaluate)
+
+
+def run_evaluate(arguments: argparse.Namespace) -> int:
+    from rookery.cli.training import agent_state_of, build_from_run, describe_returns, record_episode
+    from rookery.errors import InvalidInputError, check_count
+    from rookery.report.video import FORMATS
+    from rookery.runs import RunDirectory
+    from rookery.types import make_key
+    from rookery.workflows.workflow import counts_of
+
+    check_count("--episodes", arguments.episodes)
+    if arguments.video is not None and arguments.video.suffix.lower() not in FORMATS:
+        raise InvalidInputError(f"--video={arguments.video}: expected a name that ends in {', '.join(FORMATS)}.")
+    console = make_console()
+    workflow = build_from_run(RunDirectory.open(arguments.run), devices=None)
+    state = workflow.restore(arguments.step)
+    train = workflow.settings.train
+    key = make_key(arguments.seed)
+    results = [
+        workflow.evaluator.evaluate(agent_state_of(workflow, state, index), key, arguments.episodes)
+        for index in range(train.num_seeds)
+    ]
+    print_line(
+        console,
+        f"{workflow.settings.agent_name} on {train.env.name} after {counts_of(state.env_steps)[0]:,} env steps, "
+        f"{arguments.episodes:,} greedy episodes",
+    )
+    print_table(console, HEADER, [row(seed, result) for seed, result in zip(train.seeds, results, strict=True)])
+    if train.num_seeds > 1:
+        print_line(console, describe_returns([float(result.episode_returns.mean()) for result in results]))
+    if arguments.video is not None:
+        record_episode(workflow, agent_state_of(workflow, state, 0), key, arguments.video)
+        print_line(console, str(arguments.video))
+    return SUCCESS
+
+
+def row(seed: int, result: Any) -> tuple[str, ...]:
+    """Return the figures of one seed as text."""
+    returns, lengths = result.episode_returns, result.episode_lengths
+    figures = (returns.mean(), returns.std(), returns.min(), returns.max())
+    return (
+        str(seed),
+        *(f"{float(figure):.2f}" for figure in figures),
+        f"{float(lengths.mean()):.1f}",
+        str(int(lengths.min())),
+        str(int(lengths.max())),
+    )

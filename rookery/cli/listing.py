@@ -1,0 +1,59 @@
+"""`rookery list`: the environments and agents there are."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from rookery.cli.console import install_command, make_console, one_line, print_columns, print_heading, print_rows
+from rookery.cli.exit_codes import SUCCESS
+from rookery.errors import InvalidInputError, unknown_name
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def add_list(commands: Any) -> None:
+    command = commands.add_parser("list", help="show the environments and agents there are")
+    command.add_argument("kind", nargs="?", choices=("envs", "agents"), help="what to list (default: both)")
+    command.add_argument("libraries", nargs="*", metavar="LIBRARY", help="only the environments of these libraries")
+    command.set_defaults(run_fn=run_list)
+
+
+def run_list(arguments: argparse.Namespace) -> int:
+    if arguments.libraries and arguments.kind != "envs":
+        raise InvalidInputError(f"only environments come from a library: rookery list envs {arguments.libraries[0]}")
+    console = make_console()
+    if arguments.kind != "agents":
+        list_envs(console, arguments.libraries)
+    if arguments.kind != "envs":
+        list_agents(console)
+    return SUCCESS
+
+
+def list_envs(console: "Console", libraries: list[str]) -> None:
+    """Print the names of the environments, library by library."""
+    from rookery.envs import env_names, is_installed, library_names
+
+    known = library_names()
+    for library in libraries:
+        if library not in known:
+            raise unknown_name("environment library", library, known)
+    for library in libraries or known:
+        if not is_installed(library):
+            print_heading(console, library, f"not installed: {install_command(library)}")
+            continue
+        try:
+            with console.status(f"importing {library}"):
+                names = env_names(library)
+        except Exception as error:
+            print_heading(console, library, f"cannot be imported: {one_line(error)}")
+            continue
+        print_heading(console, library, f"{len(names)} environments")
+        print_columns(console, names)
+
+
+def list_agents(console: "Console") -> None:
+    """Print the methods with the first line of what they say about themselves."""
+    from rookery.registry import agent_names, workflow_class
+
+    print_heading(console, "agents", "")
+    print_rows(console, [(name, str(workflow_class(name).__doc__).splitlines()[0]) for name in agent_names()])

@@ -1,0 +1,51 @@
+"""`rookery train --multirun`: one run after the other, each in a directory of its own."""
+
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from rookery.cli.console import make_console, one_line, print_heading, print_line, print_rows
+from rookery.cli.exit_codes import NOT_GOOD, SUCCESS
+from rookery.cli.training import describe_returns, final_returns, prepare_devices, train, unused
+from rookery.configs import compose, sweep
+from rookery.errors import InvalidInputError
+from rookery.workflows.interruption import Interrupted
+
+MAX_NAME_LENGTH = 100
+
+
+def run_all(overrides: Sequence[str]) -> int:
+    """Train every combination of the values; a run that fails does not keep the others from being made."""
+    jobs = sweep(overrides)
+    configs = [compose(job) for job in jobs]
+    if any(config["run_dir"] is not None for config in configs):
+        raise InvalidInputError("run_dir is one directory for many runs: leave it out, they go to multirun/<time>/.")
+    prepare_devices(max(config["devices"] or 1 for config in configs))
+    console = make_console()
+    folder = unused(Path("multirun") / time.strftime("%Y%m%d-%H%M%S"))
+    rows = []
+    for number, (job, config) in enumerate(zip(jobs, configs, strict=True)):
+        swept = [text for text in job if text not in overrides]
+        name = directory_name(number, swept)
+        print_heading(console, f"run {number + 1} of {len(jobs)}", " ".join(swept))
+        try:
+            run = train(config | {"run_dir": str(folder / name)}, console)
+            rows.append((name, describe_returns(final_returns(run))))
+        except Interrupted:
+            raise
+        except Exception as error:
+            print_line(console, f"failed: {one_line(error)}", style="bold red")
+            rows.append((name, "failed"))
+        jax.clear_caches()
+    print_line(console, f"{len(rows)} runs in {folder}", style="bold")
+    print_rows(console, rows)
+    return NOT_GOOD if any(outcome == "failed" for _, outcome in rows) else SUCCESS
+
+
+def directory_name(number: int, overrides: Sequence[str]) -> str:
+    """Name the directory of a run after its number and its own overrides, in characters that every shell takes."""
+    words = re.sub(r"[^\w.=+-]+", "-", ",".join(overrides)).strip("-")
+    return f"{number}-{words}"[:MAX_NAME_LENGTH].rstrip("-")

@@ -1,0 +1,28 @@
+"""`rookery report`: one page about one or several runs."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rookery.cli.console import make_console, print_line
+from rookery.cli.exit_codes import SUCCESS
+
+
+def add_report(commands: Any) -> None:
+    command = commands.add_parser("report", help="make a page of curves and figures of one or several runs")
+    command.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories; several are compared")
+    command.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="default: RUN/report.html, for several runs ./report.html"
+    )
+    command.set_defaults(run_fn=run_report)
+
+
+def run_report(arguments: argparse.Namespace) -> int:
+    from rookery.report import write_report
+    from rookery.runs import RunDirectory
+
+    runs = [RunDirectory.open(path) for path in arguments.runs]
+    default = runs[0].report_path if len(runs) == 1 else Path("report.html")
+    path = write_report(runs, arguments.output or default)
+    print_line(make_console(), str(path))
+    return SUCCESS

@@ -1,0 +1,24 @@
+"""`rookery resume`: go on with a run that was stopped or killed."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rookery.cli.console import make_console
+from rookery.cli.exit_codes import SUCCESS
+
+
+def add_resume(commands: Any) -> None:
+    command = commands.add_parser("resume", help="go on with a run that was stopped")
+    command.add_argument("run", type=Path, metavar="RUN", help="the run directory")
+    command.add_argument(
+        "--step", type=int, metavar="N", help="from the checkpoint at this env step (default: the last)"
+    )
+    command.set_defaults(run_fn=run_resume)
+
+
+def run_resume(arguments: argparse.Namespace) -> int:
+    from rookery.cli.training import resume
+
+    resume(arguments.run, arguments.step, make_console())
+    return SUCCESS

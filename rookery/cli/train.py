@@ -1,0 +1,63 @@
+"""`rookery train`: overrides in; a trained agent, its checkpoints, a recorded episode and a report out."""
+
+import argparse
+import sys
+from typing import Any
+
+from rookery.cli.console import make_console
+from rookery.cli.exit_codes import SUCCESS
+
+DESCRIPTION = """\
+Train an agent. An override is key=value: `agent` and `env` choose a method and an environment, every other key
+changes one setting.
+"""
+
+EPILOG = """\
+examples:
+  rookery train
+  rookery train agent=a2c env=classic/acrobot seed=3
+  rookery train env=classic/pendulum agent.learning_rate=1e-3 total_timesteps=2e6
+  rookery train 'agent.learning_rate={start: 3e-4, end: 0}'     changes over the run
+  rookery train num_seeds=16                                    side by side, in one program
+  rookery train devices=2                                       two cores of a CPU, or two GPUs
+  rookery train env=brax/hopper env.kwargs.backend=positional   an argument of the library
+  rookery train --multirun agent=ppo,a2c seed=1,2,3             one run after the other
+
+Every key, its value and what it means: rookery train --show-config [OVERRIDE ...]
+Agents and environments: rookery list
+"""
+
+
+def add_train(commands: Any) -> None:
+    command = commands.add_parser(
+        "train",
+        help="train an agent",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="key=value")
+    modes = command.add_mutually_exclusive_group()
+    modes.add_argument("--show-config", action="store_true", help="print the config and what its keys mean, and stop")
+    modes.add_argument(
+        "-m", "--multirun", action="store_true", help="one run for every combination of values, like seed=1,2,3"
+    )
+    command.set_defaults(run_fn=run_train)
+
+
+def run_train(arguments: argparse.Namespace) -> int:
+    from rookery.configs import compose, explain
+
+    if arguments.multirun:
+        from rookery.cli.multirun import run_all
+
+        return run_all(arguments.overrides)
+    config = compose(arguments.overrides)
+    if arguments.show_config:
+        sys.stdout.write(explain(config))
+        return SUCCESS
+    from rookery.cli.training import new_run_directory, train
+
+    config["run_dir"] = config["run_dir"] or new_run_directory(config)
+    train(config, make_console())
+    return SUCCESS

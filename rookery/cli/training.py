@@ -1,0 +1,148 @@
+"""Training for the command line: in a run directory, with an episode to watch and a report at the end."""
+
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from rookery.cli.console import one_line, print_line, print_rows
+from rookery.errors import InvalidInputError
+from rookery.evaluators.playback import RenderError, play_episodes
+from rookery.registry import build_workflow
+from rookery.report import write_report, write_video
+from rookery.report.statistics import bootstrap_interval, interquartile_mean
+from rookery.report.video import MAX_BYTES_IN_REPORT
+from rookery.runs import RunDirectory
+from rookery.types import make_key
+from rookery.workflows.interruption import Interrupted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rookery.agent import AgentState
+    from rookery.types import Key
+    from rookery.workflows.workflow import Workflow
+
+STEPS_IN_REPORT = 500
+"""How much of an episode is recorded after training: drawing may be slow."""
+
+
+def train(config: Mapping[str, Any], console: "Console") -> RunDirectory:
+    """Train as a composed config says, in its `run_dir`."""
+    run = RunDirectory(config["run_dir"])
+    if run.config_path.exists():
+        raise InvalidInputError(f"run_dir={run.path} holds a run already: `rookery resume {run.path}` goes on with it.")
+    prepare_devices(config["devices"])
+    workflow = build_workflow(config)
+    return _complete(workflow, lambda: workflow.learn(workflow.init(workflow.make_key())), console)
+
+
+def resume(path: Path, step: int | None, console: "Console") -> RunDirectory:
+    """Go on with a run from its last checkpoint, or from the one at `step`."""
+    run = RunDirectory.open(path)
+    prepare_devices(run.config.get("devices"))
+    workflow = build_from_run(run)
+    return _complete(workflow, lambda: workflow.resume(step), console)
+
+
+def build_from_run(run: RunDirectory, **changes: Any) -> "Workflow":
+    """Build the workflow of a run, wherever its directory is now; `changes` are made to its config."""
+    return build_workflow(run.config | {"run_dir": str(run.path)} | changes)
+
+
+def prepare_devices(num_devices: int | None) -> None:
+    """Let JAX show a CPU as so many devices; possible only before it is used for the first time."""
+    if not isinstance(num_devices, int) or num_devices < 1:
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", num_devices)
+    except RuntimeError as error:
+        if jax.device_count() < num_devices:
+            raise InvalidInputError(
+                f"devices={num_devices}: JAX has already started with {jax.device_count()}; start the command with the "
+                f"environment variable JAX_NUM_CPU_DEVICES={num_devices}."
+            ) from error
+
+
+def new_run_directory(config: Mapping[str, Any]) -> str:
+    """Name a directory that does not exist yet: runs/<agent>-<env>-<time>."""
+    env_name = str(config["env"]["name"]).replace("/", "-")
+    return str(unused(Path("runs") / f"{config['agent']['name']}-{env_name}-{time.strftime('%Y%m%d-%H%M%S')}"))
+
+
+def unused(path: Path) -> Path:
+    """Return `path`, with a number behind it if it is taken."""
+    candidates = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in itertools.count(1))
+    return next(candidate for candidate in candidates if not candidate.exists())
+
+
+def final_returns(run: RunDirectory) -> list[float]:
+    """The mean return of the last evaluation of each seed."""
+    last = {row["seed"]: row["eval/mean_reward"] for row in run.read_metrics() if "eval/mean_reward" in row}
+    return list(last.values())
+
+
+def describe_returns(returns: list[float]) -> str:
+    """Say what came out, over several seeds by the interquartile mean and its 95 % bootstrap interval."""
+    if not returns:
+        return "none was made"
+    if len(returns) == 1:
+        return f"{returns[0]:.2f}"
+    values = np.array(returns)
+    low, high = bootstrap_interval(values)
+    return f"{interquartile_mean(values):.2f} [{low:.2f}, {high:.2f}], interquartile mean of {len(returns)} seeds"
+
+
+def record_episode(
+    workflow: "Workflow",
+    agent_state: "AgentState",
+    key: "Key",
+    path: Path,
+    max_steps: int | None = None,
+    max_bytes: int | None = None,
+) -> None:
+    """Play one greedy episode, or its first `max_steps` steps, and write it as an animated picture."""
+    evaluator = workflow.evaluator
+    num_steps = min(evaluator.max_episode_steps, max_steps or evaluator.max_episode_steps)
+    (episode,) = play_episodes(evaluator.env, workflow.agent, agent_state, key, num_steps)
+    write_video(path, episode.frames(), max_bytes=max_bytes)
+
+
+def agent_state_of(workflow: "Workflow", state: Any, index: int) -> "AgentState":
+    """Take the agent of one seed out of the state of a workflow."""
+    if workflow.settings.train.num_seeds == 1:
+        return state.agent_state
+    return jax.tree.map(lambda leaf: leaf[index], state.agent_state)
+
+
+def _complete(workflow: "Workflow", learn_fn: Callable[[], Any], console: "Console") -> RunDirectory:
+    """Train, record an episode, write the report, and say where all that is."""
+    run = RunDirectory(str(workflow.settings.train.run_dir))
+    print_line(console, f"run directory {run.path}")
+    try:
+        state = learn_fn()
+    except Interrupted as interruption:
+        raise Interrupted(interruption.signal, f"go on with `rookery resume {run.path}`") from None
+    finally:
+        workflow.close()
+    try:
+        agent_state, key = agent_state_of(workflow, state, 0), make_key(workflow.settings.train.seed)
+        record_episode(workflow, agent_state, key, run.episode_path, STEPS_IN_REPORT, MAX_BYTES_IN_REPORT)
+    except RenderError as error:
+        print_line(console, f"no episode was recorded: {one_line(error)}")
+    write_report([run], run.report_path)
+    print_rows(
+        console,
+        [
+            ("run", str(run.path)),
+            ("evaluation", describe_returns(final_returns(run))),
+            ("report", str(run.report_path)),
+            ("next", f"rookery evaluate {run.path} --episodes 100 --video episode.gif"),
+            ("", f"rookery report {run.path}"),
+        ],
+    )
+    return run

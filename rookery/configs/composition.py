@@ -1,0 +1,166 @@
+"""One config out of the files of this package and the overrides of a command line, by Hydra.
+
+`agent=ppo` and `env=classic/pendulum` choose a file of a group; the file `preset/ppo/classic/pendulum.yaml`, if there
+is one, changes defaults for that pair; `agent.learning_rate=1e-3` changes one value and has the last word. Hydra's
+errors become one line with the nearest names that exist.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rookery.configuration import plain
+from rookery.errors import InvalidInputError, nearest_names, unknown_name
+from rookery.registry import agent_names
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+FOLDER = Path(__file__).parent
+MODULE = "rookery.configs"
+GROUPS = ("agent", "env")
+OPEN_MAPPING = "env.kwargs"
+"""Below it stand the arguments of an environment library, which no file can list."""
+
+
+def compose(overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Compose the config that these overrides describe, as plain dicts and lists."""
+    from hydra.errors import HydraException
+
+    parsed = [parse(text) for text in overrides]
+    for override in parsed:
+        check(override)
+    try:
+        config = _compose([_with_sign(override) for override in parsed])
+    except HydraException as error:
+        _check_keys(parsed)
+        raise InvalidInputError(" ".join(str(error).split())) from error
+    check_agent(config["agent"].get("name"))
+    return config
+
+
+def sweep(overrides: Sequence[str]) -> list[list[str]]:
+    """Expand `agent=ppo,a2c seed=range(3)` into the overrides of every single run, in order."""
+    choices: dict[str, list[str]] = {}
+    for text in overrides:
+        override = parse(text)
+        key = override.get_key_element()
+        choices[key] = [f"{key}={value}" for value in _values(override)] if override.is_sweep_override() else [text]
+    return [list(job) for job in itertools.product(*choices.values())]
+
+
+def stored_names(group: str) -> list[str]:
+    """The names of all config files of a group."""
+    paths = (FOLDER / group).rglob("*.yaml")
+    return sorted(path.relative_to(FOLDER / group).with_suffix("").as_posix() for path in paths)
+
+
+def parse(text: str) -> "Override":
+    """Read one override by Hydra's grammar."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return OverridesParser.create().parse_overrides([text])[0]
+    except HydraException as error:
+        if "=" in text:
+            advice = "check brackets and quotes; a value with special characters is written key=\"'a=b'\"."
+        else:
+            advice = "expected key=value, like agent.learning_rate=1e-3."
+        raise InvalidInputError(f"cannot read the override {text!r}: {advice}") from error
+
+
+def check(override: "Override") -> None:
+    """Raise for what Hydra would ignore without a word, or explain at length."""
+    key, value = override.key_or_group, override.value()
+    if override.is_hydra_override():
+        raise InvalidInputError(f"{override.input_line}: Hydra's own settings have no effect here; see run_dir=FOLDER.")
+    if override.is_sweep_override():
+        raise InvalidInputError(
+            f"{override.input_line} asks for several runs: add --multirun, or write a list as {key}=[...]."
+        )
+    if key in GROUPS and override.is_delete():
+        raise InvalidInputError(f"{override.input_line}: every run has an {key}; choose another as {key}=NAME.")
+    if key in GROUPS and not isinstance(value, dict):
+        name = value if isinstance(value, str) else override.get_value_string()
+        if key == "env":
+            provide_env(name)
+        else:
+            check_agent(name)
+
+
+def check_agent(name: Any) -> None:
+    """Raise unless there is a method of this name."""
+    if name not in agent_names():
+        raise unknown_name("agent", str(name), agent_names())
+
+
+def provide_env(name: str) -> None:
+    """Make sure that Hydra finds the environment `name`, also where no file names it; raise if there is none."""
+    known = stored_names("env")
+    if name in known:
+        return
+    from hydra.core.config_store import ConfigStore
+
+    from rookery.envs import env_names, library_names, make_env
+
+    library, _, name_in_library = name.partition("/")
+    if library in library_names():
+        known = env_names(library)
+    elif name_in_library:
+        make_env(name)  # raises, and knows what is wrong with the library
+    if name not in known:
+        raise unknown_name("environment", name, known, "`rookery list envs` shows all.")
+    folder, _, file = f"env/{name}".rpartition("/")
+    ConfigStore.instance().store(group=folder, name=file, node={"name": name}, provider="rookery")
+
+
+def _compose(overrides: list[str]) -> dict[str, Any]:
+    import hydra
+
+    with hydra.initialize_config_module(MODULE, version_base="1.3"):
+        return plain(hydra.compose("config", overrides=overrides))
+
+
+def _with_sign(override: "Override") -> str:
+    """Return the override for Hydra, which wants signs in front of a key that the files do not list."""
+    text = str(override.input_line)
+    return f"++{text}" if text.startswith(OPEN_MAPPING) else text
+
+
+def _check_keys(overrides: Sequence["Override"]) -> None:
+    """Raise if one of the overrides changes a key that does not exist."""
+    changes = [override for override in overrides if not override.is_add() and not override.is_force_add()]
+    choices = [str(override.input_line) for override in changes if override.get_key_element() in GROUPS]
+    known = list(_keys(_compose(choices)))
+    for override in changes:
+        key = override.key_or_group
+        if override.package is None and key not in known and not key.startswith(OPEN_MAPPING):
+            near = nearest_names(key, known)[:1]
+            raise unknown_name("key", key, near, "" if near else "`rookery train --show-config` shows all keys.")
+
+
+def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in config.items():
+        yield prefix + key
+        if isinstance(value, Mapping):
+            yield from _keys(value, f"{prefix}{key}.")
+
+
+def _values(override: "Override") -> list[str]:
+    """List the values that a sweep goes through, as they would be written on the command line."""
+    from hydra.core.override_parser.types import Glob
+
+    pattern = override.value()
+    if isinstance(pattern, Glob):
+        values = pattern.filter(stored_names(override.key_or_group))
+    elif override.is_discrete_sweep():
+        values = list(override.sweep_string_iterator())
+    else:
+        raise InvalidInputError(
+            f"{override.input_line}: expected a list of values, choice(...), range(...) or glob(...)."
+        )
+    if not values:
+        raise InvalidInputError(f"{override.input_line}: nothing matches.")
+    return values

@@ -1,0 +1,194 @@
+"""The border where a config becomes dataclasses: past it nobody sees a `DictConfig`, and nothing is misspelt.
+
+A config is a tree of mappings, lists and scalars, from YAML, from Hydra or written in Python. `from_mapping` builds the
+dataclass that a mapping describes, or raises one error that says where in the config the fault lies.
+"""
+
+import dataclasses
+import enum
+import math
+import numbers
+import types
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from rookery.errors import InvalidInputError, RookeryError, UnknownNameError, nearest_names
+
+Config = TypeVar("Config")
+
+KINDS = {
+    bool: ("true or false", "true or false"),
+    int: ("an integer", "integers"),
+    float: ("a number", "numbers"),
+    str: ("a string", "strings"),
+}
+"""The scalars of a config: how one and how several of them are called in an error."""
+
+
+def from_mapping(cls: type[Config], mapping: Mapping[str, Any], path: str) -> Config:
+    """Build the dataclass `cls` from `mapping`; what the mapping does not say keeps its default.
+
+    `path` is where in the whole config the mapping stands ("agent", or "" for the root): errors begin with it. A field
+    may be a bool, int, float, str, enum (given by value), `Literal`, `tuple[X, ...]`, `Mapping[str, Any]`, another
+    dataclass, or a union of these. A whole number may be written as 1e6, and any number as a string, which is what YAML
+    makes of 3e-4.
+    """
+    mapping = plain(mapping, path)
+    names = field_names(cls)
+    check_keys(mapping, names, path)
+    missing = [name for name in _required_fields(cls) if name not in mapping]
+    if missing:
+        raise InvalidInputError(f"{_prefix(path)}missing key {missing[0]!r}.")
+    annotations = get_type_hints(cls)
+    values = {name: _convert(value, annotations[name], _join(path, name)) for name, value in mapping.items()}
+    try:
+        return cls(**values)
+    except (InvalidInputError, UnknownNameError) as error:
+        raise _placed(error, path, names) from error
+
+
+def field_names(cls: type) -> list[str]:
+    """The keys that `from_mapping` accepts for `cls`."""
+    return [field.name for field in dataclasses.fields(cls) if field.init]
+
+
+def check_keys(mapping: Mapping[str, Any], known: Collection[str], path: str) -> None:
+    """Raise for the first key of `mapping` that is not known, with the nearest known one or else all of them."""
+    for key in mapping:
+        if key not in known:
+            near = nearest_names(str(key), known)
+            matches = " or ".join(repr(name) for name in near)
+            advice = f"Did you mean {matches}?" if near else f"The keys are: {', '.join(known)}."
+            raise UnknownNameError(f"{_prefix(path)}unknown key {key!r}. {advice}")
+
+
+def plain(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return a config as plain dicts and lists, with the interpolations of a `DictConfig` resolved.
+
+    `_target_`, by which Hydra would import and call anything, is refused wherever it stands.
+    """
+    if not isinstance(config, dict):
+        from omegaconf import DictConfig, OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        if isinstance(config, DictConfig):
+            try:
+                config = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
+            except OmegaConfBaseException as error:
+                raise InvalidInputError(
+                    f"{_join(path, error.full_key or '')}: {str(error).splitlines()[0]}."
+                ) from error
+    if not isinstance(config, Mapping):
+        raise _mismatch(config, "a mapping", path)
+    for place in _targets(config, path):
+        raise InvalidInputError(f"{place}: a config names no Python objects, names go through the registry.")
+    return dict(config)
+
+
+def _targets(tree: Any, path: str) -> Iterator[str]:
+    """Give the places at which a `_target_` stands."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            if key == "_target_":
+                yield _join(path, key)
+            yield from _targets(value, _join(path, str(key)))
+    elif isinstance(tree, (list, tuple)):
+        for index, item in enumerate(tree):
+            yield from _targets(item, f"{path}[{index}]")
+
+
+def _required_fields(cls: type) -> list[str]:
+    no_default = dataclasses.MISSING
+    return [
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.init and field.default is no_default and field.default_factory is no_default
+    ]
+
+
+def _convert(value: Any, annotation: Any, path: str) -> Any:
+    """Return `value` as what the annotation asks for, or raise an error that says where it stands."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        return _convert_to_one_of(value, annotation, path)
+    if origin is Literal:
+        matches: list[Any] = [choice for choice in arguments if choice == value and type(choice) is type(value)]
+    elif origin is tuple and isinstance(value, (list, tuple)) and arguments[1:] == (...,):
+        matches = [tuple(_convert(item, arguments[0], f"{path}[{index}]") for index, item in enumerate(value))]
+    elif annotation in KINDS:
+        matches = _scalar(value, annotation)
+    elif isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        matches = [member for member in annotation if value is member or value == member.value]
+    elif dataclasses.is_dataclass(annotation) and isinstance(value, Mapping):
+        matches = [from_mapping(annotation, value, path)]  # type: ignore[arg-type]
+    else:
+        matches = [value] if isinstance(value, origin or annotation) else []
+    if not matches:
+        raise _mismatch(value, _describe(annotation), path)
+    return matches[0]
+
+
+def _convert_to_one_of(value: Any, union: Any, path: str) -> Any:
+    for member in get_args(union):
+        try:
+            return _convert(value, member, path)
+        except RookeryError:
+            if dataclasses.is_dataclass(member) and isinstance(value, Mapping):
+                raise
+    raise _mismatch(value, _describe(union), path)
+
+
+def _scalar(value: Any, kind: type) -> list[Any]:
+    """Return the value as a scalar of this kind in a list, which is empty if it is none."""
+    if kind in (bool, str) or isinstance(value, bool):
+        return [value] if type(value) is kind else []
+    try:
+        number = float(value) if isinstance(value, (numbers.Real, str)) else math.nan
+    except (ValueError, OverflowError):
+        return []
+    if kind is float:
+        return [] if math.isnan(number) else [number]
+    if isinstance(value, numbers.Integral):
+        return [int(value)]
+    return [int(number)] if number.is_integer() else []
+
+
+def _describe(annotation: Any) -> str:
+    """Say in words what an annotation accepts."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation in KINDS:
+        return KINDS[annotation][0]
+    if annotation is type(None):
+        return "null"
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_describe(member) for member in arguments))
+    if origin is Literal:
+        return f"one of {', '.join(map(str, arguments))}"
+    if origin is tuple:
+        return f"a list of {KINDS[arguments[0]][1]}" if arguments[0] in KINDS else "a list"
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return f"one of {', '.join(str(member.value) for member in annotation)}"
+    if dataclasses.is_dataclass(annotation):
+        return f"a mapping with the keys {', '.join(field_names(annotation))}"  # type: ignore[arg-type]
+    return "a mapping" if origin is not None else f"a value of type {annotation.__name__}"
+
+
+def _mismatch(value: Any, expected: str, path: str) -> InvalidInputError:
+    return InvalidInputError(f"{path or 'the config'}={value!r}: expected {expected}.")
+
+
+def _placed(error: RookeryError, path: str, names: list[str]) -> RookeryError:
+    """Put the place in front of an error that a dataclass raised about its own fields."""
+    message = str(error)
+    is_about_a_field = path and any(message.startswith(f"{name}=") for name in names)
+    return type(error)(f"{path}.{message}" if is_about_a_field else f"{_prefix(path)}{message}")
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path and key else path or key
+
+
+def _prefix(path: str) -> str:
+    return f"{path}: " if path else ""

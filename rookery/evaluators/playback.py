@@ -1,0 +1,88 @@
+"""Episodes to watch: played one at a time on the device, drawn on the host."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import numpy as np
+
+from rookery.agent import Agent, AgentState, Carry
+from rookery.envs import Env, EnvState, MultiAgentEnv, VectorWrapper
+from rookery.envs.wrappers import VmapWrapper
+from rookery.errors import InvalidInputError, RookeryError, check_count
+from rookery.rollout import ActionFn, EnvFn, act
+from rookery.types import Key, as_one_key
+
+
+class RenderError(RookeryError):
+    """An environment could not be drawn."""
+
+
+@dataclass(frozen=True)
+class PlayedEpisode:
+    """One episode: the states from its start to its end, and the sum of its rewards."""
+
+    env: Env
+    states: tuple[EnvState, ...]
+    episode_return: float
+
+    @property
+    def length(self) -> int:
+        """The number of steps."""
+        return len(self.states) - 1
+
+    def frames(self) -> Iterator[np.ndarray]:
+        """Draw the episode, each frame `uint8[height, width, 3]` when it is asked for; there is one more than steps."""
+        return (draw(self.env, state) for state in self.states)
+
+
+def play_episodes(
+    env: Env, agent: Agent, agent_state: AgentState, key: Key, max_steps: int, num_episodes: int = 1
+) -> list[PlayedEpisode]:
+    """Let `agent` play as well as it knows, and keep what is needed to draw it.
+
+    `env` is vectorised; a single one of its envs is played, up to its first done or for `max_steps`. Raises
+    `RenderError` before anything is played if the env cannot be drawn.
+    """
+    check_count("max_steps", max_steps)
+    check_count("num_episodes", num_episodes)
+    if not isinstance(env, VectorWrapper) or isinstance(env.unwrapped, MultiAgentEnv):
+        raise InvalidInputError(
+            "play_episodes needs a vectorised environment with one agent: make it with create_env or wrap_env."
+        )
+    single = VmapWrapper(env.env, 1)
+    episode_keys = jax.random.split(as_one_key(key), num_episodes)
+    return [_play(single, agent, agent_state, episode_key, max_steps) for episode_key in episode_keys]
+
+
+def draw(env: Env, env_state: EnvState) -> np.ndarray:
+    """Draw one state; raise `RenderError` with the reason if that is not possible."""
+    name = type(env.unwrapped).__name__
+    try:
+        return env.render(env_state)
+    except NotImplementedError:
+        raise RenderError(f"{name} cannot be drawn: it has no render method, so there is no video of it.") from None
+    except Exception as error:
+        raise RenderError(f"{name} could not be drawn: its render raised {error!r}.") from error
+
+
+def _play(env: VmapWrapper, agent: Agent, agent_state: AgentState, key: Key, max_steps: int) -> PlayedEpisode:
+    reset_key, action_key = jax.random.split(key)
+    env_state, carry = env.reset(reset_key), agent.initial_carry(env.batch_shape)
+    draw(env, env_state)
+    states, episode_return = [env_state], 0.0
+    while len(states) <= max_steps and not env_state.done[0]:
+        step_key = jax.random.fold_in(action_key, len(states))
+        env_state, carry = _step(env.step, agent.evaluate_actions, agent_state, env_state, carry, step_key)
+        states.append(env_state)
+        episode_return += float(env_state.reward[0])
+    return PlayedEpisode(env, tuple(states), episode_return)
+
+
+@partial(jax.jit, static_argnames=("env_fn", "action_fn"))
+def _step(
+    env_fn: EnvFn, action_fn: ActionFn, agent_state: AgentState, env_state: EnvState, carry: Carry, key: Key
+) -> tuple[EnvState, Carry]:
+    actions, _, carry = act(action_fn, agent_state, env_state, carry, key)
+    return env_fn(env_state, actions), carry

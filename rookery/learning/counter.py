@@ -1,0 +1,47 @@
+"""A count that outlasts any run: an int32 of env steps overflows at 2.1e9, which a fast device reaches in an hour."""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Integer, UInt32
+
+from rookery.errors import InvalidInputError, ShapeError
+from rookery.types import PyTreeData
+
+BASE = 2**32
+
+
+class Counter(PyTreeData):
+    """A whole number from 0 to 2^64 - 1, kept as `high * 2^32 + low`: JAX has no 64-bit integers by default."""
+
+    low: UInt32[Array, "..."]
+    high: UInt32[Array, "..."]
+
+    @staticmethod
+    def zero() -> "Counter":
+        """Make a counter that stands at 0."""
+        return Counter(low=jnp.zeros((), jnp.uint32), high=jnp.zeros((), jnp.uint32))
+
+    def add(self, increment: int | np.integer | Integer[Array, ""]) -> "Counter":
+        """Return the counter advanced by a number from 0 to 2^32 - 1."""
+        if isinstance(increment, (int, np.integer)):
+            if not 0 <= increment < BASE:
+                raise InvalidInputError(f"increment={increment} must be at least 0 and less than 2^32.")
+            increment = jnp.asarray(np.uint32(increment))
+        elif not jnp.issubdtype(increment.dtype, jnp.integer) or increment.shape != ():
+            raise ShapeError(f"increment is {increment.dtype}{list(increment.shape)}; expected one whole number.")
+        increment = increment.astype(jnp.uint32)
+        low = self.low + increment
+        carry = (low < increment).astype(jnp.uint32)
+        return self.replace(low=low, high=self.high + carry)
+
+    def as_float(self) -> Float[Array, "..."]:
+        """Return the number rounded to float32, for schedules and rates."""
+        return self.high.astype(jnp.float32) * float(BASE) + self.low.astype(jnp.float32)
+
+    def __int__(self) -> int:
+        return int(self.high) * BASE + int(self.low)
+
+    def to_ints(self) -> list[int]:
+        """Return the exact numbers of an array of counters, one for each."""
+        high, low = np.asarray(self.high).tolist(), np.asarray(self.low).tolist()
+        return [high_part * BASE + low_part for high_part, low_part in zip(high, low, strict=True)]

@@ -1,0 +1,49 @@
+"""Rewards divided by the standard deviation of the discounted return, so that values have the same size everywhere.
+
+Engstrom et al., "Implementation matters in deep policy gradients", 2020, section 3: what is divided by is the running
+standard deviation of the discounted sum of an environment's rewards; the rewards are not centered.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
+
+from rookery.learning import running_statistics
+from rookery.learning.running_statistics import RunningStatistics
+from rookery.types import PyTreeData
+
+MAX_REWARD = 10.0
+"""Scaled rewards are clipped to this."""
+
+
+class RewardScaling(PyTreeData):
+    """The discounted return of the running episode of each environment, and the statistics of all of them."""
+
+    returns: Float[Array, " B"]
+    statistics: RunningStatistics
+
+
+def init(num_envs: int) -> RewardScaling:
+    """Make the state before the first reward."""
+    return RewardScaling(returns=jnp.zeros(num_envs), statistics=running_statistics.init(jnp.zeros(())))
+
+
+def scale(
+    state: RewardScaling,
+    rewards: Float[Array, "T B"],
+    dones: Shaped[Array, "T B"],
+    discount: Float[Array, ""] | float,
+    weights: Shaped[Array, "T B"] | None = None,
+    axis_name: str | None = None,
+) -> tuple[Float[Array, "T B"], RewardScaling]:
+    """Take the rewards of a trajectory into the statistics, then scale them."""
+
+    def add(so_far: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
+        reward, done = row
+        total = discount * so_far + reward
+        return jnp.where(done > 0, 0.0, total), total
+
+    last_returns, returns = jax.lax.scan(add, state.returns, (rewards, dones))
+    statistics = running_statistics.update(state.statistics, returns, weights, axis_name)
+    (std,) = jax.tree.leaves(statistics.std)
+    return jnp.clip(rewards / std, -MAX_REWARD, MAX_REWARD), RewardScaling(returns=last_returns, statistics=statistics)

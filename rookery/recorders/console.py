@@ -1,0 +1,250 @@
+"""The progress of a run, for people: a live display on a terminal, one plain line per record elsewhere."""
+
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rookery.recorders.recorder import ENV_STEPS, Position, Recorder, RunDescription, as_number
+
+SHOWN_METRICS = {"return": "rollout/ep_rew_mean", "evaluation": "eval/mean_reward"}
+BAR_WIDTHS = (40, 20, 10)
+DISPENSABLE_FIELDS = ("rate", "steps")
+"""What a terminal too narrow for all leaves out, in this order; the rest is cut off at the border."""
+
+PLAIN_WIDTHS = {"rate": 18, "eta": 11}
+
+Clock = Callable[[], float]
+
+
+class ConsoleRecorder(Recorder):
+    """Shows how far a run is, how fast it goes, when it will end and what it earns.
+
+    Several seeds are shown as the mean over them, with the least and the greatest: `152.3 [98.0, 211.4]`. Steps per
+    second are those of all seeds together, without the time spent compiling.
+    """
+
+    def __init__(self, stream: TextIO | None = None, clock: Clock = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._opened_display: Display | None = None
+
+    def open(self, run: RunDescription, resumed_from: Position | None = None) -> None:
+        stream = self._stream or sys.stdout
+        start = 0 if resumed_from is None else resumed_from.env_steps
+        progress = Progress(run.total_timesteps, len(run.seeds), start, self._clock)
+        console = Console(file=stream, markup=False, highlight=False, emoji=False)
+        is_live = stream.isatty() and console.is_interactive
+        self._opened_display = LiveDisplay(progress, console) if is_live else PlainDisplay(progress, stream)
+        seeds = f", {len(run.seeds)} seeds shown as mean [min, max]" if len(run.seeds) > 1 else ""
+        resumed = "" if resumed_from is None else f", resumed at {start:,}"
+        self._display.say(f"{run.title}: {run.total_timesteps:,} steps{seeds}{resumed}")
+
+    def compiling(self, what: str) -> None:
+        self._display.compiling(what)
+
+    def compiled(self, what: str, seconds: float) -> None:
+        self._display.compiled(what, seconds)
+
+    def advance(self, env_steps: int) -> None:
+        self._display.progress.advance(env_steps)
+
+    def record(self, rows: Sequence[Mapping[str, float]]) -> None:
+        values = {
+            label: [as_number(metric, row[metric]) for row in rows if metric in row]
+            for label, metric in SHOWN_METRICS.items()
+        }
+        self._display.progress.advance(int(rows[0][ENV_STEPS]))
+        self._display.record({label: format_values(numbers) for label, numbers in values.items() if numbers})
+
+    def finish(self, message: str) -> None:
+        self._display.close()
+        self._display.say(message)
+
+    def close(self) -> None:
+        if self._opened_display is not None:
+            self._opened_display.close()
+            self._opened_display = None
+
+    @property
+    def _display(self) -> "Display":
+        assert self._opened_display is not None, "a recorder is opened before it is told anything"
+        return self._opened_display
+
+
+class Progress:
+    """How far a run is and how fast it goes, the time spent compiling left out."""
+
+    def __init__(self, total_timesteps: int, num_seeds: int, start: int, clock: Clock) -> None:
+        self.total_timesteps = total_timesteps
+        self.env_steps = start
+        self._num_seeds = num_seeds
+        self._start = start
+        self.clock = clock
+        self._opened_at = clock()
+        self._excluded_seconds = 0.0
+        self._seconds = 0.0
+
+    def exclude(self, seconds: float) -> None:
+        """Leave these seconds out of the time that the steps took."""
+        self._excluded_seconds += seconds
+
+    def advance(self, env_steps: int) -> None:
+        """Note how far the run is now."""
+        self.env_steps = env_steps
+        self._seconds = self.clock() - self._opened_at - self._excluded_seconds
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """Env steps of one seed per second; None before the first."""
+        done = self.env_steps - self._start
+        return done / self._seconds if done > 0 and self._seconds > 0 else None
+
+    def fields(self) -> dict[str, str]:
+        """Return the parts of a line by name, in their order."""
+        total = f"{self.total_timesteps:,}"
+        percent = min(100, 100 * self.env_steps // self.total_timesteps)
+        speed = self.steps_per_second
+        rate = "-" if speed is None else f"{speed * self._num_seeds:,.0f}"
+        missing = max(0, self.total_timesteps - self.env_steps)
+        return {
+            "steps": f"{self.env_steps:>{len(total)},} / {total} steps",
+            "percent": f"{percent:3} %",
+            "rate": f"{rate} steps/s",
+            "eta": f"eta {'-:--:--' if speed is None else format_duration(missing / speed)}",
+        }
+
+
+class Display(ABC):
+    """A way to show progress to a reader."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    @abstractmethod
+    def say(self, text: str) -> None:
+        """Show a line that stays."""
+
+    @abstractmethod
+    def compiling(self, what: str) -> None:
+        """Show that a program is being compiled."""
+
+    def compiled(self, what: str, seconds: float) -> None:
+        """Show how long the program took to compile."""
+        self.progress.exclude(seconds)
+        self.say(f"compiled the {what} in {seconds:.1f} s")
+
+    @abstractmethod
+    def record(self, values: Mapping[str, str]) -> None:
+        """Show the progress with the values of a record, by label."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the stream as it was found; `say` may follow."""
+
+
+class PlainDisplay(Display):
+    """One aligned line per record, for files, pipes and notebooks."""
+
+    def __init__(self, progress: Progress, stream: TextIO) -> None:
+        super().__init__(progress)
+        self._stream = stream
+
+    def say(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def compiling(self, what: str) -> None:
+        self.say(f"compiling the {what} ...")
+
+    def record(self, values: Mapping[str, str]) -> None:
+        fields = [text.rjust(PLAIN_WIDTHS.get(name, 0)) for name, text in self.progress.fields().items()]
+        self.say("   ".join(fields + [f"{label} {value:>7}" for label, value in values.items()]))
+
+    def close(self) -> None:
+        pass
+
+
+class LiveDisplay(Display):
+    """Two lines that are redrawn in place, progress and returns; what others print appears above them."""
+
+    def __init__(self, progress: Progress, console: Console) -> None:
+        super().__init__(progress)
+        self._console = console
+        self._compiling: tuple[str, float] | None = None
+        self._values: dict[str, str] = {}
+        self._live = Live(console=console, get_renderable=self._lines)
+        self._live.start(refresh=True)
+
+    def say(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    def compiling(self, what: str) -> None:
+        self._compiling = what, self.progress.clock()
+        self._live.refresh()
+
+    def compiled(self, what: str, seconds: float) -> None:
+        self._compiling = None
+        super().compiled(what, seconds)
+
+    def record(self, values: Mapping[str, str]) -> None:
+        # Replaced, never changed: the thread that redraws may be reading.
+        self._values = {**self._values, **values}
+        self._live.refresh()
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _lines(self) -> RenderableType:
+        if (compiling := self._compiling) is not None:
+            what, since = compiling
+            return one_line(f"compiling the {what} ... {self.progress.clock() - since:.0f} s")
+        bar_width, text = fit_line(self.progress.fields(), self._console.width)
+        bar = ProgressBar(self.progress.total_timesteps, self.progress.env_steps, bar_width, complete_style="cyan")
+        line = Table.grid(padding=(0, 2, 0, 0))
+        line.add_row(bar, one_line(text))
+        if not self._values:
+            return line
+        return Group(line, one_line("  ".join(f"{label} {value}" for label, value in self._values.items()), "bold"))
+
+
+def one_line(text: str, style: str = "") -> Text:
+    """Return a text that is cut off at the border and never wrapped."""
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
+
+
+def fit_line(fields: Mapping[str, str], width: int) -> tuple[int, str]:
+    """Return the width of the bar and the text beside it, both as long as `width` allows."""
+    for num_dropped in range(len(DISPENSABLE_FIELDS) + 1):
+        dropped = DISPENSABLE_FIELDS[:num_dropped]
+        text = "  ".join(part for name, part in fields.items() if name not in dropped)
+        for bar_width in BAR_WIDTHS:
+            if bar_width + 2 + len(text) <= width:
+                return bar_width, text
+    return BAR_WIDTHS[-1], text
+
+
+def format_values(values: Sequence[float]) -> str:
+    """Write the value of one seed, or the mean of several with the least and the greatest."""
+    if len(values) == 1:
+        return format_number(values[0])
+    mean = format_number(sum(values) / len(values))
+    return f"{mean} [{format_number(min(values))}, {format_number(max(values))}]"
+
+
+def format_number(value: float) -> str:
+    """Write a return so that it can be read at a glance, whether it is -1,024.5 or 0.031."""
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
+
+
+def format_duration(seconds: float) -> str:
+    """Write a duration as hours, minutes and seconds."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"

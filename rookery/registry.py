@@ -1,0 +1,40 @@
+"""The methods by name: what `agent=ppo` stands for. A method is imported when it is asked for."""
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rookery.configuration import plain
+from rookery.errors import InvalidInputError, unknown_name
+
+if TYPE_CHECKING:
+    from rookery.workflows.workflow import Workflow
+
+AGENTS = {
+    "ppo": "rookery.algorithms.ppo:PPOWorkflow",
+    "a2c": "rookery.algorithms.a2c:A2CWorkflow",
+    "impala": "rookery.algorithms.impala:IMPALAWorkflow",
+}
+"""Every method: its name, and the module and class of its workflow."""
+
+
+def agent_names() -> list[str]:
+    """The names of all methods."""
+    return list(AGENTS)
+
+
+def workflow_class(name: str) -> type["Workflow"]:
+    """Import the workflow of a method."""
+    if name not in AGENTS:
+        raise unknown_name("agent", str(name), AGENTS)
+    module, _, class_name = AGENTS[name].partition(":")
+    workflow: type[Workflow] = getattr(importlib.import_module(module), class_name)
+    return workflow
+
+
+def build_workflow(config: Mapping[str, Any], **kwargs: Any) -> "Workflow":
+    """Build the workflow that a composed config describes; `kwargs` are those of `Workflow.build_from_config`."""
+    agent = plain(config).get("agent")
+    if not isinstance(agent, Mapping) or "name" not in agent:
+        raise InvalidInputError(f"agent={agent!r}: expected a mapping with the name of a method, like agent.name=ppo.")
+    return workflow_class(agent["name"]).build_from_config(config, **kwargs)

@@ -1,0 +1,159 @@
+"""A run as the report sees it: read once, with what was not written marked as absent."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rookery.report.curves import Series, read_series
+from rookery.report.statistics import bootstrap_interval, interquartile_mean
+from rookery.runs import RunDirectory
+
+EVALUATION_RETURN = "eval/mean_reward"
+TRAINING_RETURN = "rollout/ep_rew_mean"
+EPISODE_LENGTH = "rollout/ep_len_mean"
+STEPS_PER_SECOND = "time/fps"
+SECONDS_ELAPSED = "time/time_elapsed"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A statistic over seeds and its interval, whose ends are NaN for fewer than two seeds."""
+
+    value: float
+    low: float
+    high: float
+    num_seeds: int
+
+    @property
+    def has_interval(self) -> bool:
+        return not np.isnan(self.low)
+
+
+@dataclass(frozen=True)
+class BestRecord:
+    """The highest value of a metric, and the env steps at which it was reached."""
+
+    value: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """What a run directory holds; `style` is the color of its curves."""
+
+    name: str
+    style: int
+    config: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+    timing: Mapping[str, float] | None
+    series: Mapping[str, Series]
+    episode: bytes | None
+
+    @property
+    def title(self) -> str:
+        """What was trained on what."""
+        agent, env = (_entry(self.config, group, "name") for group in ("agent", "env"))
+        return f"{agent} on {env}"
+
+    @property
+    def num_seeds(self) -> int:
+        return max((series.num_seeds for series in self.series.values()), default=self.config.get("num_seeds", 1))
+
+    @property
+    def env_steps(self) -> int:
+        """The env steps of one seed up to the last record."""
+        return max((int(series.steps[-1]) for series in self.series.values()), default=0)
+
+    @property
+    def total_timesteps(self) -> int | None:
+        """The env steps that one seed should make in the end."""
+        total = self.config.get("total_timesteps")
+        return None if total is None else int(total)
+
+    @property
+    def seconds(self) -> float | None:
+        """The time that the run took, compilation included."""
+        return sum(self.seconds_by_part.values()) or self._last(SECONDS_ELAPSED)
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """The env steps of all seeds per second of training, or what the last record says of it."""
+        if self.timing is not None and self.timing["train_seconds"] > 0:
+            return self.timing["env_steps"] * self.num_seeds / self.timing["train_seconds"]
+        return self._last(STEPS_PER_SECOND)
+
+    @property
+    def seconds_by_part(self) -> dict[str, float]:
+        """What the time went into; empty while that is not known."""
+        if self.timing is None:
+            return {}
+        train, collect_share = self.timing["train_seconds"], self.timing.get("collect_share")
+        if collect_share is None:
+            training = {"train": train}
+        else:
+            training = {"collect": train * collect_share, "learn": train * (1.0 - collect_share)}
+        return {"compile": self.timing["compile_seconds"], **training, "evaluate": self.timing["evaluate_seconds"]}
+
+    @property
+    def return_metric(self) -> str:
+        """The metric that says best how good the agent is: the evaluation if there was one."""
+        return EVALUATION_RETURN if EVALUATION_RETURN in self.series else TRAINING_RETURN
+
+    def final_return(self) -> Estimate | None:
+        """The return at the last record, over the seeds."""
+        if self.return_metric not in self.series:
+            return None
+        last = self.series[self.return_metric].values[:, -1]
+        low, high = bootstrap_interval(last)
+        return Estimate(
+            float(interquartile_mean(last)), float(low), float(high), int(np.count_nonzero(~np.isnan(last)))
+        )
+
+    def best_return(self) -> BestRecord | None:
+        """The highest return of any record."""
+        series = self.series.get(self.return_metric)
+        if series is None or np.isnan(series.center).all():
+            return None
+        best = np.nanargmax(series.center)
+        return BestRecord(float(series.center[best]), int(series.steps[best]))
+
+    def _last(self, metric: str) -> float | None:
+        if metric not in self.series:
+            return None
+        value = float(self.series[metric].center[-1])
+        return None if np.isnan(value) else value
+
+
+def load_runs(directories: Sequence[RunDirectory]) -> list[LoadedRun]:
+    """Read run directories."""
+    names = unique_names([directory.path for directory in directories])
+    return [
+        LoadedRun(
+            name=name,
+            style=index,
+            config=directory.config,
+            manifest=directory.manifest,
+            timing=directory.read_timing(),
+            series=read_series(directory.read_metrics()),
+            episode=directory.episode_path.read_bytes() if directory.episode_path.exists() else None,
+        )
+        for index, (name, directory) in enumerate(zip(names, directories, strict=True))
+    ]
+
+
+def unique_names(paths: Sequence[Path]) -> list[str]:
+    """Name run directories by the ends of their paths, as long as it takes to tell them apart."""
+    parts = [path.resolve().parts for path in paths]
+    for length in range(1, max(map(len, parts), default=1)):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
+
+
+def _entry(config: Mapping[str, Any], group: str, name: str) -> str:
+    entries = config.get(group)
+    return str(entries[name]) if isinstance(entries, Mapping) and name in entries else f"unknown {group}"

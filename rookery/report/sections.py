@@ -1,0 +1,276 @@
+"""The sections of the page: each is one function of the runs, and returns None if there is nothing to say."""
+
+import base64
+from collections.abc import Callable, Sequence
+
+from rookery.report.curves import make_curve
+from rookery.report.formatting import format_duration, format_number
+from rookery.report.loaded_run import (
+    EPISODE_LENGTH,
+    EVALUATION_RETURN,
+    STEPS_PER_SECOND,
+    TRAINING_RETURN,
+    Estimate,
+    LoadedRun,
+)
+from rookery.report.markup import Content, Markup, element
+from rookery.report.plots import Line, axis_of_steps, legend, line_figure, share_bar, swatch
+from rookery.report.tables import (
+    NOT_KNOWN,
+    as_text,
+    differing_names,
+    flatten,
+    settings_by_group,
+    settings_side_by_side,
+    table,
+)
+
+Section = Callable[[Sequence[LoadedRun]], Markup | None]
+
+MAX_POINTS = 500
+"""The most points of a curve."""
+MAX_SEED_POINTS = 250
+"""The most points of the curve of a single seed."""
+MAX_SMALL_POINTS = 160
+"""The most points of a curve in a small figure."""
+MAX_DIFFERENCES = 4
+"""The most settings that the comparison names for a run; the configuration has them all."""
+
+
+def headline(runs: Sequence[LoadedRun]) -> Markup | None:
+    """The figures one asks for first: as cards for one run, as a table for several."""
+    return _comparison(runs) if len(runs) > 1 else _cards(runs[0])
+
+
+def learning_curves(runs: Sequence[LoadedRun]) -> Markup | None:
+    """The return in evaluation and in training against env steps."""
+    how_seeds_are_drawn = element(
+        "p",
+        "Thick lines are the interquartile mean (IQM) over seeds, bands its 95 % bootstrap interval, thin lines single "
+        "seeds.",
+        class_="note",
+    )
+    return _section(
+        "Learning curves",
+        how_seeds_are_drawn if any(run.num_seeds > 1 for run in runs) else None,
+        _legend(runs),
+        _figures(
+            _figure(runs, EVALUATION_RETURN, "Evaluation return") or _absent("No evaluation was made."),
+            _figure(runs, TRAINING_RETURN, "Training return") or _absent("No episode has ended in training."),
+        ),
+    )
+
+
+def episodes(runs: Sequence[LoadedRun]) -> Markup | None:
+    """The length of episodes, and a recorded one to watch."""
+    recordings = [_recording(run, run.episode, named=len(runs) > 1) for run in runs if run.episode is not None]
+    lengths = _figure(runs, EPISODE_LENGTH, "Episode length in training")
+    return _section("Episodes", _legend(runs), _figures(lengths, recordings or _absent("No episode was recorded.")))
+
+
+def updates(runs: Sequence[LoadedRun]) -> Markup | None:
+    """Losses and whatever else the method tells about its updates, one small figure each."""
+    names = dict.fromkeys(name for run in runs for name in run.series if name.startswith("train/"))
+    if not names:
+        return None
+    figures = (_figure(runs, name, name.removeprefix("train/"), small=True, with_seeds=False) for name in names)
+    return _section("Updates", _legend(runs), element("div", figures, class_="small-figures"))
+
+
+def throughput(runs: Sequence[LoadedRun]) -> Markup | None:
+    """How fast the training was, and what the time went into."""
+    figure = _figure(runs, STEPS_PER_SECOND, "Env steps per second, all seeds together", with_seeds=False)
+    if figure is None and all(run.timing is None for run in runs):
+        return None
+    return _section("Throughput", _legend(runs), _figures(figure, _time_spent(runs)))
+
+
+def configuration(runs: Sequence[LoadedRun]) -> Markup | None:
+    """The resolved config; of several runs, the settings in which they differ come first."""
+    if len(runs) == 1:
+        return _section("Configuration", settings_by_group(flatten(runs[0].config), rest="run"))
+    configs = [flatten(run.config) for run in runs]
+    return _section("Configuration", settings_side_by_side("Configuration", list(map(_run_label, runs)), configs))
+
+
+def versions(runs: Sequence[LoadedRun]) -> Markup | None:
+    """What the run ran on, and how it was started."""
+    if len(runs) == 1:
+        return _section("Versions and machine", settings_by_group(flatten(runs[0].manifest), rest="machine"))
+    manifests = [flatten(run.manifest) for run in runs]
+    return _section("Versions and machine", settings_side_by_side("Versions", list(map(_run_label, runs)), manifests))
+
+
+SECTIONS: tuple[Section, ...] = (
+    headline,
+    learning_curves,
+    episodes,
+    updates,
+    throughput,
+    configuration,
+    versions,
+)
+
+
+def _section(title: str, *content: Content) -> Markup:
+    return element("section", element("h2", title), content)
+
+
+def _figures(*figures: Content) -> Markup:
+    return element("div", figures, class_="figures")
+
+
+def _absent(reason: str) -> Markup:
+    return element("p", reason, class_="absent")
+
+
+def _legend(runs: Sequence[LoadedRun]) -> Markup | None:
+    return legend([run.name for run in runs]) if len(runs) > 1 else None
+
+
+def _run_label(run: LoadedRun) -> Markup:
+    return element("span", swatch(run.style), run.name, class_="run-label")
+
+
+def _figure(
+    runs: Sequence[LoadedRun], metric: str, title: str, small: bool = False, with_seeds: bool = True
+) -> Markup | None:
+    """Draw one metric of all runs that have it, over the same axis in every figure of the page."""
+    with_metric = [run for run in runs if metric in run.series]
+    if not with_metric:
+        return None
+    max_points = MAX_SMALL_POINTS if small else MAX_POINTS
+    max_seed_points = MAX_SEED_POINTS if with_seeds else 0
+    lines = [
+        Line(run.name, run.style, make_curve(run.series[metric], max_points, max_seed_points)) for run in with_metric
+    ]
+    notes = []
+    num_not_finite = sum(run.series[metric].num_not_finite for run in with_metric)
+    if num_not_finite:
+        notes.append(f"Not drawn, being NaN or infinite: {num_not_finite:,}.")
+    if len(with_metric) < len(runs):
+        notes.append(f"Without values: {', '.join(run.name for run in runs if metric not in run.series)}.")
+    x_axis = axis_of_steps(max(run.env_steps for run in runs), num_ticks=3 if small else 5)
+    return line_figure(title, lines, x_axis, " ".join(notes), small)
+
+
+def _cards(run: LoadedRun) -> Markup:
+    kind = "evaluation" if run.return_metric == EVALUATION_RETURN else "training"
+    final, best = run.final_return(), run.best_return()
+    cards = []
+    if final is not None:
+        cards.append(_card(f"Final {kind} return", format_number(final.value), _interval(final, run.num_seeds)))
+    if best is not None:
+        cards.append(_card(f"Best {kind} return", format_number(best.value), f"at {best.steps:,} steps"))
+    cards.append(_card("Env steps" if run.num_seeds == 1 else "Env steps per seed", f"{run.env_steps:,}", _goal(run)))
+    if run.seconds is not None:
+        compiling = run.seconds_by_part.get("compile")
+        detail = "" if compiling is None else f"{format_duration(compiling)} of it compiling"
+        cards.append(_card("Wall time", format_duration(run.seconds), detail))
+    if run.steps_per_second is not None:
+        cards.append(_card("Steps per second", format_number(run.steps_per_second)))
+    cards.append(_card("Seeds", str(run.num_seeds)))
+    return element("section", element("dl", cards, class_="cards"), aria_label="Results")
+
+
+def _card(label: str, value: str, detail: str = "") -> Markup:
+    details = element("dd", detail) if detail else None
+    return element("div", element("dt", label), element("dd", value, class_="value"), details)
+
+
+def _interval(estimate: Estimate, num_seeds: int) -> str:
+    """Say how sure the return is, and of how many seeds if some have none."""
+    if num_seeds == 1:
+        return "one seed: no interval"
+    finite = "" if estimate.num_seeds == num_seeds else f"; finite in {estimate.num_seeds} of {num_seeds} seeds"
+    return (f"IQM, 95 % interval {_ends(estimate)}" if estimate.has_interval else "no interval") + finite
+
+
+def _ends(estimate: Estimate) -> str:
+    return f"{format_number(estimate.low)} to {format_number(estimate.high)}"
+
+
+def _goal(run: LoadedRun) -> str:
+    """Say how many env steps were meant, if the training has not ended."""
+    return "" if run.timing is not None or run.total_timesteps is None else f"of {run.total_timesteps:,}"
+
+
+def _comparison(runs: Sequence[LoadedRun]) -> Markup:
+    differing = set(differing_names([flatten(run.config) for run in runs])) - {"run_dir"}
+    header = (
+        "Run",
+        "Return",
+        "95 % interval",
+        "Best return",
+        "Env steps",
+        "Seeds",
+        "Wall time",
+        "Steps/s",
+        "Differs in",
+    )
+    rows = []
+    for run in runs:
+        final, best = run.final_return(), run.best_return()
+        rows.append(
+            [
+                _run_label(run),
+                format_number(final.value) if final else NOT_KNOWN,
+                _ends(final) if final and final.has_interval else NOT_KNOWN,
+                format_number(best.value) if best else NOT_KNOWN,
+                f"{run.env_steps:,} {_goal(run)}",
+                str(run.num_seeds),
+                format_duration(run.seconds) if run.seconds is not None else NOT_KNOWN,
+                format_number(run.steps_per_second) if run.steps_per_second is not None else NOT_KNOWN,
+                _differences(run, differing),
+            ]
+        )
+    all_evaluated = all(run.return_metric == EVALUATION_RETURN for run in runs)
+    source = "the last evaluation" if all_evaluated else "the last evaluation, or of training where there was none"
+    note = f"Return is that of {source}; over seeds it is the interquartile mean. Env steps are those of one seed."
+    return _section(
+        "Comparison", table("Comparison", header, rows, class_="comparison"), element("p", note, class_="note")
+    )
+
+
+def _differences(run: LoadedRun, differing: set[str]) -> str:
+    own = [f"{name}={as_text(value)}" for name, value in flatten(run.config).items() if name in differing]
+    return ", ".join(own if len(own) <= MAX_DIFFERENCES else [*own[:MAX_DIFFERENCES], "…"])
+
+
+def _time_spent(runs: Sequence[LoadedRun]) -> Markup:
+    timed = [run for run in runs if sum(run.seconds_by_part.values()) > 0]
+    if not timed:
+        return _absent("How the time was spent is known when the training has ended.")
+    bars = (_time_bar(run, named=len(runs) > 1) for run in timed)
+    return element("figure", element("figcaption", element("h3", "Where the time went")), bars, class_="time-spent")
+
+
+def _time_bar(run: LoadedRun, named: bool) -> list[Content]:
+    parts = (
+        element("li", element("i", class_=f"part-{part}"), f"{part} {format_duration(seconds)}")
+        for part, seconds in run.seconds_by_part.items()
+    )
+    return [
+        element("p", _run_label(run)) if named else None,
+        share_bar(f"Time of {run.name}", run.seconds_by_part),
+        element("ul", parts, class_="legend"),
+    ]
+
+
+def _recording(run: LoadedRun, episode: bytes, named: bool) -> Markup:
+    """Show the recorded episode, with a button that stops it."""
+    source = f"data:image/gif;base64,{base64.b64encode(episode).decode()}"
+    title = f"Recorded episode of {run.name}" if named else "Recorded episode"
+    screen = element(
+        "div",
+        element("img", src=source, alt=f"An episode of {run.title}, played by the trained agent"),
+        element("canvas", hidden=True, aria_hidden="true"),
+        class_="screen",
+    )
+    return element(
+        "figure",
+        element("figcaption", element("h3", title)),
+        screen,
+        element("button", "Pause", type="button"),
+        class_="episode",
+    )

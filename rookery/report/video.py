@@ -1,0 +1,89 @@
+"""Frames as an animated picture that every browser plays."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rookery.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+FORMATS: dict[str, dict[str, Any]] = {
+    ".gif": {"format": "GIF", "optimize": False},
+    ".webp": {"format": "WEBP", "lossless": True, "method": 0},
+    ".apng": {"format": "PNG"},
+    ".png": {"format": "PNG"},
+}
+"""The options of Pillow by the suffix of the file."""
+MAX_FRAMES = 1000
+"""Of a longer episode, every second, fourth, ... frame is kept."""
+NUM_PALETTE_FRAMES = 8
+MAX_BYTES_IN_REPORT = 1_500_000
+"""The size of a recorded episode that a page can hold."""
+
+
+def write_video(
+    path: Path, frames: Iterable[np.ndarray], frames_per_second: float = 30.0, max_bytes: int | None = None
+) -> Path:
+    """Write frames `uint8[height, width, 3]` as a .gif, .webp, .apng or .png that plays for ever; return the path.
+
+    Frames are left out, and the others shown longer, if there are very many of them or if the file would be larger than
+    `max_bytes`. Frames are taken one at a time: they may be drawn as they are needed.
+    """
+    if path.suffix.lower() not in FORMATS:
+        raise InvalidInputError(f"cannot write a video as {path.name!r}: use a name that ends in {', '.join(FORMATS)}.")
+    if frames_per_second <= 0:
+        raise InvalidInputError(f"frames_per_second={frames_per_second} must be positive.")
+    images, stride = _thinned_images(frames)
+    if not images:
+        raise InvalidInputError(f"there is no frame to write to {path}.")
+    if path.suffix.lower() == ".gif":
+        images = _with_common_palette(images)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _save(path, images, stride / frames_per_second)
+    while max_bytes is not None and path.stat().st_size > max_bytes and len(images) > 1:
+        images, stride = images[::2], 2 * stride
+        _save(path, images, stride / frames_per_second)
+    return path
+
+
+def _thinned_images(frames: Iterable[np.ndarray]) -> tuple[list["Image.Image"], int]:
+    """Keep every `stride`-th frame such that at most `MAX_FRAMES` are kept; return them and the stride."""
+    from PIL import Image
+
+    images: list[Image.Image] = []
+    stride = 1
+    for number, frame in enumerate(frames):
+        if number % stride:
+            continue
+        if len(images) == MAX_FRAMES:
+            images, stride = images[::2], 2 * stride
+            if number % stride:
+                continue
+        images.append(Image.fromarray(np.asarray(frame)))
+    return images, stride
+
+
+def _with_common_palette(images: list["Image.Image"]) -> list["Image.Image"]:
+    """Reduce frames to the 256 colors of some of them: faster than colors for each frame, and they do not flicker."""
+    from PIL import Image
+
+    samples = images[:: -(-len(images) // NUM_PALETTE_FRAMES)]
+    strip = Image.fromarray(np.concatenate([np.asarray(image) for image in samples]))
+    palette = strip.quantize(256, Image.Quantize.MEDIANCUT)
+    return [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
+
+
+def _save(path: Path, images: list["Image.Image"], seconds_per_frame: float) -> None:
+    first, *rest = images
+    first.save(
+        path,
+        save_all=True,
+        append_images=rest,
+        duration=round(1000 * seconds_per_frame),
+        loop=0,
+        **FORMATS[path.suffix.lower()],
+    )

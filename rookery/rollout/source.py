@@ -1,0 +1,70 @@
+"""A source of experience that is compiled into the training program: an agent acting in environments on the device."""
+
+from typing import Any
+
+from rookery.agent import Agent, AgentState, Carry
+from rookery.envs import EnvState, VectorWrapper
+from rookery.rollout.single_agent import recurrent_rollout
+from rookery.sample_batch import SampleBatch
+from rookery.types import Key, PyTreeData, PyTreeDict, PyTreeNode, pytree_field
+
+TRAINING_FIELDS = ("termination", "truncation", "autoreset", "ori_obs", "steps", "episode_return")
+"""The entries of `info` that training looks at."""
+
+
+class Experience(PyTreeData):
+    """What an update learns from: a trajectory `[T, B]` and the memory of the agent before its first row."""
+
+    trajectory: SampleBatch
+    first_carry: Carry
+
+
+class RolloutState(PyTreeData):
+    """Where the environments are, and what the agent remembers of their episodes; all leaves lead with `[B]`."""
+
+    env_state: EnvState
+    carry: Carry
+
+
+class RolloutSource(PyTreeNode):
+    """Acts for `rollout_length` steps in `env` whenever it is asked, and goes on from there the next time.
+
+    A source has `num_envs`, `init` and `collect`; what it keeps in between is a state that the workflow carries.
+    """
+
+    env: VectorWrapper = pytree_field(static=True)
+    agent: Agent
+    rollout_length: int = pytree_field(static=True)
+
+    @property
+    def num_envs(self) -> int:
+        return self.env.num_envs
+
+    def init(self, keys: Key) -> RolloutState:
+        """Start all environments, with one key each."""
+        return RolloutState(env_state=self.env.reset(keys), carry=self.agent.initial_carry(self.env.batch_shape))
+
+    def collect(self, agent_state: AgentState, state: RolloutState, key: Key) -> tuple[Experience, RolloutState]:
+        """Gather the next trajectory.
+
+        With a recurrent agent, `policy_extras.next_carry` is its memory after each step: what it takes to value a
+        successor that the trajectory does not show.
+        """
+        trajectory, env_state, carry = recurrent_rollout(
+            self.env.step,
+            self._act,
+            state.env_state,
+            agent_state,
+            state.carry,
+            key,
+            self.rollout_length,
+            env_extra_fields=TRAINING_FIELDS,
+        )
+        experience = Experience(trajectory=trajectory, first_carry=state.carry)
+        return experience, RolloutState(env_state=env_state, carry=carry)
+
+    def _act(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
+        actions, policy_extras = self.agent.compute_actions(agent_state, sample_batch, key)
+        if "carry" in policy_extras:
+            policy_extras = policy_extras.replace(next_carry=policy_extras.carry)
+        return actions, policy_extras

@@ -1,0 +1,267 @@
+"""The directory that a run leaves on disk: where each file lives, and that one process at a time trains there."""
+
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rookery.errors import InvalidInputError, RookeryError, nearest_names
+
+FORMAT_VERSION = 1
+RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnasium")
+NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+"""How `metrics.jsonl` writes the numbers that JSON does not have."""
+
+
+class RunInUseError(RookeryError):
+    """Another process trains in this run directory."""
+
+
+class RunDirectory:
+    """One run on disk. Make a new one with `create`, read an old one with `open`."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        config: Mapping[str, Any],
+        backend: str | None = None,
+        devices: Sequence[str] = (),
+    ) -> "RunDirectory":
+        """Start a run: write its resolved config and the manifest of what it runs on.
+
+        `config` is plain data (mappings, lists, strings, numbers, None). A folder that is there already is used as it
+        is, unless it holds a run.
+        """
+        import yaml  # type: ignore[import-untyped]
+
+        run = cls(path)
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            with run.lock():
+                if run.config_path.exists():
+                    raise InvalidInputError(
+                        f"{run.path} already holds a run: resume it with "
+                        f"`rookery resume {shlex.quote(str(run.path))}`, or choose another run_dir."
+                    )
+                write_atomically(run.manifest_path, json.dumps(_manifest(backend, devices), indent=2) + "\n")
+                # Last, because a folder with a config is a run.
+                write_atomically(run.config_path, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
+        except OSError as error:
+            raise InvalidInputError(
+                f"cannot create the run directory {run.path}: {error.strerror}. Choose another run_dir."
+            ) from error
+        return run
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "RunDirectory":
+        """Return the run at `path`; raise if there is none, or if a newer Rookery wrote it."""
+        run = cls(path)
+        if not run.config_path.is_file():
+            raise InvalidInputError(f"{run.path} is not a run directory: {_what_is_there(run.path)}")
+        version = run.manifest.get("format_version")
+        if not isinstance(version, int) or version > FORMAT_VERSION:
+            raise InvalidInputError(
+                f"{run.path} has format version {version}, written by Rookery "
+                f"{run.manifest.get('versions', {}).get('rookery')}; this one reads up to {FORMAT_VERSION}: "
+                "update it with `pip install --upgrade rookery`."
+            )
+        return run
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def timing_path(self) -> Path:
+        return self.path / "timing.json"
+
+    @property
+    def tensorboard_path(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def checkpoints_path(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def episode_path(self) -> Path:
+        return self.path / "episode.gif"
+
+    @property
+    def report_path(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def lock_path(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved config that the run was started with."""
+        import yaml
+
+        try:
+            config = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise InvalidInputError(f"{self.config_path} is not valid YAML: {error}") from None
+        if not isinstance(config, dict):
+            raise InvalidInputError(f"{self.config_path} holds {config!r:.80}, expected a mapping.")
+        return config
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """The versions, platform, devices and command line that the run was started with."""
+        return _read_json_object(self.manifest_path)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from training here; raise `RunInUseError` if one does already.
+
+        The kernel frees the lock when the process ends, however it ends.
+        """
+        try:
+            file = open(self.lock_path, "a+", encoding="utf-8")  # noqa: SIM115
+        except OSError as error:
+            raise InvalidInputError(f"cannot train in {self.path}: {error.strerror}.") from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                holder = file.read() or "another process"
+                raise RunInUseError(
+                    f"run directory {self.path} is in use by {holder}: wait until it ends, or stop it."
+                ) from None
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()} (since {_now()})")
+            file.flush()
+            try:
+                yield
+            finally:
+                file.truncate(0)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Return the lines of `metrics.jsonl`; a last line that is still being written is left out."""
+        if not self.metrics_path.exists():
+            return []
+        lines = self.metrics_path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+        if lines and not lines[-1].endswith("\n"):
+            lines.pop()
+        return [self._decode_metrics(line, number) for number, line in enumerate(lines, start=1)]
+
+    def _decode_metrics(self, line: str, number: int) -> dict[str, Any]:
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InvalidInputError(f"{self.metrics_path} line {number} is not valid JSON: {error}.") from None
+        if not isinstance(row, dict):
+            raise InvalidInputError(f"{self.metrics_path} line {number} holds {row!r:.80}, expected an object.")
+        return {name: NON_FINITE.get(value, value) if isinstance(value, str) else value for name, value in row.items()}
+
+    def read_timing(self) -> dict[str, Any] | None:
+        """Return how the time was spent, or None while the training has not ended."""
+        return _read_json_object(self.timing_path) if self.timing_path.exists() else None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that whoever looks, even after a power cut, sees the old content or the new, never a part."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        sync_to_disk(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_to_disk(path.parent)
+
+
+def sync_to_disk(path: Path) -> None:
+    """Wait until a file, or the list of names in a folder, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _manifest(backend: str | None, devices: Sequence[str]) -> dict[str, Any]:
+    import rookery
+
+    versions = {"rookery": rookery.__version__, "python": platform.python_version()}
+    for package in RECORDED_PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return {
+        "format_version": FORMAT_VERSION,
+        "created": _now(),
+        "command": sys.argv,
+        "versions": versions,
+        "platform": platform.platform(),
+        "backend": backend,
+        "devices": list(devices),
+    }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _read_json_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidInputError(f"{path} is missing.") from None
+    except ValueError as error:
+        raise InvalidInputError(f"{path} is not valid JSON: {error}.") from None
+    if not isinstance(content, dict):
+        raise InvalidInputError(f"{path} holds {content!r:.80}, expected an object.")
+    return content
+
+
+def _what_is_there(path: Path) -> str:
+    """Say what a folder without a config holds, and which runs may have been meant."""
+    if not path.exists():
+        finding = "it does not exist."
+        siblings = {run.name: run for run in _runs_in(path.parent)}
+        meant = [siblings[name] for name in nearest_names(path.name, siblings)]
+    elif not path.is_dir():
+        finding = "it is a file."
+        meant = [path.parent] if _is_run(path.parent) else []
+    else:
+        names = sorted(entry.name for entry in path.iterdir())
+        held = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        finding = f"it holds no config.yaml, only {held}." if names else "it is empty."
+        meant = [path.parent] if _is_run(path.parent) else _runs_in(path)[:3]
+    return finding + (f" Did you mean {' or '.join(map(str, meant))}?" if meant else "")
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    """The runs directly in `folder`, newest first."""
+    if not folder.is_dir():
+        return []
+    runs = [entry for entry in folder.iterdir() if _is_run(entry)]
+    return sorted(runs, key=lambda run: (run / "config.yaml").stat().st_mtime, reverse=True)
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.yaml").is_file() and (path / "manifest.json").is_file()

@@ -1,0 +1,56 @@
+"""Stopping a training on request: a signal asks, the loop saves and then ends."""
+
+import signal
+import threading
+from types import FrameType
+from typing import Self
+
+from rookery.errors import RookeryError
+
+
+class Interrupted(RookeryError):  # noqa: N818
+    """Training was stopped by a signal; `consequence` says what became of it ("saved at step 8192 in runs/a")."""
+
+    def __init__(self, stopped_by: signal.Signals, consequence: str = "") -> None:
+        super().__init__(f"stopped by {stopped_by.name}{': ' if consequence else ''}{consequence}.")
+        self.signal = stopped_by
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell reports of a process that this signal ended."""
+        return 128 + self.signal
+
+
+class StopSignals:
+    """While active, SIGTERM and SIGINT are noted in `requested` and end nothing; a second SIGINT ends at once.
+
+    Signals reach the main thread of a process alone: entered in another thread it is inert. A signal that the process
+    was started to ignore (`nohup`, a background job) stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self.requested: signal.Signals | None = None
+        """The first of these signals that came, or None."""
+        self._num_interrupts = 0
+        self._previous: dict[signal.Signals, signal._HANDLER] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                previous = signal.getsignal(number)
+                if previous is not signal.SIG_IGN:
+                    self._previous[number] = previous
+                    signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)
+        self._previous = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.requested = self.requested or signal.Signals(number)
+        if number == signal.SIGINT:
+            self._num_interrupts += 1
+            if self._num_interrupts > 1:
+                raise KeyboardInterrupt

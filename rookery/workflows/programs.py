@@ -1,0 +1,113 @@
+"""Compiled programs: many seeds and many devices around a function that knows of one seed and its own share of envs."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from rookery.distributed import DEVICE_AXIS
+from rookery.types import PyTreeData, Tree, pytree_field
+
+SPLIT = PartitionSpec(DEVICE_AXIS)
+"""An array whose first axis is split over the devices."""
+SAME = PartitionSpec()
+"""An array that is the same on all devices."""
+
+
+class Layout(PyTreeData):
+    """How a workflow is spread: over the devices of a mesh, and over seeds that are computed side by side."""
+
+    mesh: Mesh = pytree_field(static=True)
+    num_seeds: int = pytree_field(static=True)
+
+    def over_seeds(self, function: Callable) -> Callable:
+        """Map a function of one seed over the leading axis of all its arguments, if there are several seeds."""
+        return function if self.num_seeds == 1 else jax.vmap(function)
+
+    def over_devices(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
+        """Run a function on every device, each with its share of the arrays that are split."""
+        return jax.shard_map(
+            function,
+            mesh=self.mesh,
+            in_specs=self._with_seeds(in_specs),
+            out_specs=self._with_seeds(out_specs),
+            check_vma=False,  # arrays that start as constants, such as the counters of an env, would have to be marked
+        )
+
+    def place(self, tree: Tree, specs: Any) -> Tree:
+        """Put host arrays onto the devices as `specs` say."""
+
+        def put(spec: PartitionSpec, subtree: Any) -> Any:
+            sharding = NamedSharding(self.mesh, spec)
+            return jax.tree.map(lambda leaf: _put(leaf, sharding), subtree)
+
+        return jax.tree.map(put, self._with_seeds(specs), tree, is_leaf=_is_spec)
+
+    def _with_seeds(self, specs: Any) -> Any:
+        """Shift the split axis by one where the seeds come first."""
+        if self.num_seeds == 1:
+            return specs
+        return jax.tree.map(lambda spec: PartitionSpec(None, *spec) if len(spec) else spec, specs, is_leaf=_is_spec)
+
+
+def _is_spec(node: Any) -> bool:
+    return isinstance(node, PartitionSpec)
+
+
+def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    """Place one array; every process gives its own part, so this works across hosts too."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        data = np.asarray(jax.random.key_data(leaf))
+        return jax.random.wrap_key_data(_put(data, sharding), impl=jax.random.key_impl(leaf))
+    array = np.asarray(leaf)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+
+def gather(tree: Tree) -> Tree:
+    """Bring all arrays of a tree to the host, from other processes too."""
+
+    def fetch(leaf: Any) -> Any:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            data = fetch(jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(leaf))
+        if leaf.is_fully_addressable or leaf.is_fully_replicated:
+            return np.asarray(leaf)
+        from jax.experimental import multihost_utils
+
+        return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
+
+    return jax.tree.map(fetch, tree)
+
+
+class Program:
+    """A function that is compiled once, for the shapes of its first call, with the time of compiling kept apart."""
+
+    def __init__(self, function: Callable, enable_jit: bool, donate: tuple[int, ...] = ()) -> None:
+        self._function = function
+        self._jitted = jax.jit(function, donate_argnums=donate) if enable_jit else None
+        self._compiled: Any = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is nothing to compile, any more or at all."""
+        return self._jitted is None or self._compiled is not None
+
+    def compile(self, *args: Any) -> float:
+        """Compile for arguments like these; return the seconds it took."""
+        start = time.perf_counter()
+        if self._jitted is not None:
+            self._compiled = self._jitted.lower(*args).compile()
+        return time.perf_counter() - start
+
+    def __call__(self, *args: Any) -> Any:
+        if self._jitted is None:
+            return self._function(*args)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
+            return self._jitted(*args)
+        if not self.is_ready:
+            self.compile(*args)
+        return self._compiled(*args)

@@ -1,0 +1,232 @@
+"""Composing a config: groups, presets, overrides, and errors in one line."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import hydra
+import pytest
+from omegaconf import OmegaConf
+
+from rookery.configs import compose, composition, sweep
+from rookery.configs.composition import stored_names
+from rookery.configuration import plain
+from rookery.envs import env_names, is_installed, library_names, registration
+from rookery.envs.registration import BUILTIN_LIBRARIES, BuiltinLibrary
+from rookery.errors import InvalidInputError, MissingExtraError, RookeryError, UnknownNameError
+from rookery.registry import agent_names, workflow_class
+from rookery.workflows.config import settings_from
+
+
+def compose_by_hydra(*overrides: str) -> dict[str, Any]:
+    """What a user of Hydra writes."""
+    with hydra.initialize_config_module("rookery.configs", version_base="1.3"):
+        return plain(hydra.compose("config", overrides=list(overrides)))
+
+
+def test_the_defaults_are_ppo_on_cartpole() -> None:
+    config = compose()
+    assert config["agent"]["name"] == "ppo"
+    assert config["env"] == {
+        "name": "classic/cartpole",
+        "episode_length": None,
+        "autoreset_mode": "normal",
+        "kwargs": {},
+    }
+
+
+def test_the_composed_config_is_the_one_that_hydra_alone_composes() -> None:
+    overrides = ["agent=a2c", "env=brax/hopper", "agent.learning_rate=1e-3", "+env.kwargs.backend=positional", "seed=4"]
+    assert compose(overrides) == compose_by_hydra(*overrides)
+
+
+def test_the_result_is_plain_data() -> None:
+    config = compose(["agent.rollout_length=${agent.num_envs}"])
+    assert type(config["agent"]["network"]) is dict
+    assert type(config["recorders"]) is list
+    assert config["agent"]["rollout_length"] == config["agent"]["num_envs"]
+
+
+@pytest.mark.parametrize("agent", agent_names())
+def test_the_defaults_outside_the_agent_are_those_of_the_dataclasses(agent: str) -> None:
+    workflow = workflow_class(agent)
+    classes = (agent, workflow.config_class, workflow.hyperparameters_class)
+    assert settings_from(compose([f"agent={agent}"]), *classes).train == settings_from({}, *classes).train
+
+
+def test_an_override_of_a_value_wins_over_every_file() -> None:
+    config = compose(
+        ["agent=impala", "agent.num_envs=2", "agent.network.hidden_sizes=[8]", "evaluation.num_episodes=3"]
+    )
+    assert config["agent"]["num_envs"] == 2
+    assert config["agent"]["network"]["hidden_sizes"] == [8]
+    assert config["evaluation"]["num_episodes"] == 3
+
+
+def test_a_hyperparameter_may_become_a_schedule() -> None:
+    config = compose(["agent.learning_rate={start: 3e-4, end: 0.0}"])
+    assert config["agent"]["learning_rate"] == {"start": 3e-4, "end": 0.0}
+
+
+def test_arguments_of_an_environment_library_need_no_sign() -> None:
+    assert compose(["env.kwargs.backend=spring", "env.kwargs.a.b=1"])["env"]["kwargs"] == {
+        "backend": "spring",
+        "a": {"b": 1},
+    }
+    assert compose(["env.kwargs={a: 1}"])["env"]["kwargs"] == {"a": 1}
+
+
+@pytest.fixture
+def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A copy of the configs in which PPO has a preset for one more environment; its name."""
+    folder = tmp_path / "configs_with_a_preset"
+    shutil.copytree(composition.FOLDER, folder)
+    (folder / "preset/ppo/probe").mkdir(parents=True)
+    (folder / "preset/ppo/probe/continuous.yaml").write_text(
+        "total_timesteps: 77\nagent:\n  num_envs: 3\n  learning_rate: {start: 1e-2, end: 1e-3}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(composition, "MODULE", folder.name)
+    return "probe/continuous"
+
+
+def test_a_preset_wins_over_the_files_and_loses_to_the_command_line(preset: str) -> None:
+    config = compose([f"env={preset}", "agent.num_envs=5"])
+    assert config["total_timesteps"] == 77
+    assert config["agent"]["learning_rate"] == {"start": 1e-2, "end": 1e-3}
+    assert config["agent"]["num_envs"] == 5
+
+
+def test_a_preset_holds_for_its_pair_alone_and_can_be_left_out(preset: str) -> None:
+    usual = compose()["total_timesteps"]
+    assert compose(["agent=a2c", f"env={preset}"])["total_timesteps"] == usual
+    assert compose(["env=classic/cartpole"])["total_timesteps"] == usual
+    assert compose([f"env={preset}", "~preset@_global_"])["total_timesteps"] == usual
+
+
+def test_a_value_of_a_preset_can_be_replaced_by_another_kind_of_value(preset: str) -> None:
+    assert compose([f"env={preset}", "agent.learning_rate=1e-3"])["agent"]["learning_rate"] == 1e-3
+
+
+@pytest.mark.parametrize("name", stored_names("preset"))
+def test_every_preset_belongs_to_a_method_and_an_environment_and_has_valid_settings(name: str) -> None:
+    agent, _, env = name.partition("/")
+    workflow = workflow_class(agent)
+    config = compose([f"agent={agent}", f"env={env}"])
+    assert config != compose([f"agent={agent}", f"env={env}", "~preset@_global_"])
+    settings_from(config, agent, workflow.config_class, workflow.hyperparameters_class)
+
+
+@pytest.mark.parametrize("library", BUILTIN_LIBRARIES)
+def test_every_environment_of_our_libraries_has_a_file_with_its_name(library: str) -> None:
+    if not is_installed(library):
+        pytest.skip(f"{library} is not installed")
+    stored = [name for name in stored_names("env") if name.startswith(f"{library}/")]
+    assert stored == env_names(library)
+    for name in stored:
+        assert OmegaConf.load(composition.FOLDER / "env" / f"{name}.yaml").name == name
+
+
+def test_an_environment_of_another_library_needs_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SimpleNamespace(names=lambda: ["deep/Thing-v1.2"], make=None)
+    entry_point = SimpleNamespace(load=lambda: library)
+    monkeypatch.setattr(registration, "_entry_points", lambda: {"foreign": entry_point})
+    assert "foreign" in library_names()
+    assert compose(["env=foreign/deep/Thing-v1.2"])["env"]["name"] == "foreign/deep/Thing-v1.2"
+    with pytest.raises(UnknownNameError, match=r"unknown environment 'foreign/other'"):
+        compose(["env=foreign/other"])
+
+
+def test_an_environment_whose_library_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BUILTIN_LIBRARIES, "absent", BuiltinLibrary("rookery.envs.absent", requires="absent_package"))
+    with pytest.raises(MissingExtraError, match=r"pip install 'rookery\[absent\]'"):
+        compose(["env=absent/thing"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("agent=pppo", "unknown agent 'pppo'. Did you mean 'ppo'?"),
+        ("agent=null", "unknown agent 'null'. Known: a2c, impala, ppo."),
+        ("agent.name=pppo", "unknown agent 'pppo'. Did you mean 'ppo'?"),
+        ("env=classic/cartpol", "unknown environment 'classic/cartpol'. Did you mean 'classic/cartpole'"),
+        ("env=cartpole", "unknown environment 'cartpole'. Did you mean 'classic/cartpole'"),
+        ("env=clasic/cartpole", "unknown environment library 'clasic'. Did you mean 'classic'?"),
+        ("env=gymnasium/CartPole-v1", "unknown environment library 'gymnasium'. Environments of Gymnasium"),
+        ("agent.lerning_rate=1e-3", "unknown key 'agent.lerning_rate'. Did you mean 'agent.learning_rate'?"),
+        ("learning_rate=1e-3", "unknown key 'learning_rate'. Did you mean 'agent.learning_rate'?"),
+        ("seeed=3", "unknown key 'seeed'. Did you mean 'seed'?"),
+        ("lr=3", "unknown key 'lr'. `rookery train --show-config` shows all keys."),
+        ("~agent.lerning_rate", "unknown key 'agent.lerning_rate'. Did you mean 'agent.learning_rate'?"),
+        ("seed", "cannot read the override 'seed': expected key=value, like agent.learning_rate=1e-3."),
+        ("agent.network.hidden_sizes=[64", "cannot read the override 'agent.network.hidden_sizes=[64': check brackets"),
+        ("agent=ppo,a2c", "agent=ppo,a2c asks for several runs: add --multirun"),
+        ("seed=range(3)", "seed=range(3) asks for several runs: add --multirun"),
+        ("~agent", "~agent: every run has an agent; choose another as agent=NAME."),
+        ("hydra.run.dir=x", "hydra.run.dir=x: Hydra's own settings have no effect here; see run_dir=FOLDER."),
+        ("hydra/launcher=joblib", "hydra/launcher=joblib: Hydra's own settings have no effect here"),
+        ("+agent.learning_rate=1", "Could not append to config. An item is already at 'agent.learning_rate'."),
+        ("agent.num_envs=${nothing}", "agent.num_envs: Interpolation key 'nothing' not found."),
+        ("+agent._target_=os.system", "agent._target_: a config names no Python objects"),
+        ("env.kwargs.x={_target_: os.system}", "env.kwargs.x._target_: a config names no Python objects"),
+    ],
+)
+def test_a_bad_override_is_one_line_that_helps(override: str, message: str) -> None:
+    with pytest.raises(RookeryError) as caught:
+        compose([override])
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_key_is_looked_up_among_those_of_the_chosen_agent() -> None:
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'agent\.actor_lag'\?"):
+        compose(["agent=impala", "agent.actr_lag=1"])
+    with pytest.raises(UnknownNameError, match=r"^unknown key 'agent\.actr_lag'"):
+        compose(["agent.actr_lag=1"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "jobs"),
+    [
+        ([], [[]]),
+        (["seed=1"], [["seed=1"]]),
+        (
+            ["agent=ppo,a2c", "env=classic/cartpole"],
+            [["agent=ppo", "env=classic/cartpole"], ["agent=a2c", "env=classic/cartpole"]],
+        ),
+        (
+            ["seed=range(2)", "agent=choice(ppo, a2c)"],
+            [[f"seed={seed}", f"agent={agent}"] for seed in (0, 1) for agent in ("ppo", "a2c")],
+        ),
+        (
+            ["agent.network.hidden_sizes=[64,64],[8]"],
+            [["agent.network.hidden_sizes=[64,64]"], ["agent.network.hidden_sizes=[8]"]],
+        ),
+        (["agent=glob(*p*, exclude=i*)"], [["agent=ppo"]]),
+        (["env=glob(classic/m*)"], [["env=classic/mountain_car"], ["env=classic/mountain_car_continuous"]]),
+    ],
+)
+def test_a_sweep_is_every_combination_in_order(overrides: list[str], jobs: list[list[str]]) -> None:
+    assert sweep(overrides) == jobs
+    for job in jobs:
+        compose(job)
+
+
+def test_a_sweep_without_a_list_of_values_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match=r"^seed=interval\(0,1\): expected a list of values"):
+        sweep(["seed=interval(0,1)"])
+    with pytest.raises(InvalidInputError, match=r"^env=glob\(nothing\*\): nothing matches\.$"):
+        sweep(["env=glob(nothing*)"])
+
+
+def test_composing_starts_no_backend_so_that_the_number_of_devices_can_still_be_set() -> None:
+    code = (
+        "import jax; from rookery.configs import compose; from rookery.registry import workflow_class;"
+        "compose(['env=gymnax/Breakout-MinAtar']); workflow_class('ppo');"
+        "jax.config.update('jax_num_cpu_devices', 3); print(jax.device_count())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "3", done.stderr

@@ -1,0 +1,296 @@
+"""What people see: exact plain lines, and a live display that fits its terminal and leaves it clean."""
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+
+import pytest
+
+from rookery.recorders import Position, RunDescription
+from rookery.recorders.console import ConsoleRecorder, format_duration, format_number
+
+HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Terminal]:
+    """Make a terminal of the given width."""
+
+    def make(width: int) -> Terminal:
+        for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("TERM", "xterm-256color")
+        monkeypatch.setenv("COLUMNS", str(width))
+        return Terminal()
+
+    return make
+
+
+def describe(num_seeds: int = 1, title: str = "ppo on classic/cartpole", total: int = 500_000) -> RunDescription:
+    return RunDescription(title, total, tuple(range(num_seeds)), None, {})
+
+
+def make_rows(env_steps: int, *returns: float | None, evaluation: float | None = None) -> list[dict[str, float]]:
+    metrics = [{"rollout/ep_rew_mean": value, "eval/mean_reward": evaluation} for value in returns]
+    return [
+        {"seed": seed, "time/total_timesteps": env_steps}
+        | {name: value for name, value in row.items() if value is not None}
+        for seed, row in enumerate(metrics)
+    ]
+
+
+def visible_lines(text: str) -> list[str]:
+    """Return every line that was ever drawn, without colours and cursor movements."""
+    return re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text))
+
+
+def test_a_stream_that_is_no_terminal_gets_one_aligned_line_per_record(clock: Clock) -> None:
+    stream = io.StringIO()
+    recorder = ConsoleRecorder(stream, clock)
+    recorder.open(describe())
+    recorder.compiling("training program")
+    clock.now += 4.1
+    recorder.compiled("training program", 4.1)
+    clock.now += 0.5
+    recorder.advance(40_000)
+    clock.now += 0.5
+    recorder.record(make_rows(81_920, 152.34, evaluation=231.0))
+    clock.now += 1.0
+    recorder.record(make_rows(163_840, 7.0))
+    recorder.finish("report: runs/a/report.html")
+    recorder.close()
+    assert stream.getvalue() == textwrap.dedent(
+        """\
+        ppo on classic/cartpole: 500,000 steps
+        compiling the training program ...
+        compiled the training program in 4.1 s
+         81,920 / 500,000 steps    16 %       81,920 steps/s   eta 0:00:05   return   152.3   evaluation   231.0
+        163,840 / 500,000 steps    32 %       81,920 steps/s   eta 0:00:04   return       7
+        report: runs/a/report.html
+        """
+    )
+
+
+def test_a_resumed_run_is_measured_by_the_steps_it_did_itself(clock: Clock) -> None:
+    stream = io.StringIO()
+    recorder = ConsoleRecorder(stream, clock)
+    recorder.open(describe(), Position(num_records=4, env_steps=400_000))
+    clock.now += 2.0
+    recorder.record(make_rows(450_000, 1.0))
+    recorder.close()
+    assert "resumed at 400,000" in stream.getvalue()
+    assert "25,000 steps/s   eta 0:00:02" in stream.getvalue()
+
+
+def test_several_seeds_are_shown_by_mean_and_range_and_counted_together(clock: Clock) -> None:
+    stream = io.StringIO()
+    recorder = ConsoleRecorder(stream, clock)
+    recorder.open(describe(num_seeds=4))
+    clock.now += 1.0
+    recorder.record(make_rows(100_000, 10.0, 20.0, 60.0, None))
+    recorder.close()
+    assert "4 seeds shown as mean [min, max]" in stream.getvalue()
+    assert "400,000 steps/s   eta 0:00:04   return 30.0 [10.0, 60.0]\n" in stream.getvalue()
+
+
+def test_a_record_before_any_time_has_passed_has_no_rate(clock: Clock) -> None:
+    stream = io.StringIO()
+    recorder = ConsoleRecorder(stream, clock)
+    recorder.open(describe())
+    recorder.record(make_rows(100, None))
+    recorder.close()
+    assert "- steps/s   eta -:--:--\n" in stream.getvalue()
+
+
+def test_a_run_that_overshoots_its_total_is_at_100_percent(clock: Clock) -> None:
+    stream = io.StringIO()
+    recorder = ConsoleRecorder(stream, clock)
+    recorder.open(describe())
+    clock.now += 1.0
+    recorder.record(make_rows(501_760, 1.0))
+    recorder.close()
+    assert "501,760 / 500,000 steps   100 %" in stream.getvalue()
+    assert "eta 0:00:00" in stream.getvalue()
+
+
+@pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_INTERACTIVE"])
+def test_a_file_gets_plain_lines_even_where_colour_is_forced(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "1")
+    stream = io.StringIO()
+    recorder = ConsoleRecorder(stream)
+    recorder.open(describe())
+    recorder.record(make_rows(100, 1.0))
+    recorder.close()
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(
+    terminal: Callable[[int], Terminal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = terminal(80)
+    monkeypatch.setenv("TERM", "dumb")
+    recorder = ConsoleRecorder(stream)
+    recorder.open(describe())
+    for env_steps in (100, 200):
+        recorder.record(make_rows(env_steps, 1.0))
+    recorder.close()
+    assert [line.split(" / ")[0].strip() for line in stream.getvalue().splitlines()[1:]] == ["100", "200"]
+
+
+@pytest.mark.parametrize("width", [200, 80, 60, 40, 20])
+@pytest.mark.parametrize("num_seeds", [1, 16])
+def test_no_line_of_the_live_display_is_wider_than_the_terminal(
+    terminal: Callable[[int], Terminal], clock: Clock, width: int, num_seeds: int
+) -> None:
+    stream = terminal(width)
+    recorder = ConsoleRecorder(stream, clock)
+    recorder.open(describe(num_seeds, title="ppo", total=10**10))
+    introduction = len(stream.getvalue())
+    recorder.compiling("training program")
+    recorder.compiled("training program", 0.0)
+    clock.now += 1.0
+    recorder.record(make_rows(10**9 + 7, *[-12_345.6 - seed for seed in range(num_seeds)], evaluation=-9_999.9))
+    recorder.close()
+    lines = visible_lines(stream.getvalue()[introduction:])
+    lines.remove("compiled the training program in 0.0 s")  # not redrawn: the terminal may wrap it
+    assert max(len(line) for line in lines) <= width
+    assert any(" 10 %" in line for line in lines)
+    assert any(line.startswith("return") for line in lines)
+
+
+def test_a_usual_terminal_shows_everything(terminal: Callable[[int], Terminal], clock: Clock) -> None:
+    stream = terminal(80)
+    recorder = ConsoleRecorder(stream, clock)
+    recorder.open(describe())
+    recorder.compiling("training program")
+    clock.now += 3.0
+    recorder.compiled("training program", 3.0)
+    clock.now += 2.0
+    recorder.record(make_rows(100_000, 20.5, evaluation=30.25))
+    clock.now += 2.0
+    recorder.record(make_rows(200_000, 40.5))
+    recorder.finish("report: runs/a/report.html")
+    recorder.close()
+    lines = [line.rstrip() for line in visible_lines(stream.getvalue())]
+    assert any("compiling the training program ... 0 s" in line for line in lines)
+    assert "compiled the training program in 3.0 s" in lines
+    assert any(line.endswith("━  200,000 / 500,000 steps   40 %  50,000 steps/s  eta 0:00:06") for line in lines)
+    assert "return 40.5  evaluation 30.2" in lines
+    assert lines[-2] == "report: runs/a/report.html"
+
+
+def test_brackets_in_a_title_are_shown_as_they_are(terminal: Callable[[int], Terminal]) -> None:
+    stream = terminal(80)
+    recorder = ConsoleRecorder(stream)
+    recorder.open(describe(title="ppo on [bold]env[/bold] :smile: [x]"))
+    recorder.close()
+    assert "ppo on [bold]env[/bold] :smile: [x]: 500,000 steps" in stream.getvalue()
+
+
+def test_no_color_means_no_colour(terminal: Callable[[int], Terminal], monkeypatch: pytest.MonkeyPatch) -> None:
+    def colours(stream: Terminal) -> list[str]:
+        recorder = ConsoleRecorder(stream)
+        recorder.open(describe())
+        recorder.record(make_rows(100_000, 1.0))
+        recorder.close()
+        return re.findall(r"\x1b\[[0-9;]*3[0-9][0-9;]*m", stream.getvalue())
+
+    assert colours(terminal(80))
+    stream = terminal(80)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not colours(stream)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals belong to POSIX")
+def test_control_c_leaves_the_terminal_as_it_was() -> None:
+    program = """
+        import signal
+        from rookery.recorders import RunDescription
+        from rookery.recorders.console import ConsoleRecorder
+
+        recorder = ConsoleRecorder()
+        recorder.open(RunDescription("a run", 1000, (0,), None, {}))
+        try:
+            recorder.record([{"seed": 0, "time/total_timesteps": 10, "rollout/ep_rew_mean": 1.0}])
+            print("READY")
+            signal.pause()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            recorder.close()
+        print("AFTER")
+    """
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import os; os.setsid(); os.open(os.ttyname(0), 0)\n" + textwrap.dedent(program)],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm-256color"},
+    )
+    os.close(terminal)
+    output = read_until(controller, "READY")
+    os.write(controller, b"\x03")
+    output += read_until(controller, None)
+    os.close(controller)
+    assert process.wait(timeout=60) == 0
+    assert output.rindex(SHOW_CURSOR) > output.rindex(HIDE_CURSOR)
+    assert visible_lines(output)[-3:] == ["AFTER", "", ""], "what follows begins on a line of its own"
+
+
+def read_until(controller: int, mark: str | None) -> str:
+    """Read what a program writes to its terminal until a mark, or until the program has ended."""
+    output = ""
+    while mark is None or mark not in output:
+        try:
+            data = os.read(controller, 4096)
+        except OSError:  # how Linux says that nobody has the other end
+            return output
+        if not data:
+            return output
+        output += data.decode()
+    return output
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(152.34, "152.3"), (-1024.5, "-1,024.5"), (0.0312, "0.0312"), (-1.5, "-1.5"), (0.0, "0"), (float("nan"), "nan")],
+)
+def test_numbers_are_written_for_reading(value: float, text: str) -> None:
+    assert format_number(value) == text
+
+
+def test_durations_are_hours_minutes_and_seconds() -> None:
+    assert [format_duration(seconds) for seconds in (0.4, 59.6, 3_725, 360_000)] == [
+        "0:00:00",
+        "0:01:00",
+        "1:02:05",
+        "100:00:00",
+    ]

@@ -1,0 +1,59 @@
+"""What all recorders share: numbers of any library, files that say what went wrong, imports on first use."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rookery.errors import InvalidInputError, UnknownNameError
+from rookery.recorders import RECORDERS, Position, make_recorder
+from rookery.recorders.recorder import AppendedFile, as_number
+
+
+def test_a_misspelt_recorder_is_an_error_with_the_nearest_name() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown recorder 'tensorbord'\. Did you mean 'tensorboard'"):
+        make_recorder("tensorbord")
+
+
+def test_importing_the_recorders_imports_no_library_of_theirs() -> None:
+    code = "import sys, rookery.recorders; print([m for m in ('rich', 'tensorboardX', 'wandb') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_every_name_leads_to_a_class_that_is_there() -> None:
+    for name in set(RECORDERS) - {"wandb"}:
+        assert type(make_recorder(name)).__name__ == RECORDERS[name].split(":")[1]
+
+
+@pytest.mark.parametrize(
+    "value", [3, np.int32(3), np.float64(3), np.array(3, np.uint8), jnp.float32(3), jnp.bfloat16(3)]
+)
+def test_a_scalar_of_any_library_becomes_a_plain_number(value: object) -> None:
+    number = as_number("train/loss", value)
+    assert number == 3
+    assert type(number) in (int, float)
+
+
+@pytest.mark.parametrize("value", [np.zeros(1), jnp.zeros((2, 2)), "3", None, 1j])
+def test_what_is_not_one_number_is_an_error_that_names_the_metric(value: object) -> None:
+    with pytest.raises(InvalidInputError, match="metric 'train/loss' must be one number"):
+        as_number("train/loss", value)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full belongs to Linux")
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.symlink_to("/dev/full")
+    file = AppendedFile(path)
+    with pytest.raises(OSError, match=r"No space left on device: '.*metrics\.jsonl'"):
+        file.write(b"a line\n")
+    file.close()
+
+
+def test_a_position_before_the_first_record_forgets_even_one_at_step_0() -> None:
+    assert Position(num_records=0, env_steps=0).first_forgotten_step == 0
+    assert Position(num_records=1, env_steps=0).first_forgotten_step == 1
