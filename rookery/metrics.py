@@ -27,7 +27,7 @@ class Mean(PyTreeData):
     def of(cls, value: Array, weight: Array | float = 1.0) -> Self:
         """The mean of one value that stands for `weight` of them."""
         weight = jnp.asarray(weight, jnp.float32)
-        return cls(total=value.astype(jnp.float32) * weight, weight=weight)
+        return cls(total=jnp.where(weight > 0, value.astype(jnp.float32) * weight, 0.0), weight=weight)
 
     @classmethod
     def where(cls, mask: Array, values: Array) -> Self:

@@ -47,7 +47,7 @@ def write_run(
 
 
 def learning_rows(num_seeds: int = 1, num_records: int = 50) -> list[dict[str, Any]]:
-    """Make records in which the return of seed `s` rises evenly from 0 to `400 + s`, with an evaluation at every fifth."""
+    """Make records in which the return of seed `s` rises evenly to `400 + s`, with ten evaluations."""
     noise = np.random.default_rng(0)
     rows = []
     for record in range(1, num_records + 1):

@@ -5,10 +5,12 @@ those of GAE, which with `gae_lambda=1` are the n-step advantages of the paper.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from rookery.agent import AgentState, Carry
 from rookery.algorithms.actor_critic import ActorCriticAgent
+from rookery.distributed import DEVICE_AXIS
 from rookery.learning.advantages import gae
 from rookery.learning.moments import check_same_shape, explained_variance, weighted_mean
 from rookery.metrics import Mean
@@ -60,10 +62,10 @@ class A2CAgent(ActorCriticAgent):
         distribution, values = self.replay(agent_state, trajectory, carry)
         log_prob = distribution.log_prob(trajectory.extras.policy_extras.raw_action)
         check_same_shape(values=values, targets=targets, advantages=advantages, log_prob=log_prob)
-        weights = weights_of(trajectory)
-        policy_loss = -weighted_mean(log_prob * advantages, weights)
-        value_loss = weighted_mean((values - targets) ** 2, weights)
-        entropy_loss = -weighted_mean(distribution.entropy(), weights)
+        average = partial(weighted_mean, weights=weights_of(trajectory), axis_name=DEVICE_AXIS)
+        policy_loss = -average(log_prob * advantages)
+        value_loss = average((values - targets) ** 2)
+        entropy_loss = -average(distribution.entropy())
         loss = (
             policy_loss
             + hyperparameters.value_coefficient * value_loss

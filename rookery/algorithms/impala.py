@@ -6,6 +6,7 @@ step on each group of environments of a trajectory in turn; the later ones are o
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 
 from rookery.agent import AgentState, Carry
 from rookery.algorithms.actor_critic import ActorCriticAgent
+from rookery.distributed import DEVICE_AXIS
 from rookery.errors import check_count
 from rookery.learning.advantages import vtrace
 from rookery.learning.minibatches import check_num_minibatches, epoch_indexes
@@ -86,10 +88,10 @@ class IMPALAAgent(ActorCriticAgent):
             hyperparameters.max_target_ratio,
         )
         check_same_shape(values=values, targets=estimates.targets, advantages=estimates.advantages)
-        weights = weights_of(trajectory)
-        policy_loss = -weighted_mean(log_prob * estimates.advantages, weights)
-        value_loss = weighted_mean((values - estimates.targets) ** 2, weights)
-        entropy_loss = -weighted_mean(distribution.entropy(), weights)
+        average = partial(weighted_mean, weights=weights_of(trajectory), axis_name=DEVICE_AXIS)
+        policy_loss = -average(log_prob * estimates.advantages)
+        value_loss = average((values - estimates.targets) ** 2)
+        entropy_loss = -average(distribution.entropy())
         loss = (
             policy_loss
             + hyperparameters.value_coefficient * value_loss
@@ -101,7 +103,7 @@ class IMPALAAgent(ActorCriticAgent):
             "train/policy_loss": policy_loss,
             "train/value_loss": value_loss,
             "train/entropy_loss": entropy_loss,
-            "train/approx_kl": weighted_mean(jnp.exp(log_ratio) - 1.0 - log_ratio, weights),
+            "train/approx_kl": average(jnp.exp(log_ratio) - 1.0 - log_ratio),
         }
 
 

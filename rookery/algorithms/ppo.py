@@ -6,6 +6,7 @@ is clipped like the policy and an update ends early when the policy has moved to
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -105,6 +106,7 @@ class PPOAgent(ActorCriticAgent):
         """Return the loss of a minibatch, `[N]` or for an agent with a memory `[T, B]`, and its parts."""
         distribution, values = self.replay(agent_state, samples.batch, carry)
         before, weights = samples.batch.extras.policy_extras, samples.weights
+        average = partial(weighted_mean, weights=weights, axis_name=DEVICE_AXIS)
         check_same_shape(values=values, targets=samples.targets, advantages=samples.advantages)
 
         log_ratio = distribution.log_prob(before.raw_action) - before.log_prob
@@ -113,15 +115,15 @@ class PPOAgent(ActorCriticAgent):
         if self.standardize_advantages:
             advantages = standardize(advantages, weights, DEVICE_AXIS)
         clipped_ratio = jnp.clip(ratio, 1.0 - clip_ratio, 1.0 + clip_ratio)
-        policy_loss = -weighted_mean(jnp.minimum(ratio * advantages, clipped_ratio * advantages), weights)  # eq. 7
+        policy_loss = -average(jnp.minimum(ratio * advantages, clipped_ratio * advantages))  # eq. 7
 
         value_error = (values - samples.targets) ** 2
         if hyperparameters.value_clip_ratio is not None:
             limit = hyperparameters.value_clip_ratio
             clipped_values = before.value + jnp.clip(values - before.value, -limit, limit)
             value_error = jnp.maximum(value_error, (clipped_values - samples.targets) ** 2)
-        value_loss = weighted_mean(value_error, weights)
-        entropy_loss = -weighted_mean(distribution.entropy(), weights)
+        value_loss = average(value_error)
+        entropy_loss = -average(distribution.entropy())
 
         loss = (
             policy_loss
@@ -133,8 +135,8 @@ class PPOAgent(ActorCriticAgent):
             "train/policy_gradient_loss": policy_loss,
             "train/value_loss": value_loss,
             "train/entropy_loss": entropy_loss,
-            "train/approx_kl": weighted_mean(ratio - 1.0 - log_ratio, weights),
-            "train/clip_fraction": weighted_mean((jnp.abs(ratio - 1.0) > clip_ratio).astype(jnp.float32), weights),
+            "train/approx_kl": average(ratio - 1.0 - log_ratio),
+            "train/clip_fraction": average((jnp.abs(ratio - 1.0) > clip_ratio).astype(jnp.float32)),
         }
 
 

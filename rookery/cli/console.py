@@ -19,7 +19,7 @@ def make_console() -> "Console":
 def print_line(console: "Console", text: str, style: str = "") -> None:
     """Print a line as it is, in a style if there is a terminal."""
     if console.is_terminal:
-        console.print(text, style=style, markup=False)
+        console.print(text, style=style, markup=False, soft_wrap=True)
     else:
         print(text, flush=True)
 

@@ -2,6 +2,7 @@
 
 import re
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,13 +18,13 @@ from rookery.workflows.interruption import Interrupted
 MAX_NAME_LENGTH = 100
 
 
-def run_all(overrides: Sequence[str]) -> int:
+def run_all(overrides: Sequence[str], debug: bool) -> int:
     """Train every combination of the values; a run that fails does not keep the others from being made."""
     jobs = sweep(overrides)
     configs = [compose(job) for job in jobs]
     if any(config["run_dir"] is not None for config in configs):
         raise InvalidInputError("run_dir is one directory for many runs: leave it out, they go to multirun/<time>/.")
-    prepare_devices(max(config["devices"] or 1 for config in configs))
+    prepare_devices(max((config["devices"] for config in configs if isinstance(config["devices"], int)), default=None))
     console = make_console()
     folder = unused(Path("multirun") / time.strftime("%Y%m%d-%H%M%S"))
     rows = []
@@ -37,6 +38,8 @@ def run_all(overrides: Sequence[str]) -> int:
         except Interrupted:
             raise
         except Exception as error:
+            if debug:
+                traceback.print_exc()
             print_line(console, f"failed: {one_line(error)}", style="bold red")
             rows.append((name, "failed"))
         jax.clear_caches()

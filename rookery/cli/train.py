@@ -51,7 +51,7 @@ def run_train(arguments: argparse.Namespace) -> int:
     if arguments.multirun:
         from rookery.cli.multirun import run_all
 
-        return run_all(arguments.overrides)
+        return run_all(arguments.overrides, arguments.debug)
     config = compose(arguments.overrides)
     if arguments.show_config:
         sys.stdout.write(explain(config))

@@ -1,6 +1,7 @@
 """Training for the command line: in a run directory, with an episode to watch and a report at the end."""
 
 import itertools
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,9 +34,9 @@ STEPS_IN_REPORT = 500
 
 def train(config: Mapping[str, Any], console: "Console") -> RunDirectory:
     """Train as a composed config says, in its `run_dir`."""
-    run = RunDirectory(config["run_dir"])
+    run = RunDirectory(str(config["run_dir"]))
     if run.config_path.exists():
-        raise InvalidInputError(f"run_dir={run.path} holds a run already: `rookery resume {run.path}` goes on with it.")
+        raise InvalidInputError(f"run_dir={run.path} holds a run already: `{command('resume', run)}` goes on with it.")
     prepare_devices(config["devices"])
     workflow = build_workflow(config)
     return _complete(workflow, lambda: workflow.learn(workflow.init(workflow.make_key())), console)
@@ -80,6 +81,11 @@ def unused(path: Path) -> Path:
     return next(candidate for candidate in candidates if not candidate.exists())
 
 
+def command(name: str, run: RunDirectory, *options: str) -> str:
+    """Write a command about a run as it can be pasted into a shell."""
+    return shlex.join(["rookery", name, str(run.path), *options])
+
+
 def final_returns(run: RunDirectory) -> list[float]:
     """The mean return of the last evaluation of each seed."""
     last = {row["seed"]: row["eval/mean_reward"] for row in run.read_metrics() if "eval/mean_reward" in row}
@@ -89,7 +95,7 @@ def final_returns(run: RunDirectory) -> list[float]:
 def describe_returns(returns: list[float]) -> str:
     """Say what came out, over several seeds by the interquartile mean and its 95 % bootstrap interval."""
     if not returns:
-        return "none was made"
+        return "not recorded"
     if len(returns) == 1:
         return f"{returns[0]:.2f}"
     values = np.array(returns)
@@ -120,29 +126,38 @@ def agent_state_of(workflow: "Workflow", state: Any, index: int) -> "AgentState"
 
 
 def _complete(workflow: "Workflow", learn_fn: Callable[[], Any], console: "Console") -> RunDirectory:
-    """Train, record an episode, write the report, and say where all that is."""
+    """Train in the run directory and leave the results there."""
     run = RunDirectory(str(workflow.settings.train.run_dir))
     print_line(console, f"run directory {run.path}")
     try:
         state = learn_fn()
     except Interrupted as interruption:
-        raise Interrupted(interruption.signal, f"go on with `rookery resume {run.path}`") from None
+        raise Interrupted(interruption.signal, f"go on with `{command('resume', run)}`") from None
     finally:
         workflow.close()
+    _leave_results(workflow, state, run, console)
+    return run
+
+
+def _leave_results(workflow: "Workflow", state: Any, run: RunDirectory, console: "Console") -> None:
+    """Record an episode, write the report, and say where everything is."""
+    options = ["--episodes", "100"]
     try:
-        agent_state, key = agent_state_of(workflow, state, 0), make_key(workflow.settings.train.seed)
-        record_episode(workflow, agent_state, key, run.episode_path, STEPS_IN_REPORT, MAX_BYTES_IN_REPORT)
+        with console.status("recording an episode"):
+            agent_state, key = agent_state_of(workflow, state, 0), make_key(workflow.settings.train.seed)
+            record_episode(workflow, agent_state, key, run.episode_path, STEPS_IN_REPORT, MAX_BYTES_IN_REPORT)
+        options += ["--video", "episode.gif"]
     except RenderError as error:
         print_line(console, f"no episode was recorded: {one_line(error)}")
-    write_report([run], run.report_path)
+    with console.status("writing the report"):
+        write_report([run], run.report_path)
     print_rows(
         console,
         [
             ("run", str(run.path)),
             ("evaluation", describe_returns(final_returns(run))),
             ("report", str(run.report_path)),
-            ("next", f"rookery evaluate {run.path} --episodes 100 --video episode.gif"),
-            ("", f"rookery report {run.path}"),
+            ("next", command("evaluate", run, *options)),
+            ("", command("report", run)),
         ],
     )
-    return run

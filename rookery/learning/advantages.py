@@ -3,7 +3,7 @@
 All arrays are time-major. `next_values[t]` is the value of the true successor of row `t`: at a truncation that of the
 last observation of the episode, not that of the first of the next one. `dones` marks the last row of each episode and
 `terminations` those of them that ended in a terminal state, whose value is 0 whatever `next_values` says there, NaN
-included. Behind the last row of the trajectory an estimate bootstraps as at a truncation.
+included. After the last row of the trajectory an estimate bootstraps as at a truncation.
 
 Gradients flow through the estimates: a loss that takes them as constants applies `jax.lax.stop_gradient`.
 """
@@ -76,7 +76,7 @@ def lambda_returns(
         lambda_return = reward + discount * jnp.where(done.astype(bool), bootstrap, mixed)
         return lambda_return, lambda_return
 
-    _, returns = jax.lax.scan(backward, next_values[-1], (rewards, bootstraps, dones), reverse=True)
+    _, returns = jax.lax.scan(backward, bootstraps[-1], (rewards, bootstraps, dones), reverse=True)
     return returns
 
 

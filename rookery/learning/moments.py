@@ -14,14 +14,23 @@ MIN_STD = 1e-8
 """Added to the standard deviation that `standardize` divides by."""
 
 
-def weighted_mean(values: Float[Array, "*N"], weights: Shaped[Array, "*N"] | None = None) -> Float[Array, ""]:
-    """Average the values that count; 0 where none does."""
+def weighted_mean(
+    values: Float[Array, "*N"], weights: Shaped[Array, "*N"] | None = None, axis_name: str | None = None
+) -> Float[Array, ""]:
+    """Average the values that count; 0 where none does.
+
+    Under a mapped device axis, give its name: the mean of the results of all devices is then the average of all values,
+    also where the devices count different numbers of them.
+    """
     if weights is None:
         return jnp.mean(values)
     check_same_shape(values=values, weights=weights)
     counted = jnp.where(weights.astype(bool), values, 0.0)
     weights = weights.astype(values.dtype)
-    return jnp.sum(weights * counted) / _one_if_zero(jnp.sum(weights))
+    total_weight = jnp.sum(weights)
+    if axis_name is not None:
+        total_weight = jax.lax.pmean(total_weight, axis_name)
+    return jnp.sum(weights * counted) / _one_if_zero(total_weight)
 
 
 def standardize(

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 
 from rookery.errors import ShapeError
+from rookery.networks.dense import Dense
 from rookery.networks.mlp import activation_named, hidden_initializer
 from rookery.spaces import Shape
 from rookery.types import Array
@@ -53,7 +54,7 @@ class CNN(nn.Module):
             )
             features = activate(convolution(features))
         features = features.reshape(*features.shape[:-3], math.prod(features.shape[-3:]))  # [..., H * W * C]
-        return activate(nn.Dense(self.output_size, kernel_init=kernel_init, name="dense")(features))
+        return activate(Dense(self.output_size, kernel_init=kernel_init, name="dense")(features))
 
 
 def cnn_for(image_shape: Shape, kernel_init: str = "orthogonal") -> CNN:

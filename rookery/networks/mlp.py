@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.errors import unknown_name
+from rookery.networks.dense import Dense
 from rookery.spaces import Shape
 from rookery.types import Array, Key
 
@@ -111,11 +112,11 @@ class MLP(nn.Module):
         activate = activation_named(self.activation).function
         kernel_init = hidden_initializer(self.kernel_init, self.activation)
         for index, size in enumerate(self.hidden_sizes):
-            features = nn.Dense(size, kernel_init=kernel_init, name=f"hidden_{index}")(features)
+            features = Dense(size, kernel_init=kernel_init, name=f"hidden_{index}")(features)
             if self.layer_norm:
                 features = nn.LayerNorm(name=f"norm_{index}")(features)
             features = activate(features)
         if self.output_size is None:
             return features
         output_init = initializer_named(self.kernel_init, self.output_init_scale)
-        return nn.Dense(self.output_size, kernel_init=output_init, name="output")(features)
+        return Dense(self.output_size, kernel_init=output_init, name="output")(features)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from rookery.agent import Carry, action_mask_of
 from rookery.errors import InvalidInputError
+from rookery.networks.dense import Dense
 from rookery.networks.distributions import Distribution, DistributionFamily, GaussianConfig, distribution_family
 from rookery.networks.encoders import ObservationEncoder
 from rookery.networks.mlp import MLP, activation_named, initializer_named
@@ -215,7 +216,7 @@ class _PolicyHead(nn.Module):
 
     @nn.compact
     def __call__(self, features: Array) -> tuple[Array, Array]:
-        outputs = nn.Dense(self.num_outputs, kernel_init=self.kernel_init, name="output")(features)
+        outputs = Dense(self.num_outputs, kernel_init=self.kernel_init, name="output")(features)
         if not self.initial_free_parameters:
             return outputs, jnp.zeros(0)  # no parameter of size 0: checkpoints cannot hold one
         free_parameters = self.param("free", lambda key: jnp.asarray(self.initial_free_parameters, jnp.float32))

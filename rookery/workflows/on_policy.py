@@ -191,7 +191,7 @@ class OnPolicyWorkflow(Workflow):
         return PyTreeDict(metrics | episode_metrics(trajectory)), state
 
     def collect_seconds(self, state: OnPolicyState) -> float:
-        """Measure how long one iteration gathers experience: by itself, for within an iteration nothing can be timed."""
+        """Measure how long an iteration gathers experience: by itself, for inside an iteration nothing can be timed."""
 
         def collect(state: OnPolicyState) -> Experience:
             return self.source.collect(state.agent_state, state.source_state, key_of_this_device(state.key))[0]

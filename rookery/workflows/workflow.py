@@ -220,9 +220,9 @@ class Workflow(ABC):
                     log.sync()
                     self._checkpoints(run).save(tree, counts_of(state.env_steps)[0], log.progress.to_mapping())
 
-            log.compile("training", self._advance, state, metrics, np.int32(0))
             while iteration < timetable.num_iterations:
                 target = timetable.next_record(iteration)
+                log.compile("training", self._advance, state, metrics, np.int32(0))
                 while iteration < target and not stop_agreed(stop):
                     count = log.iterations_within(SECONDS_PER_CALL, target - iteration)
                     with log.training(count):

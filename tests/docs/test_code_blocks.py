@@ -22,24 +22,27 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
-def test_python_blocks_of_a_page_run_one_after_the_other(page: Path) -> None:
+def test_python_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
     code = "\n".join(blocks(page, "python"))
     done = subprocess.run(
-        [sys.executable, "-W", "error:::rookery", "-c", code], capture_output=True, text=True, timeout=300
+        [sys.executable, "-W", "error:::rookery", "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
 
 
-def rookery_commands() -> list[str]:
-    lines = {line for page in PAGES for block in blocks(page, "console") for line in block.splitlines()}
-    return sorted(line.removeprefix("$ ") for line in lines if line.startswith("$ rookery ") and "bench" not in line)
+def rookery_commands(page: Path) -> list[str]:
+    lines = [line for block in blocks(page, "console") for line in block.splitlines()]
+    return [line.removeprefix("$ ") for line in lines if line.startswith("$ rookery ") and "bench" not in line]
 
 
-@pytest.mark.parametrize("command", rookery_commands())
-def test_a_command_that_is_shown_runs(command: str) -> None:
-    arguments = shlex.split(command, comments=True)[1:]
-    done = subprocess.run([sys.executable, "-m", "rookery", *arguments], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("page", [page for page in PAGES if rookery_commands(page)], ids=name_of)
+def test_commands_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
+    for command in rookery_commands(page):
+        arguments = shlex.split(command, comments=True)[1:]
+        done = subprocess.run(
+            [sys.executable, "-m", "rookery", *arguments], capture_output=True, text=True, timeout=300, cwd=tmp_path
+        )
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

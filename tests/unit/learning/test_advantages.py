@@ -214,8 +214,8 @@ def test_two_step_returns_of_three_steps_are_as_worked_by_hand(
 
 def test_vtrace_of_three_steps_is_as_worked_by_hand() -> None:
     # Ratios 2, 1/2, 1 are cut to rho = 1.5, 1/2, 1 in the targets, to c = 1, 1/2, 1 in the traces and stay in the
-    # policy gradient. Errors 1, -3, -7 give deltas 1.5, -1.5, -7 and corrections 0.125, -1.5 - 7/4, -7: the second
-    # row's trace is 1/4, the first row's 1/2. Targets are 10 + 1.5 - 3.25 / 2, 20 - 3.25, 30 - 7.
+    # policy gradient. Errors 1, -3, -7 give deltas 1.5, -1.5, -7 and corrections -0.125, -3.25, -7: the discounted
+    # trace is 1/2 at the first row and 1/4 at the second. Targets are 10 + 1.5 - 3.25 / 2, 20 - 3.25, 30 - 7.
     estimate = vtrace(
         jnp.log(column(2.0, 0.5, 1.0)),
         REWARDS,
@@ -236,7 +236,7 @@ def test_vtrace_of_three_steps_is_as_worked_by_hand() -> None:
 def all_estimates(
     rewards: jax.Array, values: jax.Array, next_values: jax.Array, terminations: jax.Array, dones: jax.Array
 ) -> dict[str, jax.Array]:
-    """Every estimate, with a bias that cancels the values: all are sums of rewards and of one bootstrap."""
+    """Every estimate as a return: the values are added to the advantages."""
     trajectory = (next_values, terminations, dones)
     corrected = vtrace(jnp.zeros_like(rewards), rewards, values, *trajectory, 0.9, 0.8)
     return {
@@ -278,13 +278,21 @@ def test_the_last_row_bootstraps_although_no_episode_ends_there() -> None:
 
 
 def test_gradients_are_finite_where_a_terminal_value_is_nan() -> None:
-    def total(rewards: jax.Array, values: jax.Array, next_values: jax.Array) -> jax.Array:
-        estimates = all_estimates(rewards, values, next_values, MIDDLE, MIDDLE)
+    def total(rewards: jax.Array, values: jax.Array, next_values: jax.Array, mask: jax.Array) -> jax.Array:
+        estimates = all_estimates(rewards, values, next_values, mask, mask)
         return sum(jnp.sum(estimate) for estimate in estimates.values())
 
-    gradients = jax.grad(total, argnums=(0, 1, 2))(REWARDS, VALUES, NEXT_VALUES.at[1].set(np.nan))
-    assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
-    assert gradients[2][1] == 0.0
+    for row, mask in ((1, MIDDLE), (2, LAST)):
+        gradients = jax.grad(total, argnums=(0, 1, 2))(REWARDS, VALUES, NEXT_VALUES.at[row].set(np.nan), mask)
+        assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
+        assert gradients[2][row] == 0.0
+
+
+def test_the_gradient_of_lambda_is_finite_where_a_terminal_value_is_nan() -> None:
+    def total(trace_lambda: jax.Array) -> jax.Array:
+        return jnp.sum(lambda_returns(REWARDS, NEXT_VALUES.at[2].set(np.nan), LAST, LAST, 0.9, trace_lambda))
+
+    assert np.isfinite(jax.grad(total)(jnp.asarray(0.8)))
 
 
 @pytest.fixture
@@ -301,41 +309,41 @@ def trajectory() -> tuple[jax.Array, ...]:
 
 def test_lambda_zero_looks_one_step_ahead_and_lambda_one_to_the_end_of_the_episode(trajectory: Any) -> None:
     rewards, values, next_values, terminations, dones = trajectory
-    masks = (next_values, terminations, dones)
+    rest = (next_values, terminations, dones)
     for trace_lambda, num_steps in ((0.0, 1), (1.0, len(rewards))):
-        expected = n_step_returns(rewards, *masks, 0.9, num_steps)
-        np.testing.assert_allclose(lambda_returns(rewards, *masks, 0.9, trace_lambda), expected, rtol=1e-4, atol=1e-5)
+        expected = n_step_returns(rewards, *rest, 0.9, num_steps)
+        np.testing.assert_allclose(lambda_returns(rewards, *rest, 0.9, trace_lambda), expected, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(
-            gae(rewards, values, *masks, 0.9, trace_lambda) + values, expected, rtol=1e-4, atol=1e-5
+            gae(rewards, values, *rest, 0.9, trace_lambda) + values, expected, rtol=1e-4, atol=1e-5
         )
 
 
 def test_gae_plus_values_is_the_lambda_return(trajectory: Any) -> None:
-    rewards, values, *masks = trajectory
+    rewards, values, *rest = trajectory
     np.testing.assert_allclose(
-        gae(rewards, values, *masks, 0.9, 0.7) + values, lambda_returns(rewards, *masks, 0.9, 0.7), rtol=1e-4, atol=1e-5
+        gae(rewards, values, *rest, 0.9, 0.7) + values, lambda_returns(rewards, *rest, 0.9, 0.7), rtol=1e-4, atol=1e-5
     )
 
 
 def test_vtrace_of_the_acting_policy_gives_lambda_returns(trajectory: Any) -> None:
-    rewards, values, *masks = trajectory
-    estimate = vtrace(jnp.zeros_like(rewards), rewards, values, *masks, 0.9, 0.7)
-    np.testing.assert_allclose(estimate.targets, lambda_returns(rewards, *masks, 0.9, 0.7), rtol=1e-4, atol=1e-5)
+    rewards, values, *rest = trajectory
+    estimate = vtrace(jnp.zeros_like(rewards), rewards, values, *rest, 0.9, 0.7)
+    np.testing.assert_allclose(estimate.targets, lambda_returns(rewards, *rest, 0.9, 0.7), rtol=1e-4, atol=1e-5)
 
 
-def test_vtrace_never_looks_further_where_the_policy_would_not_act_so(trajectory: Any) -> None:
-    rewards, values, *masks = trajectory
-    estimate = vtrace(jnp.full_like(rewards, -jnp.inf), rewards, values, *masks, 0.9)
+def test_vtrace_learns_nothing_from_actions_that_the_policy_never_takes(trajectory: Any) -> None:
+    rewards, values, *rest = trajectory
+    estimate = vtrace(jnp.full_like(rewards, -jnp.inf), rewards, values, *rest, 0.9)
     np.testing.assert_array_equal(estimate.targets, values)
     np.testing.assert_array_equal(estimate.advantages, jnp.zeros_like(values))
 
 
 def test_an_overflowing_ratio_is_truncated_and_has_a_finite_gradient(trajectory: Any) -> None:
-    rewards, values, *masks = trajectory
-    at_once = vtrace(jnp.full_like(rewards, 200.0), rewards, values, *masks, 0.9)
-    same_policy = vtrace(jnp.zeros_like(rewards), rewards, values, *masks, 0.9)
-    jax.tree.map(np.testing.assert_array_equal, at_once, same_policy)
-    gradient = jax.grad(lambda log_ratios: jnp.sum(vtrace(log_ratios, rewards, values, *masks, 0.9).targets))
+    rewards, values, *rest = trajectory
+    overflowing = vtrace(jnp.full_like(rewards, 200.0), rewards, values, *rest, 0.9)
+    same_policy = vtrace(jnp.zeros_like(rewards), rewards, values, *rest, 0.9)
+    jax.tree.map(np.testing.assert_array_equal, overflowing, same_policy)
+    gradient = jax.grad(lambda log_ratios: jnp.sum(vtrace(log_ratios, rewards, values, *rest, 0.9).targets))
     np.testing.assert_array_equal(gradient(jnp.full_like(rewards, 200.0)), jnp.zeros_like(rewards))
 
 

@@ -25,7 +25,14 @@ def test_measured_values_have_four_significant_digits(value: float, text: str) -
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.42, "0.4 s"), (12.4, "12 s"), (59.7, "1 min 0 s"), (200, "3 min 20 s"), (3_900, "1 h 5 min"), (360_000, "100 h 0 min")],
+    [
+        (0.42, "0.4 s"),
+        (12.4, "12 s"),
+        (59.7, "1 min 0 s"),
+        (200, "3 min 20 s"),
+        (3_900, "1 h 5 min"),
+        (360_000, "100 h 0 min"),
+    ],
 )
 def test_times_are_written_with_their_two_largest_units(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text

@@ -1,0 +1,104 @@
+"""What the tests of the command line share: running it in a process, a cache of its own, and a small finished run."""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+import rookery
+from rookery import cli
+from rookery.envs.registration import BUILTIN_LIBRARIES, BuiltinLibrary
+from rookery.runs import RunDirectory
+
+ROOT = Path(rookery.__file__).parent.parent
+SMALL = [
+    "agent=a2c",
+    "agent.num_envs=4",
+    "agent.rollout_length=4",
+    "agent.network.hidden_sizes=[4]",
+    "total_timesteps=64",
+    "record_interval=16",
+    "evaluation.interval=32",
+    "evaluation.num_episodes=4",
+    "checkpoint.interval=16",
+]
+"""Overrides of a training that is over at once: 4 iterations, each with a record and a checkpoint."""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that the command line has trained, and what it printed."""
+
+    directory: RunDirectory
+    output: str
+
+    @property
+    def path(self) -> str:
+        return str(self.directory.path)
+
+
+def train(directory: Path, *overrides: str) -> FinishedRun:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        assert cli.main(["train", *SMALL, f"run_dir={directory}", *overrides]) == 0
+    return FinishedRun(RunDirectory.open(directory), output.getvalue())
+
+
+@pytest.fixture(scope="session")
+def small() -> list[str]:
+    """Overrides of a training that is over at once."""
+    return SMALL
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """A run of one seed; tests leave it as it is."""
+    return train(tmp_path_factory.mktemp("runs") / "one")
+
+
+@pytest.fixture(scope="session")
+def seeds_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """A run of three seeds; tests leave it as it is."""
+    return train(tmp_path_factory.mktemp("runs") / "three", "num_seeds=3", "seed=5")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give the commands a compilation cache of their own, and the tests theirs back."""
+    monkeypatch.setenv("ROOKERY_CACHE_DIR", str(tmp_path / "cache"))
+    before = jax.config.jax_compilation_cache_dir
+    yield tmp_path / "cache"
+    jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    """The variables of a process that runs the command."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax")}
+
+
+@pytest.fixture
+def run_in_a_process(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command as the shell does."""
+
+    def run(*argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "rookery", *argv]
+        return subprocess.run(command, env=environment | variables, capture_output=True, text=True, check=False)
+
+    return run
+
+
+@pytest.fixture
+def missing_library(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Add a library of environments whose package is not installed."""
+    monkeypatch.setitem(BUILTIN_LIBRARIES, "absent", BuiltinLibrary("rookery.envs.absent", requires="absent_package"))
+    return "absent"
