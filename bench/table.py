@@ -9,19 +9,19 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison; `ratio` is how many times less CPU time ours takes than the other."""
+    """One comparison; `ratio` is how many times less time ours takes than the other, None if there is no other."""
 
     name: str
     ours: str
     other: str
-    ratio: float
+    ratio: float | None = None
 
 
 def print_table(rows: Iterable[Row]) -> None:
     """Print the rows, aligned for a file as for a terminal."""
-    table = Table("benchmark", "rookery", "against", "times faster", caption="CPU seconds, compilation apart")
+    table = Table("benchmark", "rookery", "against", "times faster", caption="compilation apart, unless a row says otherwise")
     table.columns[3].justify = "right"
     for row in rows:
-        table.add_row(row.name, row.ours, row.other, f"{row.ratio:.2f}")
+        table.add_row(row.name, row.ours, row.other, "" if row.ratio is None else f"{row.ratio:.2f}")
     console = Console()
     Console(width=console.width if console.is_terminal else 120).print(table)

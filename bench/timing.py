@@ -6,9 +6,16 @@ from typing import Any
 
 import jax
 
+Contenders = dict[str, Callable[[], Any]]
 
-def cpu_seconds(contenders: dict[str, Callable[[], Any]], num_rounds: int = 7) -> dict[str, float]:
-    """Return the CPU seconds of one call of each contender, compilation apart: the best of several rounds.
+
+def cpu_seconds(contenders: Contenders, num_rounds: int = 7) -> dict[str, float]:
+    """Return the CPU seconds of one call of each contender, compilation apart: the best of several rounds."""
+    return best_seconds(contenders, time.process_time, num_rounds)
+
+
+def best_seconds(contenders: Contenders, clock: Callable[[], float], num_rounds: int) -> dict[str, float]:
+    """Return the seconds by `clock` of one call of each contender, compilation apart: the best of several rounds.
 
     The contenders alternate; a call that is short is repeated until it lasts about 50 ms.
     """
@@ -16,10 +23,10 @@ def cpu_seconds(contenders: dict[str, Callable[[], Any]], num_rounds: int = 7) -
     best = dict.fromkeys(contenders, float("inf"))
     for _ in range(num_rounds):
         for name, run in contenders.items():
-            start = time.process_time()
+            start = clock()
             for _ in range(num_calls[name]):
                 jax.block_until_ready(run())
-            best[name] = min(best[name], (time.process_time() - start) / num_calls[name])
+            best[name] = min(best[name], (clock() - start) / num_calls[name])
     return best
 
 

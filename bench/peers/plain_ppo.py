@@ -78,7 +78,7 @@ class PlainPPO:
         )
         return Runner(train_state, env_state, obs, jnp.zeros(self.num_envs), key)
 
-    def iterate(self, runner: Runner) -> tuple[Runner, jax.Array]:
+    def iterate(self, runner: Runner) -> Runner:
         """Train for one iteration; return also the mean return of the episodes that ended."""
         runner, trajectory = jax.lax.scan(self._env_step, runner, length=ROLLOUT_LENGTH)
         _, last_value = runner.train_state.apply_fn(runner.train_state.params, runner.obs)

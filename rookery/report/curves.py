@@ -69,7 +69,7 @@ def _series(by_position: Mapping[tuple[int, int], float], num_seeds: int) -> Ser
 
 
 def make_curve(series: Series, max_points: int, max_seed_points: int = 0) -> Curve:
-    """Prepare a series for drawing; the curves of the seeds are left out unless they may have points."""
+    """Prepare a series for drawing; `max_seed_points=0` leaves the curves of single seeds out."""
     kept = thin_out(series.center, max_points)
     values = series.values[:, kept]
     low, high = bootstrap_interval(values) if series.num_seeds > 1 else (None, None)

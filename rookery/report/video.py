@@ -19,7 +19,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 """The options of Pillow by the suffix of the file."""
 MAX_FRAMES = 1000
-"""Of a longer episode, every second, fourth, ... frame is kept."""
+"""Of a longer episode every second, fourth, ... frame is kept; an even number, so that these are evenly spaced."""
 NUM_PALETTE_FRAMES = 8
 MAX_BYTES_IN_REPORT = 1_500_000
 """The size of a recorded episode that a page can hold."""
@@ -61,8 +61,6 @@ def _thinned_images(frames: Iterable[np.ndarray]) -> tuple[list["Image.Image"], 
             continue
         if len(images) == MAX_FRAMES:
             images, stride = images[::2], 2 * stride
-            if number % stride:
-                continue
         images.append(Image.fromarray(np.asarray(frame)))
     return images, stride
 

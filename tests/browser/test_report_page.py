@@ -55,8 +55,8 @@ def report_of_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hostile_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hostile")
     rows = [{**row, f"train/{HOSTILE}": 1.0} for row in learning_rows()]
-    agent = {"name": HOSTILE, HOSTILE: HOSTILE}
-    names = ("<img src=x onerror=alert(1)>", "'\"&")
+    agent = {"name": HOSTILE, HOSTILE: HOSTILE, "endless": "x" * 500}
+    names = ("<img src=x onerror=alert(1)>", "'\"&" + 200 * "x")
     return write_report([write_run(folder / name, rows, agent=agent) for name in names], folder / "report.html")
 
 

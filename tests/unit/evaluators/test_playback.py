@@ -38,7 +38,7 @@ class FunctionAgent(Agent):
 
 
 class Drawn(Wrapper):
-    """Draws an env as one pixel whose brightness is its first observation."""
+    """Draws an env as one pixel whose brightness is the last number of its observation."""
 
     def render(self, env_state: EnvState) -> np.ndarray:
         return np.full((1, 1, 3), np.asarray(env_state.obs).ravel()[-1], np.uint8)

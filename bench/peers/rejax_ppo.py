@@ -1,0 +1,40 @@
+"""rejax's PPO on gymnax's CartPole."""
+
+from typing import Any
+
+import jax
+import rejax
+from gymnax.environments.classic_control.cartpole import CartPole
+
+from bench.peers import plain_ppo
+
+
+class OneDoneCartPole(CartPole):
+    """gymnax's CartPole with one `done` for both kinds of end: rejax was written for gymnax before 1.0."""
+
+    def step(self, key: Any, state: Any, action: Any, params: Any = None) -> tuple[Any, Any, Any, Any, Any]:
+        obs, state, reward, terminated, truncated, info = super().step(key, state, action, params)
+        return obs, state, reward, terminated | truncated, info
+
+
+class RejaxPPO:
+    """The same sizes as `PlainPPO`; the rest is rejax's own."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.algorithm = rejax.PPO.create(
+            env=OneDoneCartPole(),
+            num_envs=num_envs,
+            num_steps=plain_ppo.ROLLOUT_LENGTH,
+            num_epochs=plain_ppo.NUM_EPOCHS,
+            num_minibatches=plain_ppo.NUM_MINIBATCHES,
+            learning_rate=plain_ppo.LEARNING_RATE,
+            max_grad_norm=plain_ppo.MAX_GRAD_NORM,
+            agent_kwargs={"hidden_layer_sizes": (64, 64), "activation": "tanh"},
+        )
+
+    def init(self, key: jax.Array) -> Any:
+        return self.algorithm.init_state(key)
+
+    def iterate(self, state: Any) -> Any:
+        """Train for one iteration."""
+        return self.algorithm.train_iteration(state)

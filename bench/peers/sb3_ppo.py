@@ -1,0 +1,30 @@
+"""Stable-Baselines3's PPO on Gymnasium's CartPole, on CPU."""
+
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
+
+from bench.peers import plain_ppo
+
+
+class StableBaselines3PPO:
+    """The same sizes as `PlainPPO`; the networks of its default policy are 64x64 tanh, separate.
+
+    The environments are stepped in this process: for CartPole that is faster than a process each.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_steps = num_envs * plain_ppo.ROLLOUT_LENGTH
+        self.model = PPO(
+            "MlpPolicy",
+            make_vec_env("CartPole-v1", n_envs=num_envs),
+            n_steps=plain_ppo.ROLLOUT_LENGTH,
+            batch_size=self.num_steps // plain_ppo.NUM_MINIBATCHES,
+            n_epochs=plain_ppo.NUM_EPOCHS,
+            learning_rate=plain_ppo.LEARNING_RATE,
+            ent_coef=plain_ppo.ENTROPY_COEFFICIENT,
+            device="cpu",
+        )
+
+    def iterate(self) -> None:
+        """Train for one iteration."""
+        self.model.learn(self.num_steps, reset_num_timesteps=False)

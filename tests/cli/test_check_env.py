@@ -1,0 +1,58 @@
+"""`rookery check-env`."""
+
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rookery import cli
+from rookery.testing import probe_envs
+from rookery.testing.probe_envs import ConstantRewardProbe, ProbeState
+
+
+class OutsideProbe(ConstantRewardProbe):
+    """An env whose observations leave their space."""
+
+    def observe(self, state: ProbeState) -> Any:
+        return super().observe(state) + 7.0
+
+
+def test_check_env_prints_each_check_and_the_verdict_last(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check-env", "probe/constant_reward"]) == 0
+    captured = capsys.readouterr()
+    *checks, verdict = captured.out.splitlines()
+    assert verdict == "probe/constant_reward: passed (17 checks, 1 warning, 2 skipped)"
+    assert [line.split()[0] for line in checks].count("passed") == 16
+    assert captured.err == ""
+
+
+def test_check_env_of_a_broken_environment_is_exit_code_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(probe_envs.PROBES, "outside", OutsideProbe)
+    assert cli.main(["check-env", "probe/outside"]) == 1
+    captured = capsys.readouterr()
+    assert "FAILED   observations are in the space    after reset obs[0] is 7.0, outside [-1.0, 1.0]" in captured.out
+    assert captured.out.splitlines()[-1].startswith("probe/outside: FAILED (17 checks, 1 failed")
+
+
+def test_check_env_takes_any_id_that_gymnasium_knows(
+    run_in_a_process: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    result = run_in_a_process("check-env", "CartPole-v1")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[-1].startswith("CartPole-v1: passed (")
+
+
+def test_check_env_is_colored_on_a_terminal_and_says_the_same(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    assert cli.main(["check-env", "Acrobot-v1"]) == 0
+    text = capsys.readouterr().out
+    assert "\x1b[32mpassed" in text
+    assert "Acrobot-v1: passed (" in text.splitlines()[-1]

@@ -1,0 +1,43 @@
+"""Where compiled programs are kept."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import pytest
+
+from rookery.cli.compilation_cache import cache_folder, enable_compilation_cache
+
+
+def test_compiled_programs_are_kept_in_the_cache_folder(
+    tmp_path: Path, run_in_a_process: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    result = run_in_a_process(
+        "check-env",
+        "probe/action_reward",
+        ROOKERY_CACHE_DIR=str(tmp_path),
+        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert any(path.name.startswith("jit_step") for path in (tmp_path / "jax").iterdir())
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_cache_is_in_the_users_cache_folder_unless_another_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert enable_compilation_cache() == tmp_path / "cache" / "jax"
+    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "cache" / "jax")
+
+    monkeypatch.delenv("ROOKERY_CACHE_DIR")
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "chosen_by_jax"))
+    assert enable_compilation_cache() == tmp_path / "chosen_by_jax"
+
+    jax.config.update("jax_compilation_cache_dir", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert enable_compilation_cache() == tmp_path / "xdg" / "rookery" / "jax"
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_folder() == tmp_path / "home" / ".cache" / "rookery"
