@@ -57,6 +57,7 @@ class Runner(NamedTuple):
     env_state: Any
     obs: jax.Array
     episode_return: jax.Array
+    mean_return: jax.Array
     key: jax.Array
 
 
@@ -76,10 +77,10 @@ class PlainPPO:
         train_state = TrainState.create(
             apply_fn=self.network.apply, params=self.network.init(params_key, obs), tx=optimizer
         )
-        return Runner(train_state, env_state, obs, jnp.zeros(self.num_envs), key)
+        return Runner(train_state, env_state, obs, jnp.zeros(self.num_envs), jnp.zeros(()), key)
 
     def iterate(self, runner: Runner) -> Runner:
-        """Train for one iteration; return also the mean return of the episodes that ended."""
+        """Train for one iteration; `mean_return` is that of the episodes that ended in it."""
         runner, trajectory = jax.lax.scan(self._env_step, runner, length=ROLLOUT_LENGTH)
         _, last_value = runner.train_state.apply_fn(runner.train_state.params, runner.obs)
         advantages = gae(trajectory, last_value)
@@ -98,22 +99,24 @@ class PlainPPO:
         key, epochs_key = jax.random.split(runner.key)
         train_state, _ = jax.lax.scan(epoch, runner.train_state, jax.random.split(epochs_key, NUM_EPOCHS))
         mean_return = jnp.sum(trajectory.ended_return) / jnp.maximum(jnp.sum(trajectory.done), 1)
-        return runner._replace(train_state=train_state, key=key), mean_return
+        return runner._replace(train_state=train_state, mean_return=mean_return, key=key)
 
     def _env_step(self, runner: Runner, _: None) -> tuple[Runner, Transition]:
-        train_state, env_state, obs, episode_return, key = runner
-        key, action_key, step_key = jax.random.split(key, 3)
-        logits, value = train_state.apply_fn(train_state.params, obs)
+        key, action_key, step_key = jax.random.split(runner.key, 3)
+        logits, value = runner.train_state.apply_fn(runner.train_state.params, runner.obs)
         action = jax.random.categorical(action_key, logits)
         step_keys = jax.random.split(step_key, self.num_envs)
         next_obs, env_state, reward, terminated, truncated, _ = jax.vmap(self.env.step, (0, 0, 0, None))(
-            step_keys, env_state, action, self.env_params
+            step_keys, runner.env_state, action, self.env_params
         )
         done = terminated | truncated
-        episode_return = episode_return + reward
+        episode_return = runner.episode_return + reward
         ended_return = jnp.where(done, episode_return, 0.0)
-        transition = Transition(obs, action, log_prob_of(logits, action), value, reward, done, ended_return)
-        return Runner(train_state, env_state, next_obs, jnp.where(done, 0.0, episode_return), key), transition
+        transition = Transition(runner.obs, action, log_prob_of(logits, action), value, reward, done, ended_return)
+        runner = runner._replace(
+            env_state=env_state, obs=next_obs, episode_return=jnp.where(done, 0.0, episode_return), key=key
+        )
+        return runner, transition
 
 
 def gae(trajectory: Transition, last_value: jax.Array) -> jax.Array:

@@ -104,12 +104,12 @@ class A2CWorkflow(OnPolicyWorkflow):
         )
         targets = advantages + values
 
-        def loss(agent_state: AgentState) -> tuple[Array, dict[str, Array]]:
+        def loss(agent_state: AgentState, trajectory: SampleBatch) -> tuple[Array, dict[str, Array]]:
             return self.agent.loss(
                 agent_state, trajectory, advantages, targets, experience.first_carry, hyperparameters
             )
 
-        report, learner = self.gradient_step(learner, loss, hyperparameters)
+        report, learner = self.gradient_step(learner, loss, trajectory, hyperparameters)
         metrics = {name: Mean.of(value) for name, value in report.items()} | {
             "train/explained_variance": mean_of_finite(explained_variance(targets, values, weights_of(trajectory))),
             "train/learning_rate": Mean.of(hyperparameters.learning_rate),

@@ -133,10 +133,10 @@ class IMPALAWorkflow(OnPolicyWorkflow):
         def minibatch_step(learner: Learner, indexes: Array) -> tuple[Learner, dict[str, Mean]]:
             trajectory, carry = take_envs(experience.trajectory, experience.first_carry, indexes)
 
-            def loss(agent_state: AgentState) -> tuple[Array, dict[str, Array]]:
+            def loss(agent_state: AgentState, trajectory: SampleBatch) -> tuple[Array, dict[str, Array]]:
                 return self.agent.loss(agent_state, trajectory, carry, hyperparameters)
 
-            report, learner = self.gradient_step(learner, loss, hyperparameters)
+            report, learner = self.gradient_step(learner, loss, trajectory, hyperparameters)
             return learner, {name: Mean.of(value) for name, value in report.items()}
 
         indexes = epoch_indexes(key, num_envs, self.config.num_minibatches)

@@ -19,10 +19,11 @@ from rookery.errors import check_count
 from rookery.learning.advantages import gae
 from rookery.learning.minibatches import check_num_minibatches, epoch_indexes
 from rookery.learning.moments import check_same_shape, explained_variance, standardize, weighted_mean
+from rookery.learning.updates import num_chunks_for
 from rookery.metrics import Mean
 from rookery.rollout import Experience
 from rookery.sample_batch import SampleBatch
-from rookery.types import Array, Key, PyTreeData, PyTreeDict, pytree_field, where_tree
+from rookery.types import Array, Key, PyTreeData, PyTreeDict, where_tree
 from rookery.workflows.config import Scalar, Settings
 from rookery.workflows.on_policy import (
     Learner,
@@ -77,8 +78,6 @@ class PPOSamples(PyTreeData):
 class PPOAgent(ActorCriticAgent):
     """A policy and a value function, trained by PPO's loss."""
 
-    standardize_advantages: bool = pytree_field(static=True, default=True)
-
     def samples(self, agent_state: AgentState, trajectory: SampleBatch, hyperparameters: Any) -> PPOSamples:
         """Estimate advantages and the targets of the value function for every step `[T, B]`."""
         policy_extras, env_extras = trajectory.extras.policy_extras, trajectory.extras.env_extras
@@ -105,15 +104,12 @@ class PPOAgent(ActorCriticAgent):
     ) -> tuple[Array, dict[str, Array]]:
         """Return the loss of a minibatch, `[N]` or for an agent with a memory `[T, B]`, and its parts."""
         distribution, values = self.replay(agent_state, samples.batch, carry)
-        before, weights = samples.batch.extras.policy_extras, samples.weights
-        average = partial(weighted_mean, weights=weights, axis_name=DEVICE_AXIS)
-        check_same_shape(values=values, targets=samples.targets, advantages=samples.advantages)
+        before, advantages = samples.batch.extras.policy_extras, samples.advantages
+        average = partial(weighted_mean, weights=samples.weights, axis_name=DEVICE_AXIS)
+        check_same_shape(values=values, targets=samples.targets, advantages=advantages)
 
         log_ratio = distribution.log_prob(before.raw_action) - before.log_prob
         ratio, clip_ratio = jnp.exp(log_ratio), hyperparameters.clip_ratio
-        advantages = samples.advantages
-        if self.standardize_advantages:
-            advantages = standardize(advantages, weights, DEVICE_AXIS)
         clipped_ratio = jnp.clip(ratio, 1.0 - clip_ratio, 1.0 + clip_ratio)
         policy_loss = -average(jnp.minimum(ratio * advantages, clipped_ratio * advantages))  # eq. 7
 
@@ -146,6 +142,7 @@ class PPOWorkflow(OnPolicyWorkflow):
     agent_name = "ppo"
     config_class = PPOConfig
     hyperparameters_class = PPOHyperparameters
+    agent_class = PPOAgent
     agent: PPOAgent
     config: PPOConfig
 
@@ -155,28 +152,25 @@ class PPOWorkflow(OnPolicyWorkflow):
         num_envs = config.num_envs // num_devices
         check_num_minibatches(num_envs * (1 if config.network.core else config.rollout_length), config.num_minibatches)
 
-    def make_agent(self) -> PPOAgent:
-        config = self.config
-        return PPOAgent(
-            config=config.network,
-            normalize_obs=config.normalize_obs,
-            standardize_advantages=config.standardize_advantages,
-        )
-
     def update(
         self, learner: Learner, experience: Experience, hyperparameters: Any, key: Key
     ) -> tuple[dict[str, Mean], Learner]:
         samples = self.agent.samples(learner.agent_state, experience.trajectory, hyperparameters)
         num_samples, take = takeable(samples, experience.first_carry)
+        can_be_cut = self.config.network.core is None and samples.weights is None
+        num_chunks = num_chunks_for(num_samples // self.config.num_minibatches) if can_be_cut else 1
 
         def minibatch_step(state: tuple[Learner, Array], indexes: Array) -> tuple[tuple[Learner, Array], Any]:
             learner, stopped = state
             minibatch, carry = take(indexes)
+            if self.config.standardize_advantages:
+                advantages = standardize(minibatch.advantages, minibatch.weights, DEVICE_AXIS)
+                minibatch = minibatch.replace(advantages=advantages)
 
-            def loss(agent_state: AgentState) -> tuple[Array, dict[str, Array]]:
-                return self.agent.loss(agent_state, minibatch, carry, hyperparameters)
+            def loss(agent_state: AgentState, samples: PPOSamples) -> tuple[Array, dict[str, Array]]:
+                return self.agent.loss(agent_state, samples, carry, hyperparameters)
 
-            report, improved = self.gradient_step(learner, loss, hyperparameters)
+            report, improved = self.gradient_step(learner, loss, minibatch, hyperparameters, num_chunks)
             metrics = {name: Mean.of(value, 1.0 - stopped) for name, value in report.items()}
             if hyperparameters.target_kl is None:
                 return (improved, stopped), metrics

@@ -1,5 +1,6 @@
 """Gradient steps whose learning rate and clipping are traced values: they ride in the state, not in the optimizer."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,3 +65,36 @@ class Optimizer:
             direction, optimizer_state = RULES[self.name].update(vector, optimizer_state)
         params = jax.tree.map(lambda leaf, change: leaf - change, params, as_tree(learning_rate * direction))
         return params, optimizer_state, norm
+
+
+ROWS_PER_CHUNK = 2048
+"""With about so many samples at a time, the activations of small networks stay in the cache of a CPU core."""
+
+
+def num_chunks_for(num_samples: int) -> int:
+    """Return into how many equal chunks so many samples are best cut on this machine."""
+    if jax.default_backend() != "cpu":
+        return 1
+    most = max(1, num_samples // ROWS_PER_CHUNK)
+    return next(number for number in range(most, 0, -1) if num_samples % number == 0)
+
+
+def gradients_in_chunks(
+    loss_fn: Callable[[Params, Any], tuple[Float[Array, ""], Any]], params: Params, samples: Any, num_chunks: int
+) -> tuple[Params, Any]:
+    """Return the gradients of a loss and what it reports beside it, computed on one chunk of the samples at a time.
+
+    With several chunks the loss and its report must be means over samples `[N]`, which are then those of all samples.
+    """
+    gradients_of = jax.grad(loss_fn, has_aux=True)
+    if num_chunks == 1:
+        return gradients_of(params, samples)
+    chunks = jax.tree.map(lambda leaf: leaf.reshape(num_chunks, -1, *leaf.shape[1:]), samples)
+
+    def add_chunk(total: Any, chunk: Any) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, gradients_of(params, chunk)), None
+
+    first = jax.tree.map(lambda leaf: leaf[0], chunks)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(gradients_of, params, first))
+    total, _ = jax.lax.scan(add_chunk, zeros, chunks)
+    return jax.tree.map(lambda leaf: leaf / num_chunks, total)

@@ -23,11 +23,11 @@ def table(
 
 
 def settings_by_group(settings: Mapping[str, Any], rest: str) -> Markup:
-    """Show settings in one table per group, the part of a name before its first dot; `rest` is for names without."""
+    """Show settings in one table per group, the part of a name before its last dot; `rest` is for names without."""
     groups: dict[str, list[Sequence[Content]]] = {}
     for name, value in settings.items():
-        group, dot, name_in_group = name.partition(".")
-        groups.setdefault(group if dot else rest, []).append([name_in_group or name, as_text(value)])
+        group, dot, name_in_group = name.rpartition(".")
+        groups.setdefault(group if dot else rest, []).append([name_in_group, as_text(value)])
     largest_first = sorted(groups.items(), key=lambda group: -len(group[1]))
     boxes = (
         element("div", element("h3", group), table(group, (), rows), class_="group") for group, rows in largest_first

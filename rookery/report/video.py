@@ -18,7 +18,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     ".png": {"format": "PNG"},
 }
 """The options of Pillow by the suffix of the file."""
-MAX_FRAMES = 1000
+MAX_FRAMES = 600
 """Of a longer episode every second, fourth, ... frame is kept; an even number, so that these are evenly spaced."""
 NUM_PALETTE_FRAMES = 8
 MAX_BYTES_IN_REPORT = 1_500_000

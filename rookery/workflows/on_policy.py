@@ -20,7 +20,7 @@ from rookery.learning.counter import Counter
 from rookery.learning.minibatches import pack
 from rookery.learning.reward_scaling import RewardScaling
 from rookery.learning.schedules import values_at
-from rookery.learning.updates import Optimizer, OptimizerState
+from rookery.learning.updates import Optimizer, OptimizerState, gradients_in_chunks
 from rookery.metrics import Mean
 from rookery.networks import ActorCriticConfig
 from rookery.rollout import Experience, RolloutSource, RolloutState
@@ -64,6 +64,10 @@ class OnPolicyHyperparameters(Hyperparameters):
     entropy_coefficient: Scalar = 0.0
     value_coefficient: Scalar = 0.5
     max_grad_norm: Scalar | None = 0.5
+
+
+LossFn = Callable[[AgentState, Any], tuple[Array, dict[str, Array]]]
+"""Given the agent's state and samples, returns the loss and what to report beside it."""
 
 
 class Learner(PyTreeData):
@@ -207,15 +211,19 @@ class OnPolicyWorkflow(Workflow):
         return min(durations)
 
     def gradient_step(
-        self, learner: Learner, loss_fn: Callable[[AgentState], tuple[Array, Tree]], hyperparameters: Any
-    ) -> tuple[Tree, Learner]:
-        """Take one step down the gradient of a loss of the agent's state; return what the loss reports beside it."""
+        self, learner: Learner, loss_fn: LossFn, samples: Any, hyperparameters: Any, num_chunks: int = 1
+    ) -> tuple[dict[str, Array], Learner]:
+        """Take one step down the gradient of `loss_fn(agent_state, samples)`; return what the loss reports beside it.
 
-        def loss_of(params: Any) -> tuple[Array, Tree]:
-            return loss_fn(learner.agent_state.replace(params=params))
+        A loss that is a mean over samples `[N]` may be computed in chunks.
+        """
 
-        gradients, report = jax.grad(loss_of, has_aux=True)(learner.agent_state.params)
-        gradients, report = mean_over_devices((gradients, report))
+        def loss_of(params: Any, samples: Any) -> tuple[Array, dict[str, Array]]:
+            return loss_fn(learner.agent_state.replace(params=params), samples)
+
+        gradients, report = mean_over_devices(
+            gradients_in_chunks(loss_of, learner.agent_state.params, samples, num_chunks)
+        )
         params, optimizer_state, _ = self.optimizer.step(
             gradients,
             learner.optimizer_state,

@@ -9,16 +9,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
-import numpy as np
 import pytest
 import scipy.stats
 import yaml
 from PIL import Image
 
 from rookery import cli
-from rookery.cli import training
 from rookery.cli.train import EPILOG
 from rookery.configs import compose, sweep
 
@@ -30,7 +29,7 @@ def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_training_leaves_everything_in_the_run_directory(finished_run) -> None:
+def test_a_training_leaves_everything_in_the_run_directory(finished_run: Any) -> None:
     run = finished_run.directory
     assert run.config["agent"]["name"] == "a2c"
     assert [row["time/total_timesteps"] for row in run.read_metrics()] == [16, 32, 48, 64]
@@ -41,7 +40,7 @@ def test_a_training_leaves_everything_in_the_run_directory(finished_run) -> None
     assert run.report_path.read_text().startswith("<!doctype html>")
 
 
-def test_the_last_lines_say_where_things_are_how_good_it_is_and_what_to_do_next(finished_run) -> None:
+def test_the_last_lines_say_where_things_are_how_good_it_is_and_what_to_do_next(finished_run: Any) -> None:
     (last,) = [row["eval/mean_reward"] for row in finished_run.directory.read_metrics()][-1:]
     rows = [re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in finished_run.output.splitlines()[-5:]]
     assert rows == [
@@ -54,7 +53,7 @@ def test_the_last_lines_say_where_things_are_how_good_it_is_and_what_to_do_next(
     assert finished_run.output.startswith(f"run directory {finished_run.path}\n")
 
 
-def test_several_seeds_are_summed_up_by_their_interquartile_mean(seeds_run) -> None:
+def test_several_seeds_are_summed_up_by_their_interquartile_mean(seeds_run: Any) -> None:
     last = {
         row["seed"]: row["eval/mean_reward"] for row in seeds_run.directory.read_metrics() if "eval/mean_reward" in row
     }
@@ -83,7 +82,7 @@ def test_several_seeds_are_summed_up_by_their_interquartile_mean(seeds_run) -> N
         (["env.kwargs.gravity=3"], "classic/cartpole: unknown argument 'gravity'"),
         (["total_timesteps=2.5"], "total_timesteps=2.5: expected an integer."),
         (["+agent._target_=os.system"], "agent._target_: a config names no Python objects"),
-        (["run_dir=3"], "run_dir=3: expected a string."),
+        (["run_dir=3"], "run_dir=3: expected a string or null."),
         (["devices=7", "agent.num_envs=7"], "devices=7: JAX has already started with 1; start the command with the"),
     ],
 )
@@ -102,3 +101,100 @@ def test_bad_input_is_one_line_before_anything_is_compiled_or_written(
     assert captured.err.count("\n") == 1
     assert not [record.message for record in caplog.records if "ompil" in record.message]
     assert list(working_directory.iterdir()) == []
+
+
+def test_a_run_directory_that_holds_a_run_is_refused_before_anything_is_compiled(
+    finished_run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = finished_run.directory.metrics_path.read_bytes()
+    assert cli.main(["train", f"run_dir={finished_run.path}"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"holds a run already: `rookery resume {finished_run.path}` goes on with it." in captured.err
+    assert finished_run.directory.metrics_path.read_bytes() == before
+
+
+def test_run_directories_are_named_after_agent_env_and_time_and_never_shared(
+    small: list[str], working_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.strftime", lambda format: "20250102-030405")
+    for _ in range(2):
+        assert cli.main(["train", *small]) == 0
+    names = sorted(path.name for path in (working_directory / "runs").iterdir())
+    assert names == ["a2c-classic-cartpole-20250102-030405", "a2c-classic-cartpole-20250102-030405-2"]
+
+
+def test_show_config_prints_every_key_and_trains_nothing(
+    working_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", "agent=impala", "--show-config", "agent.num_envs=12"]) == 0
+    text = capsys.readouterr().out
+    assert yaml.safe_load(text) == compose(["agent=impala", "agent.num_envs=12"])
+    assert "  num_envs: 12  # environments side by side" in text
+    assert list(working_directory.iterdir()) == []
+
+
+def test_an_option_that_does_not_exist_is_refused_also_between_overrides(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["train", "seed=1", "--sow-config", "seed=2"])
+    assert exit_info.value.code == 2
+    assert "unrecognized arguments: --sow-config seed=2" in capsys.readouterr().err
+
+
+def test_words_that_are_no_overrides_are_refused_by_the_other_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["doctor", "seed=1"])
+    assert "unrecognized arguments: seed=1" in capsys.readouterr().err
+
+
+def examples() -> list[str]:
+    lines = [line.strip() for line in EPILOG.splitlines() if line.startswith("  rookery train")]
+    return [re.split(r"\s{2,}", line)[0] for line in lines]
+
+
+@pytest.mark.parametrize("example", examples())
+def test_the_examples_of_the_help_are_valid(example: str) -> None:
+    overrides = [word for word in shlex.split(example)[2:] if not word.startswith("--")]
+    jobs = sweep(overrides) if "--multirun" in example else [overrides]
+    assert all(compose(job)["agent"]["num_envs"] > 0 for job in jobs)
+
+
+def test_an_env_that_cannot_be_drawn_is_trained_all_the_same(
+    small: list[str], working_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = ["env=probe/action_reward", "env.episode_length=3", "run_dir=run"]
+    assert cli.main(["train", *small, *overrides]) == 0
+    output = capsys.readouterr().out
+    assert "no episode was recorded: ActionRewardProbe cannot be drawn" in output
+    assert "  next        rookery evaluate run --episodes 100\n" in output
+    assert (working_directory / "run" / "report.html").exists()
+
+
+def test_devices_make_a_cpu_look_like_so_many(
+    small: list[str], working_directory: Path, run_in_a_process: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    result = run_in_a_process("train", *small, "devices=2", "run_dir=run")
+    assert (result.returncode, result.stderr) == (0, "")
+    manifest = json.loads((working_directory / "run" / "manifest.json").read_text())
+    assert len(manifest["devices"]) == 2
+
+
+def test_a_termination_saves_and_says_how_to_go_on(
+    small: list[str], working_directory: Path, environment: dict[str, str]
+) -> None:
+    overrides = [*small, "total_timesteps=1e9", "checkpoint.interval=1e9", "record_interval=1000", "run_dir=a run"]
+    command = [sys.executable, "-m", "rookery", "train", *overrides]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for line in process.stdout:
+            if "steps/s" in line:
+                break
+        process.send_signal(signal.SIGTERM)
+        process.stdout.read()
+        message = process.stderr.read()
+    assert process.returncode == 143
+    assert message == "rookery: stopped by SIGTERM: go on with `rookery resume 'a run'`.\n"
+    assert len(list((working_directory / "a run" / "checkpoints").iterdir())) == 1

@@ -1,4 +1,4 @@
-"""PPO: its loss against the formulas in float64, the ratio before the first update, and updates that end early."""
+"""PPO: loss and update against the formulas in float64, the ratio while nothing changes, and updates that end early."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +15,14 @@ from rookery.algorithms.ppo import PPOAgent, PPOHyperparameters, PPOSamples, PPO
 from rookery.distributed import device_mesh
 from rookery.envs import create_env
 from rookery.errors import InvalidInputError, ShapeError
+from rookery.learning import updates
+from rookery.learning.counter import Counter
 from rookery.networks import ActorCriticConfig
-from rookery.rollout import RolloutSource
+from rookery.rollout import Experience, RolloutSource
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Discrete
 from rookery.types import PyTreeDict
+from rookery.workflows.on_policy import Learner
 
 NUM_SAMPLES, NUM_ACTIONS = 12, 4
 OBS_SPACE = Box(-3.0, 3.0, (3,))
@@ -33,44 +36,42 @@ def on_one_device(function: Callable) -> Callable:
     )
 
 
-def linear_agent(**changes: Any) -> tuple[PPOAgent, AgentState]:
+def linear_agent() -> tuple[PPOAgent, AgentState]:
     """Make an agent whose logits and values are linear in the observation, so that NumPy can compute them."""
-    agent = PPOAgent(config=ActorCriticConfig(hidden_sizes=(), output_init_scale=1.0), **changes)
+    agent = PPOAgent(config=ActorCriticConfig(hidden_sizes=(), output_init_scale=1.0))
     return agent, agent.init(OBS_SPACE, Discrete(NUM_ACTIONS), jax.random.key(0))
 
 
+def normal(*shape: int, seed: int) -> Any:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def policy_extras_of(*shape: int) -> PyTreeDict:
+    """Make the extras of a policy that differs from the agent's, so that some ratios are clipped."""
+    actions = np.random.default_rng(1).integers(NUM_ACTIONS, size=shape)
+    return PyTreeDict(
+        raw_action=jnp.asarray(actions, jnp.int32),
+        log_prob=jnp.log(0.25) + 0.5 * normal(*shape, seed=2),
+        value=normal(*shape, seed=3),
+    )
+
+
 def make_samples(num_samples: int = NUM_SAMPLES, with_weights: bool = False) -> PPOSamples:
-    """Make samples of a policy that differs from the agent's, so that some ratios are clipped."""
-    generator = np.random.default_rng(1)
-
-    def normal(*shape: int) -> Any:
-        return jnp.asarray(generator.normal(size=shape), jnp.float32)
-
-    policy_extras = PyTreeDict(
-        raw_action=jnp.asarray(generator.integers(NUM_ACTIONS, size=num_samples), jnp.int32),
-        log_prob=jnp.log(0.25) + 0.5 * normal(num_samples),
-        value=normal(num_samples),
-    )
+    extras = PyTreeDict(policy_extras=policy_extras_of(num_samples))
     return PPOSamples(
-        batch=SampleBatch(obs=normal(num_samples, 3), extras=PyTreeDict(policy_extras=policy_extras)),
-        advantages=normal(num_samples),
-        targets=normal(num_samples),
-        weights=jnp.asarray(generator.integers(2, size=num_samples), jnp.float32) if with_weights else None,
+        batch=SampleBatch(obs=normal(num_samples, 3, seed=4), extras=extras),
+        advantages=normal(num_samples, seed=5),
+        targets=normal(num_samples, seed=6),
+        weights=(normal(num_samples, seed=7) > 0).astype(jnp.float32) if with_weights else None,
     )
 
 
-def hyperparameters_of(**changes: Any) -> PPOHyperparameters:
-    return PPOHyperparameters(entropy_coefficient=0.1, **changes)
+def double(array: Any) -> np.ndarray:
+    return np.asarray(array, np.float64)
 
 
-def reference_loss(
-    params: Any, samples: PPOSamples, hyperparameters: PPOHyperparameters, standardized: bool
-) -> dict[str, float]:
+def reference_loss(params: Any, samples: PPOSamples, hyperparameters: PPOHyperparameters) -> dict[str, float]:
     """Compute the loss in float64, by the equations of the paper and nothing of ours."""
-
-    def double(array: Any) -> np.ndarray:
-        return np.asarray(array, np.float64)
-
     before = samples.batch.extras.policy_extras
     counted = np.ones(len(samples.advantages), bool) if samples.weights is None else np.asarray(samples.weights) > 0
     obs, actions = double(samples.batch.obs)[counted], np.asarray(before.raw_action)[counted]
@@ -80,8 +81,6 @@ def reference_loss(
     values = (obs @ value["kernel"] + value["bias"])[:, 0]
 
     advantages, targets = double(samples.advantages)[counted], double(samples.targets)[counted]
-    if standardized:
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     log_ratio = log_probs[np.arange(len(actions)), actions] - double(before.log_prob)[counted]
     ratio, limit = np.exp(log_ratio), hyperparameters.clip_ratio
     surrogate = np.minimum(ratio * advantages, np.clip(ratio, 1 - limit, 1 + limit) * advantages)
@@ -105,75 +104,54 @@ def reference_loss(
     return parts
 
 
-def finite_differences(function: Callable[[np.ndarray], float], point: np.ndarray) -> np.ndarray:
+def reference_of(params: Any, samples: PPOSamples, hyperparameters: PPOHyperparameters) -> tuple[dict, np.ndarray]:
+    """Return the parts of the reference loss, and its gradient by finite differences as one vector."""
+    leaves, structure = jax.tree.flatten(params)
+    borders = np.cumsum([leaf.size for leaf in leaves])[:-1]
+
+    def at(point: np.ndarray) -> dict[str, float]:
+        parts = [part.reshape(leaf.shape) for part, leaf in zip(np.split(point, borders), leaves, strict=True)]
+        return reference_loss(jax.tree.unflatten(structure, parts), samples, hyperparameters)
+
+    point = double(ravel_pytree(params)[0])
     steps = 1e-6 * np.eye(len(point))
-    return np.array([(function(point + step) - function(point - step)) / 2e-6 for step in steps])
+    slopes = [(at(point + step)["train/loss"] - at(point - step)["train/loss"]) / 2e-6 for step in steps]
+    return at(point), np.array(slopes)
 
 
-@pytest.mark.parametrize(
-    ("value_clip_ratio", "standardized", "with_weights"),
-    [(None, False, False), (0.3, True, False), (None, True, True), (0.3, False, True)],
-)
-def test_the_loss_and_its_gradient_equal_the_formulas_in_float64(
-    value_clip_ratio: float | None, standardized: bool, with_weights: bool
-) -> None:
-    agent, state = linear_agent(standardize_advantages=standardized)
-    samples = make_samples(with_weights=with_weights)
-    hyperparameters = hyperparameters_of(value_clip_ratio=value_clip_ratio)
+def loss_and_gradient(samples: PPOSamples, hyperparameters: PPOHyperparameters) -> tuple[dict, Any]:
+    agent, state = linear_agent()
 
     def loss(params: Any) -> Any:
         return agent.loss(state.replace(params=params), samples, (), hyperparameters)
 
     (_, parts), gradients = on_one_device(jax.value_and_grad(loss, has_aux=True))(state.params)
-    vector, as_tree = ravel_pytree(state.params)
-    shapes = as_tree(vector)
+    return parts, gradients
 
-    def reference(point: np.ndarray) -> dict[str, float]:
-        leaves, start = [], 0
-        for leaf in jax.tree.leaves(shapes):
-            leaves.append(point[start : start + leaf.size].reshape(leaf.shape))
-            start += leaf.size
-        return reference_loss(
-            jax.tree.unflatten(jax.tree.structure(shapes), leaves), samples, hyperparameters, standardized
-        )
 
-    point = np.asarray(vector, np.float64)
-    expected = reference(point)
+@pytest.mark.parametrize(("value_clip_ratio", "with_weights"), [(None, False), (0.3, True)])
+def test_the_loss_and_its_gradient_equal_the_formulas_in_float64(
+    value_clip_ratio: float | None, with_weights: bool
+) -> None:
+    samples = make_samples(with_weights=with_weights)
+    hyperparameters = PPOHyperparameters(entropy_coefficient=0.1, value_clip_ratio=value_clip_ratio)
+    parts, gradients = loss_and_gradient(samples, hyperparameters)
+    expected, slopes = reference_of(linear_agent()[1].params, samples, hyperparameters)
     assert set(parts) == set(expected)
     assert 0 < expected["train/clip_fraction"] < 1
     for name, value in parts.items():
         np.testing.assert_allclose(value, expected[name], rtol=2e-5, atol=1e-6, err_msg=name)
-    slopes = finite_differences(lambda moved: reference(moved)["train/loss"], point)
     np.testing.assert_allclose(ravel_pytree(gradients)[0], slopes, rtol=1e-4, atol=1e-5)
 
 
-def loss_and_gradient(agent: PPOAgent, state: AgentState, samples: PPOSamples, **changes: Any) -> Any:
-    def loss(params: Any) -> Any:
-        return agent.loss(state.replace(params=params), samples, (), hyperparameters_of(**changes))
-
-    return on_one_device(jax.value_and_grad(loss, has_aux=True))(state.params)
-
-
-@pytest.mark.parametrize("num_samples", [1, 5])
-def test_one_sample_or_equal_advantages_leave_the_policy_loss_at_zero_and_all_numbers_finite(num_samples: int) -> None:
-    agent, state = linear_agent()
-    samples = make_samples(num_samples)
-    samples = samples.replace(advantages=jnp.full_like(samples.advantages, 0.3))
-    (_, parts), gradients = loss_and_gradient(agent, state, samples, value_clip_ratio=0.2)
-    assert parts["train/policy_gradient_loss"] == 0.0
-    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((parts, gradients)))
-
-
 def test_a_minibatch_in_which_nothing_counts_changes_nothing() -> None:
-    agent, state = linear_agent()
-    samples = make_samples(3)
-    (_, parts), gradients = loss_and_gradient(agent, state, samples.replace(weights=jnp.zeros(3)))
-    assert all(np.all(leaf == 0.0) for leaf in jax.tree.leaves((parts, gradients)))
+    samples = make_samples(3).replace(weights=jnp.zeros(3))
+    results = loss_and_gradient(samples, PPOHyperparameters(value_clip_ratio=0.2))
+    assert all(np.all(leaf == 0.0) for leaf in jax.tree.leaves(results))
 
 
 @pytest.mark.parametrize("name", ["advantages", "targets", "log_prob", "value"])
 def test_a_column_where_a_row_belongs_is_an_error_when_traced(name: str) -> None:
-    agent, state = linear_agent()
     samples = make_samples()
     if name in ("log_prob", "value"):
         extras = samples.batch.extras
@@ -182,7 +160,122 @@ def test_a_column_where_a_row_belongs_is_an_error_when_traced(name: str) -> None
     else:
         samples = samples.replace(**{name: getattr(samples, name)[:, None]})
     with jax.numpy_rank_promotion("allow"), pytest.raises(ShapeError, match=name):
-        jax.eval_shape(lambda: loss_and_gradient(agent, state, samples, value_clip_ratio=0.2))
+        jax.eval_shape(lambda: loss_and_gradient(samples, PPOHyperparameters(value_clip_ratio=0.2)))
+
+
+def make_workflow(env_name: str = "probe/cue_reward", network: dict | None = None, **agent: Any) -> PPOWorkflow:
+    network = {"hidden_sizes": [8], "core_size": 8, "output_init_scale": 1.0, **(network or {})}
+    config = {
+        "agent": {"num_envs": 4, "rollout_length": 8, "network": network, **agent},
+        "env": {"name": env_name, "episode_length": 5},
+        "evaluation": {"num_episodes": 2},
+    }
+    return PPOWorkflow.build_from_config(config)
+
+
+def make_experience(num_steps: int, num_envs: int) -> Experience:
+    """Make a trajectory with ends of both kinds."""
+    shape = (num_steps, num_envs)
+    kinds = np.random.default_rng(8).choice(3, size=shape, p=[0.6, 0.2, 0.2])
+    terminations, truncations = (jnp.asarray(kinds == kind, jnp.float32) for kind in (1, 2))
+    trajectory = SampleBatch(
+        obs=normal(*shape, 3, seed=9),
+        rewards=normal(*shape, seed=10),
+        dones=terminations + truncations,
+        extras=PyTreeDict(
+            policy_extras=policy_extras_of(*shape),
+            env_extras=PyTreeDict(termination=terminations, truncation=truncations, ori_obs=normal(*shape, 3, seed=11)),
+        ),
+    )
+    return Experience(trajectory=trajectory, first_carry=())
+
+
+def run_update(workflow: PPOWorkflow, experience: Experience, hyperparameters: Any) -> tuple[dict, Any]:
+    """Take one update; return its metrics and the parameters."""
+    _, agent_state = linear_agent()
+    learner = Learner(
+        agent_state=agent_state,
+        optimizer_state=workflow.optimizer.init(agent_state.params),
+        num_updates=Counter.zero(),
+    )
+    update = on_one_device(lambda *arguments: workflow.update(*arguments, key=jax.random.key(0)))
+    metrics, learner = update(learner, experience, jax.tree.map(jnp.float32, hyperparameters))
+    return {name: float(mean.value) for name, mean in metrics.items()}, learner.agent_state.params
+
+
+def reference_samples(params: Any, experience: Experience, hyperparameters: PPOHyperparameters) -> PPOSamples:
+    """Estimate advantages in float64 by the sum of Schulman et al., 2016, eq. 16, and flatten everything."""
+    trajectory = experience.trajectory
+    extras, head = trajectory.extras, jax.tree.map(double, params["value"]["head"]["output"])
+    values, rewards, dones = double(extras.policy_extras.value), double(trajectory.rewards), double(trajectory.dones)
+    true_successors = (double(extras.env_extras.ori_obs) @ head["kernel"] + head["bias"])[..., 0]
+    num_steps = len(rewards)
+    is_shown = (dones == 0) & (np.arange(num_steps)[:, None] < num_steps - 1)
+    next_values = np.where(is_shown, np.roll(values, -1, axis=0), true_successors)
+    next_values[double(extras.env_extras.termination) == 1] = 0.0
+    deltas = rewards + hyperparameters.discount * next_values - values
+    decay = hyperparameters.discount * hyperparameters.gae_lambda
+    advantages = np.zeros_like(deltas)
+    for step, env in np.ndindex(*deltas.shape):
+        for later in range(step, num_steps):
+            advantages[step, env] += decay ** (later - step) * deltas[later, env]
+            if dones[later, env]:
+                break
+    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (trajectory.obs, extras.policy_extras))
+    return PPOSamples(
+        batch=SampleBatch(obs=flat[0], extras=PyTreeDict(policy_extras=flat[1])),
+        advantages=advantages.ravel(),
+        targets=(advantages + values).ravel(),
+        weights=None,
+    )
+
+
+@pytest.mark.parametrize(("standardized", "rows_per_chunk"), [(False, 2048), (True, 2048), (True, 4)])
+def test_an_update_equals_one_step_of_adam_on_the_formulas_in_float64(
+    standardized: bool, rows_per_chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(updates, "ROWS_PER_CHUNK", rows_per_chunk)
+    workflow = make_workflow(num_epochs=1, num_minibatches=1, standardize_advantages=standardized)
+    hyperparameters = PPOHyperparameters(entropy_coefficient=0.1, learning_rate=0.1, max_grad_norm=0.05)
+    experience = make_experience(num_steps=8, num_envs=3)
+    metrics, params = run_update(workflow, experience, hyperparameters)
+
+    before = linear_agent()[1].params
+    samples = reference_samples(before, experience, hyperparameters)
+    errors = samples.targets - double(samples.batch.extras.policy_extras.value)
+    explained_variance = 1 - np.var(errors) / np.var(samples.targets)
+    if standardized:
+        advantages = samples.advantages
+        samples = samples.replace(advantages=(advantages - advantages.mean()) / (advantages.std() + 1e-8))
+    expected, slopes = reference_of(before, samples, hyperparameters)
+    expected |= {
+        "train/explained_variance": explained_variance,
+        "train/learning_rate": hyperparameters.learning_rate,
+        "train/clip_range": hyperparameters.clip_ratio,
+    }
+    assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    gradient = slopes * 0.05 / np.linalg.norm(slopes)
+    change = -0.1 * gradient / (np.abs(gradient) + 1e-5)  # Adam, the first step: both of its means are those of one
+    np.testing.assert_allclose(ravel_pytree(params)[0] - ravel_pytree(before)[0], change, atol=1e-4)
+
+
+def test_one_sample_and_equal_advantages_train_without_nan() -> None:
+    workflow = make_workflow(num_epochs=2, num_minibatches=1)
+    experience = make_experience(num_steps=1, num_envs=1)
+    metrics, params = run_update(workflow, experience, PPOHyperparameters(value_clip_ratio=0.2))
+    assert metrics["train/policy_gradient_loss"] == 0.0
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(params))
+
+    # Without discount and value the advantage is the reward, here the same for all.
+    extras = experience.trajectory.extras
+    policy_extras = extras.policy_extras.replace(value=jnp.zeros((1, 1)))
+    trajectory = experience.trajectory.replace(
+        rewards=jnp.full((1, 1), 0.3), extras=extras.replace(policy_extras=policy_extras)
+    )
+    repeated = jax.tree.map(lambda leaf: jnp.repeat(leaf, 5, axis=1), trajectory)
+    metrics, params = run_update(workflow, experience.replace(trajectory=repeated), PPOHyperparameters(discount=0.0))
+    assert metrics["train/policy_gradient_loss"] == 0.0
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(params))
 
 
 def known_value_samples(num_steps: int, **env_kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -218,16 +311,6 @@ def test_termination_does_not_bootstrap(episode_length: int) -> None:
     rewards, targets = known_value_samples(7, episode_length=episode_length, terminates_after=3)
     np.testing.assert_array_equal(rewards[:, 0], [1, 2, 3, 1, 2, 3, 1])
     np.testing.assert_allclose(targets, rewards + 0.9 * np.where(rewards == 3, 0, rewards), rtol=1e-6)
-
-
-def make_workflow(env_name: str = "probe/cue_reward", network: dict | None = None, **agent: Any) -> PPOWorkflow:
-    network = {"hidden_sizes": [8], "core_size": 8, "output_init_scale": 1.0, **(network or {})}
-    config = {
-        "agent": {"num_envs": 4, "rollout_length": 8, "network": network, **agent},
-        "env": {"name": env_name, "episode_length": 5},
-        "evaluation": {"num_episodes": 2},
-    }
-    return PPOWorkflow.build_from_config(config)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from rookery.errors import UnknownNameError
-from rookery.learning.updates import Optimizer
+from rookery.learning.updates import Optimizer, gradients_in_chunks, num_chunks_for
 from rookery.types import Array
 
 NUM_STEPS = 20
@@ -97,3 +97,27 @@ def test_a_learning_rate_changed_between_steps_takes_effect_without_a_new_state(
 def test_a_misspelled_optimizer_is_an_error_that_offers_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="'adam'"):
         Optimizer("adamm")
+
+
+def test_gradients_computed_in_chunks_are_those_of_all_samples_at_once() -> None:
+    weights = {"slope": jnp.arange(3.0), "offset": jnp.ones(())}
+    samples = {"inputs": jax.random.normal(jax.random.key(0), (24, 3)), "targets": jnp.linspace(-1.0, 1.0, 24)}
+
+    def loss(params: Any, samples: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+        error = (samples["inputs"] @ params["slope"] + params["offset"] - samples["targets"]) ** 2
+        return jnp.mean(error), {"mean distance": jnp.mean(jnp.sqrt(error))}
+
+    whole = gradients_in_chunks(loss, weights, samples, num_chunks=1)
+    in_chunks = gradients_in_chunks(loss, weights, samples, num_chunks=4)
+    jax.tree.map(lambda left, right: np.testing.assert_allclose(left, right, rtol=1e-5), whole, in_chunks)
+
+
+@pytest.mark.parametrize("num_samples", [1, 2048, 4096, 65536, 6000, 4099])
+def test_chunks_are_equal_and_hold_about_two_thousand_samples(num_samples: int) -> None:
+    num_chunks = num_chunks_for(num_samples)
+    assert num_samples % num_chunks == 0
+    assert num_samples // num_chunks >= min(num_samples, 2048)
+
+
+def test_large_minibatches_are_cut_on_a_cpu() -> None:
+    assert num_chunks_for(65536) == 32

@@ -66,6 +66,7 @@ def test_one_run_is_reported_whole(tmp_path: Path) -> None:
         "value_loss",
         "Where the time went",
         "Configuration",
+        "agent.network",
         "Versions and machine",
     ):
         assert heading in page.headings

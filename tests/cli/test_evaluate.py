@@ -1,0 +1,92 @@
+"""`rookery evaluate`."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import scipy.stats
+from PIL import Image
+
+from rookery import cli
+from rookery.envs import AutoresetMode, create_env
+from rookery.registry import build_workflow
+from rookery.rollout import fast_eval_rollout_episode
+
+
+def rows_of(output: str) -> list[list[str]]:
+    return [line.split() for line in output.splitlines()]
+
+
+def test_the_figures_are_those_of_the_greedy_policy(finished_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["evaluate", finished_run.path, "--episodes", "50"]) == 0
+    title, header, row = capsys.readouterr().out.splitlines()
+    assert title == "a2c on classic/cartpole after 64 env steps, 50 greedy episodes"
+    assert header.split() == ["seed", "return", "std", "min", "max", "length", "shortest", "longest"]
+    mean, std, low, high, length, shortest, longest = map(float, row.split()[1:])
+
+    workflow = build_workflow(finished_run.directory.config)
+    agent_state = workflow.restore().agent_state
+    env = create_env("classic/cartpole", parallel=2000, autoreset_mode=AutoresetMode.DISABLED)
+    metrics, _ = fast_eval_rollout_episode(
+        env.step, workflow.agent.evaluate_actions, env.reset(jax.random.key(1)), agent_state, jax.random.key(2), 500
+    )
+    returns = np.asarray(metrics.episode_returns, np.float64)
+    assert abs(mean - returns.mean()) < 6 * returns.std() / np.sqrt(50) + 0.01
+    assert returns.min() <= low <= mean <= high <= returns.max() + 1e-6
+    assert std <= (high - low) / 2 + 0.01
+    # CartPole pays 1 for every step.
+    assert (length, shortest, longest) == (pytest.approx(mean, abs=0.1), low, high)
+
+
+def test_the_seed_decides_which_episodes_are_played(finished_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = []
+    for seed in ("3", "3", "4"):
+        assert cli.main(["evaluate", finished_run.path, "--episodes", "50", "--seed", seed]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] != outputs[2]
+
+
+def test_an_earlier_checkpoint_can_be_evaluated(finished_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["evaluate", finished_run.path, "--episodes", "50", "--step", "32"]) == 0
+    assert "after 32 env steps" in capsys.readouterr().out
+
+
+def test_every_seed_has_a_row_and_all_have_an_interquartile_mean(
+    seeds_run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["evaluate", seeds_run.path, "--episodes", "5"]) == 0
+    *_, first, second, third, summary = rows_of(capsys.readouterr().out)
+    assert [row[0] for row in (first, second, third)] == ["5", "6", "7"]
+    means = [float(row[1]) for row in (first, second, third)]
+    assert float(summary[0]) == pytest.approx(scipy.stats.trim_mean(means, 0.25), abs=0.02)
+    assert " ".join(summary[3:]) == "interquartile mean of 3 seeds"
+
+
+@pytest.mark.parametrize("name", ["out.gif", "out.webp"])
+def test_a_video_shows_an_episode(
+    name: str, finished_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    video = tmp_path / name
+    assert cli.main(["evaluate", finished_run.path, "--episodes", "4", "--video", str(video)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(video)
+    with Image.open(video) as picture:
+        assert picture.n_frames > 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--episodes", "0"], "--episodes=0 must be an integer of at least 1."),
+        (["--video", "out.mp4"], "--video=out.mp4: expected a name that ends in .gif, "),
+        (["--step", "3"], "there is no checkpoint 3 in "),
+    ],
+)
+def test_options_that_cannot_be_met_are_one_line(
+    options: list[str], message: str, finished_run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["evaluate", finished_run.path, *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"rookery: error: {message}")
+    assert (captured.out, captured.err.count("\n")) == ("", 1)

@@ -1,0 +1,91 @@
+"""`rookery train --multirun`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rookery import cli
+from rookery.cli import multirun, training
+from rookery.cli.multirun import directory_name
+from rookery.runs import RunDirectory
+from rookery.workflows.interruption import Interrupted
+
+
+@pytest.fixture(autouse=True)
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run the commands where they can leave things, at a time that is known."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda format: "20250102-030405")
+    return tmp_path
+
+
+def test_every_combination_is_trained_and_a_failure_does_not_stop_the_others(
+    small: list[str], working_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", *small, "-m", "agent.rollout_length=0,4", "seed=7,8"]) == 1
+    folder = working_directory / "multirun" / "20250102-030405"
+    made = ["2-agent.rollout_length=4-seed=7", "3-agent.rollout_length=4-seed=8"]
+    assert sorted(path.name for path in folder.iterdir()) == made
+    assert [RunDirectory.open(folder / name).config["seed"] for name in made] == [7, 8]
+
+    output = capsys.readouterr().out
+    assert output.count("failed: agent.rollout_length=0 must be an integer of at least 1.\n") == 2
+    heading, *rows = output.splitlines()[-5:]
+    assert heading == "4 runs in multirun/20250102-030405"
+    returns = [training.final_returns(RunDirectory.open(folder / name))[0] for name in made]
+    assert [row.split() for row in rows] == [
+        ["0-agent.rollout_length=0-seed=7", "failed"],
+        ["1-agent.rollout_length=0-seed=8", "failed"],
+        [made[0], f"{returns[0]:.2f}"],
+        [made[1], f"{returns[1]:.2f}"],
+    ]
+
+
+def test_a_name_that_does_not_exist_is_an_error_before_the_first_run(
+    working_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["train", "--multirun", "agent=ppo,pppo"]) == 2
+    assert capsys.readouterr().err == "rookery: error: unknown agent 'pppo'. Did you mean 'ppo'?\n"
+    assert list(working_directory.iterdir()) == []
+
+
+def test_one_run_directory_for_many_runs_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--multirun", "seed=1,2", "run_dir=a"]) == 2
+    assert "run_dir is one directory for many runs" in capsys.readouterr().err
+
+
+def test_a_signal_stops_the_whole_series(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import signal
+
+    started = []
+
+    def train(config: dict[str, Any], console: Any) -> RunDirectory:
+        started.append(config["seed"])
+        raise Interrupted(signal.SIGTERM)
+
+    monkeypatch.setattr(multirun, "train", train)
+    assert cli.main(["train", "--multirun", "seed=1,2"]) == 143
+    assert started == [1]
+    assert capsys.readouterr().err == "rookery: stopped by SIGTERM.\n"
+
+
+def test_a_failure_shows_its_traceback_on_request(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(config: dict[str, Any], console: Any) -> RunDirectory:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(multirun, "train", train)
+    assert cli.main(["train", "--multirun", "seed=1,2", "--debug"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.count("Traceback") == 2
+    assert captured.out.count("failed: RuntimeError: out of luck\n") == 2
+
+
+def test_directories_have_names_that_every_shell_takes() -> None:
+    assert directory_name(3, []) == "3"
+    assert directory_name(0, ["env=classic/cartpole", "agent.network.hidden_sizes=[64,64]"]) == (
+        "0-env=classic-cartpole-agent.network.hidden_sizes=-64-64"
+    )
+    assert len(directory_name(0, ["a=" + "b" * 300])) == 100

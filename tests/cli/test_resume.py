@@ -1,0 +1,50 @@
+"""`rookery resume`."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rookery import cli
+from rookery.runs import RunDirectory
+
+
+def without_clock(run: RunDirectory) -> list[dict[str, Any]]:
+    clock = ("time/fps", "time/time_elapsed")
+    return [{name: value for name, value in row.items() if name not in clock} for row in run.read_metrics()]
+
+
+@pytest.mark.parametrize("step", [32, 48])
+def test_going_on_from_an_earlier_checkpoint_ends_as_the_first_time(
+    step: int, finished_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(finished_run.path, moved)
+    (moved / "report.html").unlink()
+    assert cli.main(["resume", str(moved), "--step", str(step)]) == 0
+    assert without_clock(RunDirectory.open(moved)) == without_clock(finished_run.directory)
+    assert capsys.readouterr().out.endswith(f"rookery report {moved}\n")
+    assert (moved / "report.html").exists()
+
+
+def test_a_step_without_a_checkpoint_is_an_error_that_names_the_others(
+    finished_run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["resume", finished_run.path, "--step", "3"]) == 2
+    assert "choose one of 32, 48, 64" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["resume", str(tmp_path)]) == 2
+    assert f"{tmp_path} is not a run directory" in capsys.readouterr().err
+
+
+def test_a_run_that_another_process_trains_is_left_alone(
+    finished_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = tmp_path / "busy"
+    shutil.copytree(finished_run.path, busy)
+    with RunDirectory.open(busy).lock():
+        assert cli.main(["resume", str(busy), "--step", "32"]) == 2
+    assert "is in use by process" in capsys.readouterr().err
