@@ -32,8 +32,9 @@ class Mean(PyTreeData):
     @classmethod
     def where(cls, mask: Array, values: Array) -> Self:
         """The mean of the values at which the mask is 1."""
-        chosen = jnp.where(mask > 0, values.astype(jnp.float32), 0.0)
-        return cls(total=jnp.sum(chosen), weight=jnp.sum(mask > 0, dtype=jnp.float32))
+        mask = mask.astype(bool)
+        chosen = jnp.where(mask, values.astype(jnp.float32), 0.0)
+        return cls(total=jnp.sum(chosen), weight=jnp.sum(mask, dtype=jnp.float32))
 
     @property
     def value(self) -> Array:

@@ -106,7 +106,13 @@ class PPOAgent(ActorCriticAgent):
         distribution, values = self.replay(agent_state, samples.batch, carry)
         before, advantages = samples.batch.extras.policy_extras, samples.advantages
         average = partial(weighted_mean, weights=samples.weights, axis_name=DEVICE_AXIS)
-        check_same_shape(values=values, targets=samples.targets, advantages=advantages)
+        check_same_shape(
+            values=values,
+            targets=samples.targets,
+            advantages=advantages,
+            log_prob=before.log_prob,
+            value=before.value,
+        )
 
         log_ratio = distribution.log_prob(before.raw_action) - before.log_prob
         ratio, clip_ratio = jnp.exp(log_ratio), hyperparameters.clip_ratio

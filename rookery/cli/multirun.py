@@ -26,10 +26,11 @@ def run_all(overrides: Sequence[str], debug: bool) -> int:
         raise InvalidInputError("run_dir is one directory for many runs: leave it out, they go to multirun/<time>/.")
     prepare_devices(max((config["devices"] for config in configs if isinstance(config["devices"], int)), default=None))
     console = make_console()
+    shared = set.intersection(*map(set, jobs))
     folder = unused(Path("multirun") / time.strftime("%Y%m%d-%H%M%S"))
     rows = []
     for number, (job, config) in enumerate(zip(jobs, configs, strict=True)):
-        swept = [text for text in job if text not in overrides]
+        swept = [text for text in job if text not in shared]
         name = directory_name(number, swept)
         print_heading(console, f"run {number + 1} of {len(jobs)}", " ".join(swept))
         try:

@@ -1,5 +1,6 @@
 """`rookery train --multirun`."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,6 @@ def test_one_run_directory_for_many_runs_is_refused(capsys: pytest.CaptureFixtur
 
 
 def test_a_signal_stops_the_whole_series(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    import signal
-
     started = []
 
     def train(config: dict[str, Any], console: Any) -> RunDirectory:

@@ -18,8 +18,11 @@ import yaml
 from PIL import Image
 
 from rookery import cli
+from rookery.cli import training
 from rookery.cli.train import EPILOG
 from rookery.configs import compose, sweep
+from rookery.envs import Env
+from rookery.envs.classic.cartpole import CartPole
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +44,7 @@ def test_a_training_leaves_everything_in_the_run_directory(finished_run: Any) ->
 
 
 def test_the_last_lines_say_where_things_are_how_good_it_is_and_what_to_do_next(finished_run: Any) -> None:
-    (last,) = [row["eval/mean_reward"] for row in finished_run.directory.read_metrics()][-1:]
+    last = finished_run.directory.read_metrics()[-1]["eval/mean_reward"]
     rows = [re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in finished_run.output.splitlines()[-5:]]
     assert rows == [
         ["run", finished_run.path],
@@ -114,14 +117,19 @@ def test_a_run_directory_that_holds_a_run_is_refused_before_anything_is_compiled
     assert finished_run.directory.metrics_path.read_bytes() == before
 
 
-def test_run_directories_are_named_after_agent_env_and_time_and_never_shared(
-    small: list[str], working_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_directories_are_named_after_agent_env_and_time_and_never_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = []
+
+    def train(config: dict[str, Any], console: Any) -> None:
+        chosen.append(config["run_dir"])
+        Path(config["run_dir"]).mkdir(parents=True)
+
+    monkeypatch.setattr(training, "train", train)
     monkeypatch.setattr("time.strftime", lambda format: "20250102-030405")
-    for _ in range(2):
-        assert cli.main(["train", *small]) == 0
-    names = sorted(path.name for path in (working_directory / "runs").iterdir())
-    assert names == ["a2c-classic-cartpole-20250102-030405", "a2c-classic-cartpole-20250102-030405-2"]
+    for _ in range(3):
+        assert cli.main(["train", "agent=a2c", "env=brax/hopper"]) == 0
+    name = "runs/a2c-brax-hopper-20250102-030405"
+    assert chosen == [name, f"{name}-2", f"{name}-3"]
 
 
 def test_show_config_prints_every_key_and_trains_nothing(
@@ -160,12 +168,12 @@ def test_the_examples_of_the_help_are_valid(example: str) -> None:
 
 
 def test_an_env_that_cannot_be_drawn_is_trained_all_the_same(
-    small: list[str], working_directory: Path, capsys: pytest.CaptureFixture[str]
+    small: list[str], working_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    overrides = ["env=probe/action_reward", "env.episode_length=3", "run_dir=run"]
-    assert cli.main(["train", *small, *overrides]) == 0
+    monkeypatch.setattr(CartPole, "render", Env.render)
+    assert cli.main(["train", *small, "run_dir=run"]) == 0
     output = capsys.readouterr().out
-    assert "no episode was recorded: ActionRewardProbe cannot be drawn" in output
+    assert "no episode was recorded: CartPole cannot be drawn" in output
     assert "  next        rookery evaluate run --episodes 100\n" in output
     assert (working_directory / "run" / "report.html").exists()
 

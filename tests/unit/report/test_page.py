@@ -71,7 +71,7 @@ def test_one_run_is_reported_whole(tmp_path: Path) -> None:
     ):
         assert heading in page.headings
     for text in (
-        "network.hidden_sizes",
+        "hidden_sizes",
         "[64, 64]",
         "0.0003",
         "jaxlib",
