@@ -8,8 +8,8 @@ BIN := $(VENV)/bin
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-demo: $(VENV)/.core  ## set up, roll out and evaluate agents on CartPole, write a picture of it
-	$(BIN)/python examples/demo.py
+demo: $(VENV)/.core  ## set up, train PPO on CartPole, write a report
+	$(BIN)/rookery train agent=ppo env=classic/cartpole
 
 test: $(VENV)/.dev  ## set up and run all tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q
@@ -28,7 +28,7 @@ bench: $(VENV)/.dev  ## run the benchmarks and print the table
 	$(BIN)/rookery bench
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache demo
+	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .import_linter_cache runs multirun
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Rookery needs Python 3.11 or newer: make PYTHON=python3.12")'

@@ -6,6 +6,7 @@ from typing import Any
 
 from rookery.cli.console import make_console
 from rookery.cli.exit_codes import SUCCESS
+from rookery.cli.multi_host import add_multi_host, join_hosts
 
 DESCRIPTION = """\
 Train an agent. An override is key=value: `agent` and `env` choose a method and an environment, every other key
@@ -42,6 +43,7 @@ def add_train(commands: Any) -> None:
     modes.add_argument(
         "-m", "--multirun", action="store_true", help="one run for every combination of values, like seed=1,2,3"
     )
+    add_multi_host(command)
     command.set_defaults(run_fn=run_train)
 
 
@@ -59,5 +61,5 @@ def run_train(arguments: argparse.Namespace) -> int:
     from rookery.cli.training import new_run_directory, train
 
     config["run_dir"] = config["run_dir"] or new_run_directory(config)
-    train(config, make_console())
+    train(config, make_console(), join_hosts(arguments))
     return SUCCESS

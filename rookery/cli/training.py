@@ -20,6 +20,7 @@ from rookery.report.video import MAX_BYTES_IN_REPORT
 from rookery.runs import RunDirectory
 from rookery.types import make_key
 from rookery.workflows.interruption import Interrupted
+from rookery.workflows.programs import gather
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,13 +33,14 @@ STEPS_IN_REPORT = 500
 """How much of an episode is recorded after training: drawing may be slow."""
 
 
-def train(config: Mapping[str, Any], console: "Console") -> RunDirectory:
-    """Train as a composed config says, in its `run_dir`."""
+def train(config: Mapping[str, Any], console: "Console", on_all_hosts: bool = False) -> RunDirectory:
+    """Train as a composed config says, in its `run_dir`; on several hosts, on all devices they have."""
     run = RunDirectory(str(config["run_dir"]))
     if run.config_path.exists():
         raise InvalidInputError(f"run_dir={run.path} holds a run already: `{command('resume', run)}` goes on with it.")
-    prepare_devices(config["devices"])
-    workflow = build_workflow(config)
+    if not on_all_hosts:
+        prepare_devices(config["devices"])
+    workflow = build_workflow(config, enable_multi_devices=on_all_hosts)
     return _complete(workflow, lambda: workflow.learn(workflow.init(workflow.make_key())), console)
 
 
@@ -135,7 +137,8 @@ def _complete(workflow: "Workflow", learn_fn: Callable[[], Any], console: "Conso
         raise Interrupted(interruption.signal, f"go on with `{command('resume', run)}`") from None
     finally:
         workflow.close()
-    _leave_results(workflow, state, run, console)
+    if jax.process_index() == 0:
+        _leave_results(workflow, state, run, console)
     return run
 
 
@@ -144,7 +147,7 @@ def _leave_results(workflow: "Workflow", state: Any, run: RunDirectory, console:
     options = ["--episodes", "100"]
     try:
         with console.status("recording an episode"):
-            agent_state, key = agent_state_of(workflow, state, 0), make_key(workflow.settings.train.seed)
+            agent_state, key = gather(agent_state_of(workflow, state, 0)), make_key(workflow.settings.train.seed)
             record_episode(workflow, agent_state, key, run.episode_path, STEPS_IN_REPORT, MAX_BYTES_IN_REPORT)
         options += ["--video", "episode.gif"]
     except RenderError as error:
