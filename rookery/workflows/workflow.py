@@ -222,7 +222,7 @@ class Workflow(ABC):
 
             while iteration < timetable.num_iterations:
                 target = timetable.next_record(iteration)
-                log.compile("training", self._advance, state, metrics, np.int32(0))
+                log.compile("training program", self._advance, state, metrics, np.int32(0))
                 while iteration < target and not stop_agreed(stop):
                     count = log.iterations_within(SECONDS_PER_CALL, target - iteration)
                     with log.training(count):
@@ -232,7 +232,7 @@ class Workflow(ABC):
                 if iteration == target:
                     evaluation = PyTreeDict()
                     if timetable.is_due(timetable.evaluation_interval, iteration):
-                        log.compile("evaluation", self._evaluate, state.agent_state, state.eval_key)
+                        log.compile("evaluation program", self._evaluate, state.agent_state, state.eval_key)
                         with log.evaluating():
                             evaluation, state = jax.block_until_ready(self.evaluate(state))
                     log.record(self._counts(state), metrics, evaluation)

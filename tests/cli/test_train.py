@@ -78,8 +78,11 @@ def test_several_seeds_are_summed_up_by_their_interquartile_mean(seeds_run: Any)
         (["agent.num_envs=0"], "agent.num_envs=0 must be an integer of at least 1."),
         (["agent.num_envs=many"], "agent.num_envs='many': expected an integer."),
         (["agent.discount=99"], "agent.discount=99 must lie between 0 and 1."),
-        (["agent.learning_rate={start: 1}"], "agent.learning_rate={'start': 1}: a schedule is"),
-        (["agent.num_minibatches=3"], "num_minibatches=3 does not divide 8192 samples: use 2 or 4."),
+        (["~preset@_global_", "agent.learning_rate={start: 1}"], "agent.learning_rate={'start': 1}: a schedule is"),
+        (
+            ["~preset@_global_", "agent.num_minibatches=3"],
+            "num_minibatches=3 does not divide 8192 samples: use 2 or 4.",
+        ),
         (["agent.network.activation=tan"], "agent.network: unknown activation 'tan'. Did you mean 'tanh'?"),
         (["env.autoreset_mode=nrmal"], "env.autoreset_mode='nrmal': expected one of normal, fast, envpool, disabled."),
         (["env.kwargs.gravity=3"], "classic/cartpole: unknown argument 'gravity'"),
@@ -120,7 +123,7 @@ def test_a_run_directory_that_holds_a_run_is_refused_before_anything_is_compiled
 def test_run_directories_are_named_after_agent_env_and_time_and_never_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = []
 
-    def train(config: dict[str, Any], console: Any) -> None:
+    def train(config: dict[str, Any], *others: Any) -> None:
         chosen.append(config["run_dir"])
         Path(config["run_dir"]).mkdir(parents=True)
 

@@ -12,7 +12,7 @@ from rookery.configs import compose
 from rookery.registry import build_workflow
 from rookery.sample_batch import SampleBatch
 from rookery.types import PyTreeDict
-from rookery.workflows import Workflow
+from rookery.workflows.workflow import Workflow
 
 NUM_SEEDS = 4
 

@@ -20,6 +20,8 @@ from rookery.errors import InvalidInputError, MissingExtraError, RookeryError, U
 from rookery.registry import agent_names, workflow_class
 from rookery.workflows.config import settings_from
 
+NO_PRESET = "~preset@_global_"
+
 
 def compose_by_hydra(*overrides: str) -> dict[str, Any]:
     """What a user of Hydra writes."""
@@ -54,7 +56,7 @@ def test_the_result_is_plain_data() -> None:
 def test_the_defaults_outside_the_agent_are_those_of_the_dataclasses(agent: str) -> None:
     workflow = workflow_class(agent)
     classes = (agent, workflow.config_class, workflow.hyperparameters_class)
-    assert settings_from(compose([f"agent={agent}"]), *classes).train == settings_from({}, *classes).train
+    assert settings_from(compose([f"agent={agent}", NO_PRESET]), *classes).train == settings_from({}, *classes).train
 
 
 def test_an_override_of_a_value_wins_over_every_file() -> None:
@@ -101,10 +103,10 @@ def test_a_preset_wins_over_the_files_and_loses_to_the_command_line(preset: str)
 
 
 def test_a_preset_holds_for_its_pair_alone_and_can_be_left_out(preset: str) -> None:
-    usual = compose()["total_timesteps"]
+    usual = compose([NO_PRESET])["total_timesteps"]
     assert compose(["agent=a2c", f"env={preset}"])["total_timesteps"] == usual
-    assert compose(["env=classic/cartpole"])["total_timesteps"] == usual
-    assert compose([f"env={preset}", "~preset@_global_"])["total_timesteps"] == usual
+    assert compose(["env=probe/counter"])["total_timesteps"] == usual
+    assert compose([f"env={preset}", NO_PRESET])["total_timesteps"] == usual
 
 
 def test_a_value_of_a_preset_can_be_replaced_by_another_kind_of_value(preset: str) -> None:
@@ -116,7 +118,7 @@ def test_every_preset_belongs_to_a_method_and_an_environment_and_has_valid_setti
     agent, _, env = name.partition("/")
     workflow = workflow_class(agent)
     config = compose([f"agent={agent}", f"env={env}"])
-    assert config != compose([f"agent={agent}", f"env={env}", "~preset@_global_"])
+    assert config != compose([f"agent={agent}", f"env={env}", NO_PRESET])
     settings_from(config, agent, workflow.config_class, workflow.hyperparameters_class)
 
 
