@@ -25,6 +25,7 @@ examples:
   rookery train --multirun agent=ppo,a2c seed=1,2,3             one run after the other
 
 Every key, its value and what it means: rookery train --show-config [OVERRIDE ...]
+Some pairs of agent and env have a preset, which changes defaults; without it: '~preset@_global_'
 Agents and environments: rookery list
 """
 

@@ -124,9 +124,13 @@ def _compose(overrides: list[str]) -> dict[str, Any]:
 
 
 def _with_sign(override: "Override") -> str:
-    """Return the override for Hydra, which wants signs in front of a key that the files do not list."""
-    text = str(override.input_line)
-    return f"++{text}" if text.startswith(OPEN_MAPPING) else text
+    """Return the override for Hydra, which wants a sign in front of what may add a key.
+
+    These are the arguments of an environment library, and mappings: a schedule may have a key that its preset has not.
+    """
+    text, key = str(override.input_line), override.get_key_element()
+    may_add = key.startswith(OPEN_MAPPING) or (isinstance(override.value(), dict) and key[0] not in "+~")
+    return f"++{text}" if may_add and key not in GROUPS else text
 
 
 def _check_keys(overrides: Sequence["Override"]) -> None:

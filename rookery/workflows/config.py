@@ -14,6 +14,7 @@ from rookery.configuration import check_keys, field_names, from_mapping, plain
 from rookery.envs import AutoresetMode
 from rookery.errors import InvalidInputError, check_count, unknown_name
 from rookery.learning.schedules import LinearSchedule
+from rookery.recorders import RECORDERS
 from rookery.types import PRNG_IMPLEMENTATIONS, Array, PyTreeData
 
 Scalar = float | Array | LinearSchedule
@@ -84,6 +85,9 @@ class TrainConfig:
             check_count("devices", self.devices)
         if not 0 <= self.seed <= 2**31 - self.num_seeds:
             raise InvalidInputError(f"seed={self.seed}: all seeds must lie between 0 and {2**31 - 1}.")
+        for name in self.recorders:
+            if name not in RECORDERS:
+                raise unknown_name("recorder", name, RECORDERS)
         if self.prng not in PRNG_IMPLEMENTATIONS:
             raise unknown_name("prng", self.prng, PRNG_IMPLEMENTATIONS)
 

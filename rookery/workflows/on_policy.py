@@ -152,8 +152,9 @@ class OnPolicyWorkflow(Workflow):
     def state_specs(self) -> Any:
         specs: dict[str, Any] = dict.fromkeys(field_names(OnPolicyState), SAME) | {"source_state": SPLIT}
         if self.config.normalize_rewards:
-            scaling: dict[str, Any] = {"returns": SPLIT, "statistics": SAME}
-            specs["reward_scaling"] = RewardScaling(**scaling)
+            specs["reward_scaling"] = jax.tree.map_with_path(
+                lambda path, _: SPLIT if jax.tree_util.keystr(path) == ".returns" else SAME, reward_scaling.init(1)
+            )
         return OnPolicyState(**specs)
 
     def iterate(self, state: OnPolicyState) -> tuple[PyTreeDict, OnPolicyState]:

@@ -12,21 +12,20 @@ from rookery.algorithms.actor_critic import ROWS_AT_A_TIME, ActorCriticAgent
 from rookery.algorithms.ppo import PPOAgent
 from rookery.envs import AutoresetMode, Env, EnvState, create_env, wrap_env
 from rookery.errors import InvalidInputError
+from rookery.learning import running_statistics
 from rookery.networks import ActorCriticConfig
 from rookery.networks.distributions import GaussianConfig
 from rookery.rollout import Experience, RolloutSource
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Dict, Discrete, MultiDiscrete, Space
-from rookery.testing.check_agent import check_agent
 from rookery.types import Array, Key, PyTreeData, PyTreeDict, as_key
 
 POSITION = Box(-3.0, 3.0, (3,))
 SPACES: dict[str, tuple[Space, Space]] = {
     "discrete": (POSITION, Discrete(3)),
     "multi_discrete": (POSITION, MultiDiscrete([3, 2])),
-    "masked": (Dict(position=POSITION, action_mask=Box(0, 1, (4,), np.int8)), Discrete(4)),
+    "masked": (Dict(position=POSITION, room=Discrete(4), action_mask=Box(0, 1, (4,), np.int8)), Discrete(4)),
     "continuous": (POSITION, Box(-2.0, 2.0, (2,))),
-    "dict": (Dict(position=POSITION, room=Discrete(4)), Discrete(3)),
     "pixels": (Box(0, 255, (6, 6, 1), np.uint8), Discrete(3)),
 }
 SQUASHED = GaussianConfig(bounds="squash", state_dependent_std=True)
@@ -75,14 +74,22 @@ class Collected(NamedTuple):
     successor_values: Array
 
 
+def make_state(agent: PPOAgent, obs_space: Space, action_space: Space) -> AgentState:
+    """Make a state with large random parameters, without the seconds that it takes to compile `init`."""
+    generator = np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda key: agent.init(obs_space, action_space, key), jax.random.key(0))
+    params = jax.tree.map(lambda leaf: jnp.asarray(generator.normal(size=leaf.shape), jnp.float32), shapes.params)
+    statistics = running_statistics.init(obs_space) if agent.normalize_obs else None
+    return shapes.replace(params=params, obs_preprocessor_state=statistics)
+
+
 def collect(agent: PPOAgent, env: Any, num_steps: int) -> Collected:
     """Let an agent act until its memory and its statistics are in use; return the last trajectory and its replay."""
     source = RolloutSource(env=env, agent=agent, rollout_length=num_steps)
 
     @jax.jit
-    def run(key: Key) -> Collected:
-        agent_key, env_key, *collect_keys = jax.random.split(key, 5)
-        agent_state = agent.init(env.obs_space, env.action_space, agent_key)
+    def run(agent_state: AgentState, key: Key) -> Collected:
+        env_key, *collect_keys = jax.random.split(key, 4)
         source_state = source.init(jax.random.split(env_key, env.num_envs))
 
         def act(state: tuple, collect_key: Key) -> tuple[tuple, tuple[AgentState, Experience]]:
@@ -103,7 +110,7 @@ def collect(agent: PPOAgent, env: Any, num_steps: int) -> Collected:
             successor_values=agent.successor_values(agent_state, trajectory, values),
         )
 
-    return run(jax.random.key(0))
+    return run(make_state(agent, env.obs_space, env.action_space), jax.random.key(0))
 
 
 def slow_successor_values(agent: ActorCriticAgent, collected: Collected) -> np.ndarray:
@@ -142,7 +149,6 @@ def slow_successor_values(agent: ActorCriticAgent, collected: Collected) -> np.n
         ("masked", "lstm", False, "normal"),
         ("continuous", None, True, "envpool"),
         ("squashed", "lstm", True, "fast"),
-        ("dict", "gru", False, "normal"),
         ("pixels", None, True, "normal"),
     ],
 )
@@ -164,7 +170,7 @@ def test_a_replay_gives_what_the_rollout_gave_and_successors_have_their_own_valu
     collected = collect(agent, env, num_steps=8)
     trajectory = collected.experience.trajectory
     extras, info = trajectory.extras.policy_extras, trajectory.extras.env_extras
-    assert np.sum(info.termination) > 0
+    assert np.sum(info.termination) > 0 or mode == "fast"  # there all episodes of an env are the same
     assert np.sum(info.truncation[:-1]) > 1
     np.testing.assert_allclose(np.exp(collected.log_prob - extras.log_prob), 1.0, atol=1e-5)
     np.testing.assert_allclose(collected.values, extras.value, atol=1e-5)
@@ -176,42 +182,45 @@ def test_a_replay_gives_what_the_rollout_gave_and_successors_have_their_own_valu
     np.testing.assert_allclose(collected.successor_values[counts], expected[counts], atol=1e-5)
 
 
-@pytest.mark.parametrize("core", [None, "lstm"])
-def test_there_may_be_more_truncations_than_are_looked_up_at_a_time(core: str | None) -> None:
-    config = ActorCriticConfig(hidden_sizes=(4,), core=core, core_size=4)
-    agent = PPOAgent(config=config)
-    env = wrap_env(WanderingEnv("discrete"), episode_length=1, parallel=50, record_ori_obs=True)
-    collected = collect(agent, env, num_steps=3)
-    info = collected.experience.trajectory.extras.env_extras
-    truncated = np.asarray(info.truncation) > 0
-    assert ROWS_AT_A_TIME < np.sum(truncated[:-1]) < 2 * ROWS_AT_A_TIME
-    expected = slow_successor_values(agent, collected)
-    np.testing.assert_allclose(collected.successor_values[truncated], expected[truncated], atol=1e-5)
+def test_there_may_be_more_truncations_than_are_looked_up_at_a_time() -> None:
+    agent = PPOAgent(config=ActorCriticConfig(hidden_sizes=(4,), core="lstm", core_size=4))
+    shape = (5, 30)
+    assert ROWS_AT_A_TIME < (shape[0] - 1) * shape[1] < 2 * ROWS_AT_A_TIME
+    generator = np.random.default_rng(1)
+
+    def normal(*size: int) -> Array:
+        return jnp.asarray(generator.normal(size=size), jnp.float32)
+
+    state = make_state(agent, POSITION, Discrete(2))
+    successors, carry = normal(*shape, 3), jax.tree.map(lambda leaf: normal(*leaf.shape), agent.initial_carry(shape))
+    trajectory = SampleBatch(
+        rewards=normal(*shape),
+        extras=PyTreeDict(
+            policy_extras=PyTreeDict(next_carry=carry),
+            env_extras=PyTreeDict(ori_obs=successors, truncation=jnp.ones(shape)),
+        ),
+    )
+    policy_extras = PyTreeDict(carry=carry, episode_start=jnp.zeros(shape))
+    batch = SampleBatch(obs=successors, extras=PyTreeDict(policy_extras=policy_extras))
+    expected = jax.jit(agent.compute_actions)(state, batch, jax.random.key(0))[1].value
+    values = jax.jit(agent.successor_values)(state, trajectory, normal(*shape))
+    np.testing.assert_allclose(values, expected, atol=1e-5)
 
 
 def test_a_recurrent_agent_says_what_is_missing_when_it_gets_no_memory() -> None:
     agent = PPOAgent(config=ActorCriticConfig(hidden_sizes=(4,), core="gru", core_size=4))
-    state = agent.init(POSITION, Discrete(2), jax.random.key(0))
+    state = make_state(agent, POSITION, Discrete(2))
     with pytest.raises(InvalidInputError, match=r"gru core.*no carry"):
         agent.compute_actions(state, SampleBatch(obs=jnp.zeros((2, 3))), jax.random.key(0))
     with pytest.raises(InvalidInputError, match=r"no policy_extras.episode_start"):
         agent.replay(state, SampleBatch(obs=jnp.zeros((5, 2, 3))), agent.initial_carry((2,)))
 
 
-@pytest.mark.parametrize(("core", "shared"), [(None, True), ("lstm", False)])
-def test_it_keeps_the_promises_of_an_agent(core: str | None, shared: bool) -> None:
-    config = ActorCriticConfig(hidden_sizes=(8,), core=core, core_size=8, shared=shared, gaussian=SQUASHED)
-    agent = PPOAgent(config=config, normalize_obs=True)
-    for kind in ("masked", "continuous"):
-        report = check_agent(agent, *SPACES[kind])
-        assert report.passed, report
-
-
 def test_a_memory_is_that_of_the_agents_own_network() -> None:
     env = create_env("probe/memory", parallel=2, record_ori_obs=True)
     for shared in (False, True):
         agent = PPOAgent(config=ActorCriticConfig(hidden_sizes=(4,), core="lstm", core_size=5, shared=shared))
-        state = agent.init(env.obs_space, env.action_space, jax.random.key(0))
+        state = make_state(agent, env.obs_space, env.action_space)
         carry = state.extra_state.network.initial_carry((2,))
         assert jax.tree.structure(agent.initial_carry((2,))) == jax.tree.structure(carry)
         assert [leaf.shape for leaf in jax.tree.leaves(carry)] == [(2, 5)] * (2 if shared else 4)

@@ -109,8 +109,11 @@ def test_a_preset_holds_for_its_pair_alone_and_can_be_left_out(preset: str) -> N
     assert compose([f"env={preset}", NO_PRESET])["total_timesteps"] == usual
 
 
-def test_a_value_of_a_preset_can_be_replaced_by_another_kind_of_value(preset: str) -> None:
+def test_a_schedule_of_a_preset_can_be_replaced_by_a_number_or_another_schedule(preset: str) -> None:
     assert compose([f"env={preset}", "agent.learning_rate=1e-3"])["agent"]["learning_rate"] == 1e-3
+    schedule = {"start": 0.5, "end": 0.25, "steps": 10}
+    text = "agent.learning_rate={start: 0.5, end: 0.25, steps: 10}"
+    assert compose([f"env={preset}", text])["agent"]["learning_rate"] == schedule
 
 
 @pytest.mark.parametrize("name", stored_names("preset"))
