@@ -1,6 +1,6 @@
 """Training through the public path: a composed config, the workflow that it describes, several seeds at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,8 +14,6 @@ from rookery.sample_batch import SampleBatch
 from rookery.types import PyTreeDict
 from rookery.workflows.workflow import Workflow
 
-NUM_SEEDS = 4
-
 
 class Trained(NamedTuple):
     """What came out of a run: the returns are the mean of the greedy policy over its episodes, one for each seed."""
@@ -24,29 +22,35 @@ class Trained(NamedTuple):
     state: Any
     returns: np.ndarray
 
-    def values_of(self, *observations: Any) -> np.ndarray:
+    def values_of(self, *observations: Sequence[float]) -> np.ndarray:
         """Return what each seed thinks that observations are worth, `[seed, observation]`."""
-        batch = SampleBatch(
-            obs=jnp.asarray(observations, jnp.float32), extras=PyTreeDict(policy_extras=PyTreeDict(carry=()))
-        )
+        extras = PyTreeDict(policy_extras=PyTreeDict())
+        batch = SampleBatch(obs=jnp.array(observations, jnp.float32), extras=extras)
 
-        def values(agent_state: Any) -> Any:
+        def values(agent_state: Any) -> jax.Array:
             return self.workflow.agent.compute_actions(agent_state, batch, jax.random.key(0))[1].value
 
         return np.asarray(jax.vmap(values)(self.state.agent_state))
 
 
-def train_config(*overrides: str) -> Trained:
-    """Train by the config that the overrides describe, without records and checkpoints."""
-    config = compose([f"num_seeds={NUM_SEEDS}", "recorders=[]", *overrides])
-    config["record_interval"] = config["evaluation"]["interval"] = config["total_timesteps"]
-    workflow = build_workflow(config)
-    state = workflow.learn(workflow.init(workflow.make_key()))
-    metrics, state = workflow.evaluate(state)
-    return Trained(workflow, state, np.asarray(metrics["eval/mean_reward"]))
+@pytest.fixture
+def train() -> Callable[..., Trained]:
+    """Train by overrides like those of the command line, with one evaluation at the end."""
+
+    def train(*overrides: str) -> Trained:
+        config = compose([*overrides, "recorders=[]", "record_interval=${total_timesteps}"])
+        workflow = build_workflow(config)
+        state = workflow.learn(workflow.init(workflow.make_key()))
+        metrics, state = workflow.evaluate(state)
+        workflow.close()
+        return Trained(workflow, state, np.asarray(metrics["eval/mean_reward"]))
+
+    return train
 
 
 @pytest.fixture
-def train() -> Callable[..., Trained]:
-    """Train by overrides like those of the command line."""
-    return train_config
+def quick_compilation() -> Any:
+    """Compile in half the time to slower programs: for runs that are over at once."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

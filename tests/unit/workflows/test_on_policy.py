@@ -1,0 +1,220 @@
+"""On-policy iterations: what counts and what does not, hyper-parameters in the state, and states side by side."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rookery.algorithms.a2c import A2CWorkflow
+from rookery.learning.counter import Counter
+from rookery.rollout import Experience
+from rookery.sample_batch import SampleBatch
+from rookery.types import PyTreeDict
+from rookery.workflows.on_policy import Learner, take_envs, takeable
+from rookery.workflows.programs import SAME
+
+NUM_ENVS, ROLLOUT_LENGTH = 2, 6
+LIVE_STEPS = 8
+"""Episodes of 2 steps and a dead one: of 6 rows 4 count, in each of the envs."""
+TOTAL_TIMESTEPS = 100
+
+
+def make_workflow(network: dict | None = None, **agent: Any) -> A2CWorkflow:
+    agent = {
+        "num_envs": NUM_ENVS,
+        "rollout_length": ROLLOUT_LENGTH,
+        "network": {"hidden_sizes": [8], "core_size": 4, **(network or {})},
+        **agent,
+    }
+    return A2CWorkflow.build_from_config(
+        {
+            "agent": agent,
+            "env": {"name": "probe/delayed_reward", "episode_length": 5, "autoreset_mode": "envpool"},
+            "evaluation": {"num_episodes": 2},
+            "total_timesteps": TOTAL_TIMESTEPS,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def workflow() -> A2CWorkflow:
+    return make_workflow(
+        normalize_obs=True, normalize_rewards=True, learning_rate={"start": 0.01, "end": 0.002}, entropy_coefficient=0.1
+    )
+
+
+@pytest.fixture(scope="module")
+def states(workflow: A2CWorkflow) -> list[Any]:
+    """The states before, between and after three iterations."""
+    states = [workflow.init(workflow.make_key())]
+    for _ in range(3):
+        states.append(workflow.step(states[-1])[1])
+    return states
+
+
+def with_learning_rate(state: Any, start: float, end: float) -> Any:
+    schedule = state.hyperparameters.learning_rate.replace(start=jnp.float32(start), end=jnp.float32(end))
+    return state.replace(hyperparameters=state.hyperparameters.replace(learning_rate=schedule))
+
+
+def assert_close(one: Any, other: Any, **tolerance: float) -> None:
+    jax.tree.map(lambda left, right: np.testing.assert_allclose(left, right, **tolerance), one, other)
+
+
+def differs(one: Any, other: Any) -> bool:
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return any(np.any(left != right) for left, right in pairs)
+
+
+def test_steps_of_the_envs_are_counted_and_dead_ones_are_not(states: list[Any]) -> None:
+    assert [int(state.env_steps) for state in states] == [LIVE_STEPS * number for number in range(4)]
+    assert [int(state.iterations) for state in states] == [0, 1, 2, 3]
+    assert [int(state.num_updates) for state in states] == [0, 1, 2, 3]
+
+
+def test_dead_steps_are_no_part_of_the_statistics(states: list[Any]) -> None:
+    # Live steps see 0 and 1 in turn, dead ones 2; the discounted return after them is 0 and 1.
+    observations, returns = states[2].agent_state.obs_preprocessor_state, states[2].reward_scaling.statistics
+    for statistics in (observations, returns):
+        assert statistics.count.value == 2 * LIVE_STEPS
+        assert jax.tree.leaves(statistics.mean) == [0.5]
+        assert jax.tree.leaves(statistics.std) == [0.5]
+
+
+def test_episodes_are_reported_with_the_rewards_of_the_env(workflow: A2CWorkflow, states: list[Any]) -> None:
+    metrics, _ = workflow.step(states[1])
+    assert metrics["rollout/ep_len_mean"] == 2.0
+    assert metrics["rollout/ep_rew_mean"] == 1.0
+
+
+def test_what_dead_rows_hold_makes_no_difference() -> None:
+    workflow = make_workflow({"core": "gru"}, learning_rate=0.01)
+    state = workflow.init(workflow.make_key())
+
+    def corrupt(trajectory: SampleBatch, garbage: Any) -> SampleBatch:
+        extras = trajectory.extras
+        dead = extras.env_extras.autoreset > 0
+        policy_extras = extras.policy_extras.replace(
+            value=jnp.where(dead, garbage, extras.policy_extras.value),
+            raw_action=jnp.where(dead, 1 - extras.policy_extras.raw_action, extras.policy_extras.raw_action),
+        )
+        return trajectory.replace(
+            obs=jnp.where(dead[..., None], 17.0, trajectory.obs),
+            rewards=jnp.where(dead, garbage, trajectory.rewards),
+            extras=extras.replace(policy_extras=policy_extras),
+        )
+
+    def update_twice(state: Any, garbage: Any) -> tuple[Any, Any, Any]:
+        learner = Learner(
+            agent_state=state.agent_state, optimizer_state=state.optimizer_state, num_updates=Counter.zero()
+        )
+        key = jax.random.key(0)
+        experience, _ = workflow.source.collect(state.agent_state, state.source_state, key)
+        corrupted = experience.replace(trajectory=corrupt(experience.trajectory, garbage))
+        outcomes = [workflow.update(learner, given, state.hyperparameters, key) for given in (experience, corrupted)]
+        return *outcomes, jnp.sum(experience.trajectory.extras.env_extras.autoreset)
+
+    program = workflow.program(update_twice, (workflow.state_specs(), SAME), SAME)
+    for garbage in (17.0, np.nan):
+        (metrics, learner), (other_metrics, other_learner), num_dead = program(state, jnp.float32(garbage))
+        assert num_dead == NUM_ENVS * ROLLOUT_LENGTH - LIVE_STEPS
+        assert differs(learner.agent_state.params, state.agent_state.params)
+        assert_close(other_learner.agent_state.params, learner.agent_state.params, atol=1e-6)
+        assert_close(other_metrics, metrics, rtol=1e-5, atol=1e-6)
+
+
+def test_schedules_go_by_env_steps(workflow: A2CWorkflow, states: list[Any]) -> None:
+    for number, state in enumerate(states):
+        metrics, _ = workflow.step(state)
+        expected = 0.01 + (0.002 - 0.01) * number * LIVE_STEPS / TOTAL_TIMESTEPS
+        np.testing.assert_allclose(metrics["train/learning_rate"], expected, rtol=1e-5)
+
+
+def test_a_learning_rate_of_0_changes_no_parameter(workflow: A2CWorkflow, states: list[Any]) -> None:
+    frozen = with_learning_rate(states[1], 0.0, 0.0)
+    metrics, after = workflow.step(frozen)
+    assert metrics["train/learning_rate"] == 0.0
+    assert not differs(after.agent_state.params, states[1].agent_state.params)
+    assert int(after.num_updates) == 2
+
+
+def test_a_population_with_different_learning_rates_is_a_vmap_over_the_same_step(
+    workflow: A2CWorkflow, states: list[Any]
+) -> None:
+    members = [with_learning_rate(states[1], 0.0, 0.0), with_learning_rate(states[1], 0.01, 0.01), states[2]]
+    population = jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
+    all_metrics, after = jax.vmap(workflow.step)(population)
+    for index, member in enumerate(members):
+        metrics, expected = workflow.step(member)
+        own_metrics, own = jax.tree.map(lambda leaf, index=index: leaf[index], (all_metrics, after))
+        assert_close(own_metrics, metrics, rtol=1e-4, atol=1e-5)
+        assert_close(own.agent_state, expected.agent_state, rtol=1e-4, atol=1e-5)
+        assert_close(own.source_state.env_state.obs, expected.source_state.env_state.obs)
+        assert int(own.env_steps) == int(expected.env_steps)
+    first, second, _ = (jax.tree.map(lambda leaf, index=index: leaf[index], after.agent_state) for index in range(3))
+    assert differs(first.params, second.params)
+
+
+def test_a_step_leaves_the_state_it_was_given_usable(workflow: A2CWorkflow, states: list[Any]) -> None:
+    _, once = workflow.step(states[0])
+    _, again = workflow.step(states[0])
+    assert not differs(once.agent_state.params, again.agent_state.params)
+
+
+def test_an_untrained_iteration_changes_what_must_change(states: list[Any]) -> None:
+    before, after = states[0], states[1]
+    assert differs(before.agent_state.params, after.agent_state.params)
+    assert jax.random.key_data(before.key).tolist() != jax.random.key_data(after.key).tolist()
+    assert not differs(jax.random.key_data(before.eval_key), jax.random.key_data(after.eval_key))
+
+
+def marked_trajectory() -> tuple[SampleBatch, Any]:
+    """Rows that say where they come from: 10 * step + env, and memories that say which env they belong to."""
+    rows = 10 * jnp.arange(3)[:, None] + jnp.arange(4)[None, :]
+    return SampleBatch(obs=rows[..., None].astype(jnp.float32), rewards=rows), (jnp.arange(4.0)[:, None],)
+
+
+def test_envs_are_taken_with_their_own_memory() -> None:
+    samples, carry = marked_trajectory()
+    taken, (memory,) = take_envs(samples, carry, jnp.array([3, 1]))
+    np.testing.assert_array_equal(taken.rewards, [[3, 1], [13, 11], [23, 21]])
+    np.testing.assert_array_equal(memory[:, 0], [3, 1])
+
+
+def test_an_agent_with_a_memory_is_given_sequences_and_another_one_steps() -> None:
+    samples, carry = marked_trajectory()
+    number, take = takeable(samples, carry)
+    taken, (memory,) = take(jnp.array([2, 0], jnp.uint32))
+    assert number == 4
+    np.testing.assert_array_equal(taken.obs[..., 0], [[2, 0], [12, 10], [22, 20]])
+    np.testing.assert_array_equal(memory[:, 0], [2, 0])
+
+    number, take = takeable(samples, ())
+    taken, memory = take(jnp.array([11, 4], jnp.uint32))
+    assert (number, memory) == (12, ())
+    np.testing.assert_array_equal(taken.rewards, [23, 10])
+
+
+def test_a_source_of_experience_is_a_part_that_can_be_exchanged(workflow: A2CWorkflow) -> None:
+    # The update knows nothing of environments: experience that was written down by hand will do.
+    shape = (3, 2)
+    env_extras = PyTreeDict(termination=jnp.zeros(shape), truncation=jnp.zeros(shape), ori_obs=jnp.ones((*shape, 1)))
+    policy_extras = PyTreeDict(raw_action=jnp.zeros(shape, jnp.int32), value=jnp.zeros(shape))
+    trajectory = SampleBatch(
+        obs=jnp.ones((*shape, 1)),
+        rewards=jnp.ones(shape),
+        dones=jnp.zeros(shape),
+        extras=PyTreeDict(policy_extras=policy_extras, env_extras=env_extras),
+    )
+    state = jax.eval_shape(workflow.init, workflow.make_key())
+    learner = Learner(
+        agent_state=state.agent_state, optimizer_state=state.optimizer_state, num_updates=state.num_updates
+    )
+    plain = jax.tree.map(jnp.float32, type(state.hyperparameters)())
+    experience = Experience(trajectory=trajectory, first_carry=())
+    program = workflow.program(workflow.update, (SAME,) * 4, SAME)
+    metrics, after = jax.eval_shape(program, learner, experience, plain, jax.random.key(0))
+    assert "train/policy_loss" in metrics
+    assert jax.tree.structure(after) == jax.tree.structure(learner)
