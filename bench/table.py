@@ -19,7 +19,9 @@ class Row:
 
 def print_table(rows: Iterable[Row]) -> None:
     """Print the rows, aligned for a file as for a terminal."""
-    table = Table("benchmark", "rookery", "against", "times faster", caption="compilation apart, unless a row says otherwise")
+    table = Table(
+        "benchmark", "rookery", "against", "times faster", caption="compilation apart, unless a row says otherwise"
+    )
     table.columns[3].justify = "right"
     for row in rows:
         table.add_row(row.name, row.ours, row.other, "" if row.ratio is None else f"{row.ratio:.2f}")

@@ -23,7 +23,7 @@ from rookery.recorders import RECORDERS, Position, Recorder, RunDescription
 from rookery.runs import RunDirectory, RunInUseError
 from rookery.types import Key, PyTreeDict
 from rookery.workflows.checkpoint import Checkpoints
-from rookery.workflows.config import Hyperparameters, Scalar, TrainConfig
+from rookery.workflows.config import CheckpointConfig, EvaluationConfig, Hyperparameters, Scalar, TrainConfig
 from rookery.workflows.programs import SAME
 from rookery.workflows.workflow import Timetable, Workflow, WorkflowState
 
@@ -212,8 +212,15 @@ def test_a_timetable_ends_at_the_end_whatever_divides_what() -> None:
     generator = np.random.default_rng(0)
     for _ in range(200):
         total, record, evaluation, checkpoint, steps = (int(number) for number in generator.integers(1, 5000, size=5))
-        train_config = TrainConfig(total_timesteps=total, record_interval=record)
-        timetable = Timetable.of(train_config, steps)
+        timetable = Timetable.of(
+            TrainConfig(
+                total_timesteps=total,
+                record_interval=record,
+                evaluation=EvaluationConfig(interval=evaluation),
+                checkpoint=CheckpointConfig(interval=checkpoint),
+            ),
+            steps,
+        )
         records = []
         while not records or records[-1] < timetable.num_iterations:
             records.append(timetable.next_record(records[-1] if records else 0))
@@ -397,7 +404,7 @@ def test_a_run_that_someone_trains_is_left_alone(tmp_path: Path) -> None:
     workflow = build(run_dir=str(tmp_path / "run"), recorders=["jsonl"])
     train(workflow)
     with RunDirectory.open(tmp_path / "run").lock(), pytest.raises(RunInUseError):
-        workflow.resume(step=20)
+        workflow.resume(step=80)
     assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == [80, 90, 100]
 
 

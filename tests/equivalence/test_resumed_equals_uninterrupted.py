@@ -1,0 +1,123 @@
+"""A run that is stopped and goes on, again and again, is the run that was never stopped, bit for bit."""
+
+import json
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rookery.recorders import RECORDERS, Position, Recorder, RunDescription
+from rookery.registry import build_workflow
+from rookery.workflows.checkpoint import Checkpoints
+from rookery.workflows.interruption import Interrupted
+
+SMALL = {"num_envs": 4, "rollout_length": 8, "normalize_obs": True, "normalize_rewards": True}
+SCHEDULE = {"start": 0.01, "end": 0.0}
+ITERATION = 4 * 8
+METHODS = {
+    "ppo with several seeds": {
+        "agent": {"name": "ppo", **SMALL, "learning_rate": SCHEDULE, "network": {"hidden_sizes": [8]}},
+        "num_seeds": 2,
+    },
+    "impala with memory and actors that lag": {
+        "agent": {
+            "name": "impala",
+            **SMALL,
+            "num_minibatches": 2,
+            "actor_lag": 3,
+            "learning_rate": SCHEDULE,
+            "network": {"hidden_sizes": [8], "core": "gru", "core_size": 4},
+        },
+    },
+}
+
+
+class StoppingRecorder(Recorder):
+    """Asks the process to stop once a number of env steps is reached."""
+
+    stop_at: ClassVar[int | None] = None
+
+    def open(self, run: RunDescription, resumed_from: Position | None = None) -> None:
+        pass
+
+    def advance(self, env_steps: int) -> None:
+        if self.stop_at is not None and env_steps >= self.stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def record(self, rows: Sequence[Mapping[str, float]]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RECORDERS, "stopping", f"{__name__}:StoppingRecorder")
+
+
+def build(method: str, run_dir: Path) -> Any:
+    return build_workflow(
+        {
+            **METHODS[method],
+            "env": {"name": "classic/cartpole", "episode_length": 11, "autoreset_mode": "envpool"},
+            "total_timesteps": 20 * ITERATION - 5,
+            "record_interval": 4 * ITERATION,
+            "evaluation": {"interval": 8 * ITERATION, "num_episodes": 2},
+            "checkpoint": {"interval": 8 * ITERATION, "keep": None},
+            "run_dir": str(run_dir),
+            "recorders": ["jsonl", "stopping"],
+        }
+    )
+
+
+def records_of(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl` without what the clock says."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    by_the_clock = ("time/fps", "time/time_elapsed")
+    return [{name: value for name, value in row.items() if name not in by_the_clock} for row in rows]
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    def compare(path: Any, left: Any, right: Any) -> None:
+        if jnp.issubdtype(left.dtype, jax.dtypes.prng_key):
+            left, right = jax.random.key_data(left), jax.random.key_data(right)
+        np.testing.assert_array_equal(left, right, err_msg=jax.tree_util.keystr(path))
+
+    jax.tree_util.tree_map_with_path(compare, one, other)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_stopped_between_and_at_records_ends_as_the_one_that_was_not(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = build(method, tmp_path / "whole")
+    expected = whole.learn(whole.init(whole.make_key()))
+
+    workflow = build(method, tmp_path / "stopped")
+    # After the first iteration, which is a call of its own; in the midst of the run; and again at once.
+    monkeypatch.setattr(StoppingRecorder, "stop_at", 1)
+    with pytest.raises(Interrupted) as stopped:
+        workflow.learn(workflow.init(workflow.make_key()))
+    assert stopped.value.exit_code == 143
+    (first_step,) = Checkpoints(tmp_path / "stopped" / "checkpoints").steps()
+    assert 0 < first_step <= ITERATION
+    for stop_at in (9 * ITERATION, 9 * ITERATION):
+        monkeypatch.setattr(StoppingRecorder, "stop_at", stop_at)
+        with pytest.raises(Interrupted):
+            workflow.resume()
+    monkeypatch.setattr(StoppingRecorder, "stop_at", None)
+    state = build(method, tmp_path / "stopped").resume()
+    assert_equal(state, expected)
+    assert records_of(tmp_path / "stopped") == records_of(tmp_path / "whole")
+
+    # From an earlier checkpoint: what came after it is forgotten and comes again.
+    middle = Checkpoints(tmp_path / "stopped" / "checkpoints").steps()[1]
+    assert_equal(workflow.resume(middle), expected)
+    assert records_of(tmp_path / "stopped") == records_of(tmp_path / "whole")
