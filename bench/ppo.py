@@ -1,6 +1,6 @@
-"""Training PPO on CartPole against other implementations of the same sizes: two 64x64 tanh networks.
+"""Training PPO on CartPole against other implementations with the same sizes.
 
-Speed is measured on one core, by CPU time, and on all, by the clock; every measurement is a process of its own.
+Every measurement is a process of its own, on one core, by CPU time, or on all, by the clock.
 """
 
 import importlib.util
@@ -13,35 +13,44 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from bench.peers import sizes
 from bench.table import Row
 
 NUM_ENVS = (64, 512, 2048)
 NUM_ENVS_OF_SB3 = 8
-NUM_STARTS = 3
+NUM_STARTS = 4
 
-PEERS = {"rejax": "rejax", "Stable-Baselines3": "stable_baselines3"}
+MODULES = {"rejax": "rejax", "Stable-Baselines3": "stable_baselines3"}
 INSTALL = "pip install -c constraints.txt -e '.[bench]'"
 
 
 def rows() -> Iterator[Row]:
-    all_cores = sorted(os.sched_getaffinity(0))
-    for cores in (all_cores[:1], all_cores):
-        label = "1 core" if len(cores) == 1 else f"{len(cores)} cores"
-        for num_envs in NUM_ENVS:
-            speeds = measure("speed", num_envs, cores=cores)
-            for peer in ("plain JAX", "rejax"):
-                yield compare(f"PPO, {num_envs} envs, {label}", speeds, peer)
-        speeds = measure("speed_of_sb3", NUM_ENVS_OF_SB3, cores=cores)
-        yield compare(f"PPO, {NUM_ENVS_OF_SB3} envs, {label}", speeds, "Stable-Baselines3")
-    yield compile_row(all_cores[:1])
-    yield start_row(all_cores)
+    cores = sorted(os.sched_getaffinity(0))
+    yield from speed_rows("1 core", cores[:1])
+    if len(cores) > 1:
+        yield from speed_rows(f"{len(cores)} cores", cores)
+        yield from speed_rows(f"{len(cores)} cores, devices={len(cores)}", cores, num_devices=len(cores))
+    yield compile_row(cores[:1])
+    yield start_row(cores)
 
 
-def compare(name: str, speeds: dict[str, float], peer: str) -> Row:
-    ours = f"{speeds['rookery'] / 1e3:.0f} k steps/s"
-    if peer not in speeds:
-        return Row(name, ours, f"{peer}: {INSTALL}")
-    return Row(name, ours, f"{peer} {speeds[peer] / 1e3:.1f} k steps/s", speeds["rookery"] / speeds[peer])
+def speed_rows(label: str, cores: list[int], num_devices: int = 1) -> Iterator[Row]:
+    for num_envs in NUM_ENVS:
+        steps = measure("steps_per_second", num_envs, num_devices, cores=cores)
+        yield compare(f"PPO, {num_envs} envs, {label}", steps, ("plain JAX", "rejax"))
+    if num_devices == 1:
+        steps = measure("steps_per_second_beside_sb3", NUM_ENVS_OF_SB3, cores=cores)
+        yield compare(f"PPO, {NUM_ENVS_OF_SB3} envs, {label}", steps, ("Stable-Baselines3",))
+
+
+def compare(name: str, steps_per_second: dict[str, float], peers: tuple[str, ...]) -> Row:
+    """Compare with the fastest peer, and name them all."""
+    speeds = {peer: steps_per_second[peer] for peer in peers if peer in steps_per_second}
+    others = [f"{peer} {speed / 1e3:.0f} k" for peer, speed in speeds.items()]
+    others += [f"{peer}: {INSTALL}" for peer in peers if peer not in speeds]
+    ours = steps_per_second["rookery"]
+    ratio = ours / max(speeds.values()) if speeds else None
+    return Row(name, f"{ours / 1e3:.0f} k steps/s", ", ".join(others), ratio)
 
 
 def compile_row(cores: list[int]) -> Row:
@@ -55,8 +64,10 @@ def compile_row(cores: list[int]) -> Row:
 def start_row(cores: list[int]) -> Row:
     """From the start of the process to the end of the first iteration, when the programs have been compiled before."""
     with tempfile.TemporaryDirectory() as cache:
-        seconds = [measure("seconds_to_first_iteration", cores=cores, cache=cache) for _ in range(1 + NUM_STARTS)]
-    first, later = seconds[0]["rookery"], min(run["rookery"] for run in seconds[1:])
+        seconds = [
+            measure("seconds_to_first_iteration", cores=cores, cache=cache)["rookery"] for _ in range(NUM_STARTS)
+        ]
+    first, later = seconds[0], min(seconds[1:])
     return Row("PPO, second start", f"{later:.1f} s", f"first start {first:.1f} s", first / later)
 
 
@@ -67,7 +78,12 @@ def measure(function: str, *args: int, cores: list[int], cache: str | None = Non
     try:
         run = subprocess.run(
             [sys.executable, "-m", "bench.ppo", function, *map(str, args)],
-            env={**os.environ, "JAX_PLATFORMS": "cpu", **({"ROOKERY_CACHE_DIR": cache} if cache else {})},
+            env={
+                **os.environ,
+                "JAX_PLATFORMS": "cpu",
+                "STARTED_AT": str(time.time()),
+                **({"ROOKERY_CACHE_DIR": cache} if cache else {}),
+            },
             stdout=subprocess.PIPE,
             text=True,
             check=True,
@@ -80,27 +96,33 @@ def measure(function: str, *args: int, cores: list[int], cache: str | None = Non
 # What the processes do.
 
 
-def speed(num_envs: int) -> dict[str, float]:
-    """Return env steps per second of the programs in JAX."""
+def steps_per_second(num_envs: int, num_devices: int) -> dict[str, float]:
+    """Measure the programs in JAX; the peers always use one device, whose threads use all cores."""
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", num_devices)
     from bench.peers.plain_ppo import PlainPPO
 
-    contenders = {"rookery": rookery_training(num_envs), "plain JAX": peer_training(PlainPPO(num_envs), num_envs)}
+    contenders = {
+        "rookery": rookery_training(num_envs, num_devices),
+        "plain JAX": peer_training(PlainPPO(num_envs), num_envs),
+    }
     if is_installed("rejax"):
         from bench.peers.rejax_ppo import RejaxPPO
 
         contenders["rejax"] = peer_training(RejaxPPO(num_envs), num_envs)
-    return steps_per_second(contenders, num_envs * iterations_per_call(num_envs))
+    return speeds_of(contenders, num_envs * sizes.ROLLOUT_LENGTH * iterations_per_call(num_envs))
 
 
-def speed_of_sb3(num_envs: int) -> dict[str, float]:
-    """Return env steps per second, of Stable-Baselines3 too."""
-    seconds = steps_per_second({"rookery": rookery_training(num_envs)}, num_envs * iterations_per_call(num_envs))
+def steps_per_second_beside_sb3(num_envs: int) -> dict[str, float]:
+    """Measure Rookery and Stable-Baselines3."""
+    num_steps = num_envs * sizes.ROLLOUT_LENGTH
+    speeds = speeds_of({"rookery": rookery_training(num_envs)}, num_steps * iterations_per_call(num_envs))
     if is_installed("Stable-Baselines3"):
         from bench.peers.sb3_ppo import StableBaselines3PPO
 
-        peer = StableBaselines3PPO(num_envs)
-        seconds |= steps_per_second({"Stable-Baselines3": peer.iterate}, num_envs)
-    return seconds
+        speeds |= speeds_of({"Stable-Baselines3": StableBaselines3PPO(num_envs).iterate}, num_steps)
+    return speeds
 
 
 def compile_seconds() -> dict[str, float]:
@@ -128,37 +150,40 @@ def compile_seconds() -> dict[str, float]:
 def seconds_to_first_iteration() -> dict[str, float]:
     """Return the seconds since this process started until the first iteration has been trained."""
     import jax
-    import psutil
 
     from rookery.cli.compilation_cache import enable_compilation_cache
 
     enable_compilation_cache()
     workflow = rookery_workflow(NUM_ENVS[0])
     jax.block_until_ready(workflow.step(workflow.init(workflow.make_key())))
-    return {"rookery": time.time() - psutil.Process().create_time()}
+    return {"rookery": time.time() - float(os.environ["STARTED_AT"])}
 
 
-def rookery_workflow(num_envs: int) -> Any:
-    from bench.peers import plain_ppo
+def rookery_workflow(num_envs: int, num_devices: int = 1) -> Any:
     from rookery.algorithms.ppo import PPOWorkflow
 
     agent = {
         "name": "ppo",
         "num_envs": num_envs,
-        "rollout_length": plain_ppo.ROLLOUT_LENGTH,
-        "num_epochs": plain_ppo.NUM_EPOCHS,
-        "num_minibatches": plain_ppo.NUM_MINIBATCHES,
-        "learning_rate": plain_ppo.LEARNING_RATE,
-        "max_grad_norm": plain_ppo.MAX_GRAD_NORM,
-        "entropy_coefficient": plain_ppo.ENTROPY_COEFFICIENT,
-        "network": {"hidden_sizes": [64, 64], "activation": "tanh"},
+        "rollout_length": sizes.ROLLOUT_LENGTH,
+        "num_epochs": sizes.NUM_EPOCHS,
+        "num_minibatches": sizes.NUM_MINIBATCHES,
+        "learning_rate": sizes.LEARNING_RATE,
+        "max_grad_norm": sizes.MAX_GRAD_NORM,
+        "discount": sizes.DISCOUNT,
+        "gae_lambda": sizes.GAE_LAMBDA,
+        "clip_ratio": sizes.CLIP_RATIO,
+        "value_coefficient": sizes.VALUE_COEFFICIENT,
+        "entropy_coefficient": sizes.ENTROPY_COEFFICIENT,
+        "network": {"hidden_sizes": list(sizes.HIDDEN_SIZES), "activation": "tanh"},
     }
-    return PPOWorkflow.build_from_config({"agent": agent, "env": {"name": "classic/cartpole"}})
+    config = {"agent": agent, "env": {"name": "classic/cartpole"}, "devices": num_devices}
+    return PPOWorkflow.build_from_config(config)
 
 
-def rookery_training(num_envs: int) -> Callable[[], Any]:
+def rookery_training(num_envs: int, num_devices: int = 1) -> Callable[[], Any]:
     """The program that `learn` runs between two records, metrics included; each call goes on from the last."""
-    workflow = rookery_workflow(num_envs)
+    workflow = rookery_workflow(num_envs, num_devices)
     state = workflow.init(workflow.make_key())
     carried = state, workflow._no_metrics(state)
 
@@ -192,14 +217,12 @@ def iterations_per_call(num_envs: int) -> int:
     return max(1, 512 // num_envs)
 
 
-def steps_per_second(contenders: dict[str, Callable[[], Any]], num_envs_times_iterations: int) -> dict[str, float]:
-    """On one core by CPU time, which other processes cannot disturb; on several by the clock."""
-    from bench.peers.plain_ppo import ROLLOUT_LENGTH
+def speeds_of(contenders: dict[str, Callable[[], Any]], num_steps: int) -> dict[str, float]:
+    """Env steps per second: on one core by CPU time, which other processes disturb little; on several by the clock."""
     from bench.timing import best_seconds
 
     clock = time.process_time if len(os.sched_getaffinity(0)) == 1 else time.perf_counter
-    seconds = best_seconds(contenders, clock, num_rounds=7)
-    return {name: num_envs_times_iterations * ROLLOUT_LENGTH / seconds[name] for name in contenders}
+    return {name: num_steps / seconds for name, seconds in best_seconds(contenders, clock, num_rounds=7).items()}
 
 
 def cpu_seconds_of(function: Callable[[], Any]) -> float:
@@ -209,7 +232,7 @@ def cpu_seconds_of(function: Callable[[], Any]) -> float:
 
 
 def is_installed(peer: str) -> bool:
-    return importlib.util.find_spec(PEERS[peer]) is not None
+    return importlib.util.find_spec(MODULES[peer]) is not None
 
 
 if __name__ == "__main__":

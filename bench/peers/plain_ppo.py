@@ -12,16 +12,19 @@ import jax.numpy as jnp
 import optax
 from flax.training.train_state import TrainState
 
-ROLLOUT_LENGTH = 128
-NUM_EPOCHS = 4
-NUM_MINIBATCHES = 4
-LEARNING_RATE = 3e-4
-MAX_GRAD_NORM = 0.5
-DISCOUNT = 0.99
-GAE_LAMBDA = 0.95
-CLIP_RATIO = 0.2
-VALUE_COEFFICIENT = 0.5
-ENTROPY_COEFFICIENT = 0.01
+from bench.peers.sizes import (
+    CLIP_RATIO,
+    DISCOUNT,
+    ENTROPY_COEFFICIENT,
+    GAE_LAMBDA,
+    HIDDEN_SIZES,
+    LEARNING_RATE,
+    MAX_GRAD_NORM,
+    NUM_EPOCHS,
+    NUM_MINIBATCHES,
+    ROLLOUT_LENGTH,
+    VALUE_COEFFICIENT,
+)
 
 
 class ActorCritic(nn.Module):
@@ -33,8 +36,8 @@ class ActorCritic(nn.Module):
     def __call__(self, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
         def network(num_outputs: int, scale: float) -> jax.Array:
             hidden = obs
-            for _ in range(2):
-                hidden = nn.tanh(nn.Dense(64, kernel_init=nn.initializers.orthogonal(2**0.5))(hidden))
+            for size in HIDDEN_SIZES:
+                hidden = nn.tanh(nn.Dense(size, kernel_init=nn.initializers.orthogonal(2**0.5))(hidden))
             return nn.Dense(num_outputs, kernel_init=nn.initializers.orthogonal(scale))(hidden)
 
         return network(self.num_actions, 0.01), network(1, 1.0)[..., 0]

@@ -6,7 +6,7 @@ import jax
 import rejax
 from gymnax.environments.classic_control.cartpole import CartPole
 
-from bench.peers import plain_ppo
+from bench.peers import sizes
 
 
 class OneDoneCartPole(CartPole):
@@ -24,12 +24,12 @@ class RejaxPPO:
         self.algorithm = rejax.PPO.create(
             env=OneDoneCartPole(),
             num_envs=num_envs,
-            num_steps=plain_ppo.ROLLOUT_LENGTH,
-            num_epochs=plain_ppo.NUM_EPOCHS,
-            num_minibatches=plain_ppo.NUM_MINIBATCHES,
-            learning_rate=plain_ppo.LEARNING_RATE,
-            max_grad_norm=plain_ppo.MAX_GRAD_NORM,
-            agent_kwargs={"hidden_layer_sizes": (64, 64), "activation": "tanh"},
+            num_steps=sizes.ROLLOUT_LENGTH,
+            num_epochs=sizes.NUM_EPOCHS,
+            num_minibatches=sizes.NUM_MINIBATCHES,
+            learning_rate=sizes.LEARNING_RATE,
+            max_grad_norm=sizes.MAX_GRAD_NORM,
+            agent_kwargs={"hidden_layer_sizes": sizes.HIDDEN_SIZES, "activation": "tanh"},
         )
 
     def init(self, key: jax.Array) -> Any:

@@ -3,7 +3,7 @@
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
-from bench.peers import plain_ppo
+from bench.peers import sizes
 
 
 class StableBaselines3PPO:
@@ -13,15 +13,15 @@ class StableBaselines3PPO:
     """
 
     def __init__(self, num_envs: int) -> None:
-        self.num_steps = num_envs * plain_ppo.ROLLOUT_LENGTH
+        self.num_steps = num_envs * sizes.ROLLOUT_LENGTH
         self.model = PPO(
             "MlpPolicy",
             make_vec_env("CartPole-v1", n_envs=num_envs),
-            n_steps=plain_ppo.ROLLOUT_LENGTH,
-            batch_size=self.num_steps // plain_ppo.NUM_MINIBATCHES,
-            n_epochs=plain_ppo.NUM_EPOCHS,
-            learning_rate=plain_ppo.LEARNING_RATE,
-            ent_coef=plain_ppo.ENTROPY_COEFFICIENT,
+            n_steps=sizes.ROLLOUT_LENGTH,
+            batch_size=self.num_steps // sizes.NUM_MINIBATCHES,
+            n_epochs=sizes.NUM_EPOCHS,
+            learning_rate=sizes.LEARNING_RATE,
+            ent_coef=sizes.ENTROPY_COEFFICIENT,
             device="cpu",
         )
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+import jax.numpy as jnp
+
 from rookery.agent import AgentState, Carry
 from rookery.algorithms.actor_critic import ActorCriticAgent
 from rookery.distributed import DEVICE_AXIS
@@ -23,7 +25,6 @@ from rookery.workflows.on_policy import (
     OnPolicyConfig,
     OnPolicyHyperparameters,
     OnPolicyWorkflow,
-    mean_of_finite,
     weights_of,
 )
 
@@ -109,9 +110,10 @@ class A2CWorkflow(OnPolicyWorkflow):
                 agent_state, trajectory, advantages, targets, experience.first_carry, hyperparameters
             )
 
+        explained = explained_variance(targets, values, weights_of(trajectory), DEVICE_AXIS)
         report, learner = self.gradient_step(learner, loss, trajectory, hyperparameters)
         metrics = {name: Mean.of(value) for name, value in report.items()} | {
-            "train/explained_variance": mean_of_finite(explained_variance(targets, values, weights_of(trajectory))),
+            "train/explained_variance": Mean.where(jnp.isfinite(explained), explained),
             "train/learning_rate": Mean.of(hyperparameters.learning_rate),
         }
         return metrics, learner

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from rookery.agent import AgentState, Carry
 from rookery.algorithms.actor_critic import ActorCriticAgent
-from rookery.distributed import DEVICE_AXIS
+from rookery.distributed import DEVICE_AXIS, check_divides
 from rookery.errors import check_count
 from rookery.learning.advantages import vtrace
 from rookery.learning.minibatches import check_num_minibatches, epoch_indexes
@@ -45,7 +45,7 @@ class IMPALAConfig(OnPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("num_minibatches", self.num_minibatches)
+        check_num_minibatches(self.num_envs, self.num_minibatches)
         check_count("actor_lag", self.actor_lag)
 
 
@@ -118,8 +118,9 @@ class IMPALAWorkflow(OnPolicyWorkflow):
     config: IMPALAConfig
 
     def __init__(self, settings: Settings, num_devices: int, enable_jit: bool) -> None:
+        check_divides("agent.num_envs", settings.method.num_envs, num_devices)
+        check_num_minibatches(settings.method.num_envs // num_devices, settings.method.num_minibatches)
         super().__init__(settings, num_devices, enable_jit)
-        check_num_minibatches(self.config.num_envs // num_devices, self.config.num_minibatches)
 
     @property
     def actor_lag(self) -> int:

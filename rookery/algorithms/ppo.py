@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from rookery.agent import AgentState, Carry
 from rookery.algorithms.actor_critic import ActorCriticAgent
-from rookery.distributed import DEVICE_AXIS
+from rookery.distributed import DEVICE_AXIS, check_divides
 from rookery.errors import check_count
 from rookery.learning.advantages import gae
 from rookery.learning.minibatches import check_num_minibatches, epoch_indexes
@@ -30,7 +30,6 @@ from rookery.workflows.on_policy import (
     OnPolicyConfig,
     OnPolicyHyperparameters,
     OnPolicyWorkflow,
-    mean_of_finite,
     takeable,
     weights_of,
 )
@@ -47,7 +46,12 @@ class PPOConfig(OnPolicyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("num_epochs", self.num_epochs)
-        check_count("num_minibatches", self.num_minibatches)
+        self.check_minibatches(num_devices=1)
+
+    def check_minibatches(self, num_devices: int) -> None:
+        """Raise unless what one device collects can be dealt out to the minibatches."""
+        num_envs = self.num_envs // num_devices
+        check_num_minibatches(num_envs * (1 if self.network.core else self.rollout_length), self.num_minibatches)
 
 
 class PPOHyperparameters(OnPolicyHyperparameters):
@@ -153,10 +157,9 @@ class PPOWorkflow(OnPolicyWorkflow):
     config: PPOConfig
 
     def __init__(self, settings: Settings, num_devices: int, enable_jit: bool) -> None:
-        config = settings.method
+        check_divides("agent.num_envs", settings.method.num_envs, num_devices)
+        settings.method.check_minibatches(num_devices)
         super().__init__(settings, num_devices, enable_jit)
-        num_envs = config.num_envs // num_devices
-        check_num_minibatches(num_envs * (1 if config.network.core else config.rollout_length), config.num_minibatches)
 
     def update(
         self, learner: Learner, experience: Experience, hyperparameters: Any, key: Key
@@ -191,9 +194,10 @@ class PPOWorkflow(OnPolicyWorkflow):
 
         epoch_keys = jax.random.split(key, self.config.num_epochs)
         (learner, _), metrics = jax.lax.scan(epoch, (learner, jnp.zeros(())), epoch_keys)
-        explained = explained_variance(samples.targets, samples.batch.extras.policy_extras.value, samples.weights)
+        values = samples.batch.extras.policy_extras.value
+        explained = explained_variance(samples.targets, values, samples.weights, DEVICE_AXIS)
         metrics = jax.tree.map(jnp.sum, metrics) | {
-            "train/explained_variance": mean_of_finite(explained),
+            "train/explained_variance": Mean.where(jnp.isfinite(explained), explained),
             "train/learning_rate": Mean.of(hyperparameters.learning_rate),
             "train/clip_range": Mean.of(hyperparameters.clip_ratio),
         }

@@ -6,6 +6,7 @@ from typing import Any
 
 from rookery.cli.console import make_console
 from rookery.cli.exit_codes import SUCCESS
+from rookery.cli.multi_host import add_multi_host, join_hosts
 
 
 def add_resume(commands: Any) -> None:
@@ -14,11 +15,12 @@ def add_resume(commands: Any) -> None:
     command.add_argument(
         "--step", type=int, metavar="N", help="from the checkpoint at this env step (default: the last)"
     )
+    add_multi_host(command)
     command.set_defaults(run_fn=run_resume)
 
 
 def run_resume(arguments: argparse.Namespace) -> int:
     from rookery.cli.training import resume
 
-    resume(arguments.run, arguments.step, make_console())
+    resume(arguments.run, arguments.step, make_console(), join_hosts(arguments))
     return SUCCESS

@@ -7,6 +7,7 @@ from typing import Any
 from rookery.cli.console import make_console
 from rookery.cli.exit_codes import SUCCESS
 from rookery.cli.multi_host import add_multi_host, join_hosts
+from rookery.errors import InvalidInputError
 
 DESCRIPTION = """\
 Train an agent. An override is key=value: `agent` and `env` choose a method and an environment, every other key
@@ -52,6 +53,10 @@ def run_train(arguments: argparse.Namespace) -> int:
     from rookery.configs import compose, explain
 
     if arguments.multirun:
+        if join_hosts(arguments):
+            raise InvalidInputError(
+                "--multirun trains on one host: give each run of several hosts a command of its own."
+            )
         from rookery.cli.multirun import run_all
 
         return run_all(arguments.overrides, arguments.debug)

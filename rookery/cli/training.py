@@ -19,7 +19,6 @@ from rookery.report.statistics import bootstrap_interval, interquartile_mean
 from rookery.report.video import MAX_BYTES_IN_REPORT
 from rookery.runs import RunDirectory
 from rookery.types import make_key
-from rookery.workflows.interruption import Interrupted
 from rookery.workflows.programs import gather
 
 if TYPE_CHECKING:
@@ -44,11 +43,12 @@ def train(config: Mapping[str, Any], console: "Console", on_all_hosts: bool = Fa
     return _complete(workflow, lambda: workflow.learn(workflow.init(workflow.make_key())), console)
 
 
-def resume(path: Path, step: int | None, console: "Console") -> RunDirectory:
+def resume(path: Path, step: int | None, console: "Console", on_all_hosts: bool = False) -> RunDirectory:
     """Go on with a run from its last checkpoint, or from the one at `step`."""
     run = RunDirectory.open(path)
-    prepare_devices(run.config.get("devices"))
-    workflow = build_from_run(run)
+    if not on_all_hosts:
+        prepare_devices(run.config.get("devices"))
+    workflow = build_workflow(run.config | {"run_dir": str(run.path)}, enable_multi_devices=on_all_hosts)
     return _complete(workflow, lambda: workflow.resume(step), console)
 
 
@@ -122,19 +122,19 @@ def record_episode(
 
 def agent_state_of(workflow: "Workflow", state: Any, index: int) -> "AgentState":
     """Take the agent of one seed out of the state of a workflow."""
+    agent_state = gather(state.agent_state)
     if workflow.settings.train.num_seeds == 1:
-        return state.agent_state
-    return jax.tree.map(lambda leaf: leaf[index], state.agent_state)
+        return agent_state
+    return jax.tree.map(lambda leaf: leaf[index], agent_state)
 
 
 def _complete(workflow: "Workflow", learn_fn: Callable[[], Any], console: "Console") -> RunDirectory:
     """Train in the run directory and leave the results there."""
     run = RunDirectory(str(workflow.settings.train.run_dir))
-    print_line(console, f"run directory {run.path}")
+    if jax.process_index() == 0:
+        print_line(console, f"run directory {run.path}")
     try:
         state = learn_fn()
-    except Interrupted as interruption:
-        raise Interrupted(interruption.signal, f"go on with `{command('resume', run)}`") from None
     finally:
         workflow.close()
     if jax.process_index() == 0:
@@ -147,7 +147,7 @@ def _leave_results(workflow: "Workflow", state: Any, run: RunDirectory, console:
     options = ["--episodes", "100"]
     try:
         with console.status("recording an episode"):
-            agent_state, key = gather(agent_state_of(workflow, state, 0)), make_key(workflow.settings.train.seed)
+            agent_state, key = agent_state_of(workflow, state, 0), make_key(workflow.settings.train.seed)
             record_episode(workflow, agent_state, key, run.episode_path, STEPS_IN_REPORT, MAX_BYTES_IN_REPORT)
         options += ["--video", "episode.gif"]
     except RenderError as error:

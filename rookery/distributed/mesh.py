@@ -17,7 +17,12 @@ def device_mesh(num_devices: int | None = None) -> Mesh:
     if num_devices is None:
         num_devices = len(devices)
     if not 1 <= num_devices <= len(devices):
-        raise InvalidInputError(f"devices={num_devices}: there are {len(devices)} of kind {devices[0].platform}.")
+        advice = ""
+        if devices[0].platform == "cpu":
+            advice = f" To use cores of a CPU as devices, set JAX_NUM_CPU_DEVICES={num_devices} before JAX starts."
+        raise InvalidInputError(
+            f"devices={num_devices}: there are {len(devices)} of kind {devices[0].platform}.{advice}"
+        )
     return Mesh(np.array(devices[:num_devices]), (DEVICE_AXIS,))
 
 

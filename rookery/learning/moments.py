@@ -53,14 +53,15 @@ def explained_variance(
     targets: Float[Array, "*N"],
     predictions: Float[Array, "*N"],
     weights: Shaped[Array, "*N"] | None = None,
+    axis_name: str | None = None,
 ) -> Float[Array, ""]:
     """Return the share of the variance of the targets that the predictions account for.
 
     1 for perfect predictions, 0 for a constant, negative for worse than that; NaN where all targets are equal.
     """
     check_same_shape(targets=targets, predictions=predictions)
-    _, target_variance = _deviations_and_variance(targets, weights)
-    _, error_variance = _deviations_and_variance(targets - predictions, weights)
+    _, target_variance = _deviations_and_variance(targets, weights, axis_name)
+    _, error_variance = _deviations_and_variance(targets - predictions, weights, axis_name)
     return jnp.where(target_variance > 0.0, 1.0 - error_variance / _one_if_zero(target_variance), jnp.nan)
 
 

@@ -6,6 +6,7 @@ from rookery.agent import Agent, AgentState, Carry
 from rookery.envs import EnvState, VectorWrapper
 from rookery.rollout.single_agent import recurrent_rollout
 from rookery.sample_batch import SampleBatch
+from rookery.spaces import Space
 from rookery.types import Key, PyTreeData, PyTreeDict, PyTreeNode, pytree_field
 
 TRAINING_FIELDS = ("termination", "truncation", "autoreset", "ori_obs", "steps", "episode_return")
@@ -29,7 +30,8 @@ class RolloutState(PyTreeData):
 class RolloutSource(PyTreeNode):
     """Acts for `rollout_length` steps in `env` whenever it is asked, and goes on from there the next time.
 
-    A source has `num_envs`, `init` and `collect`; what it keeps in between is a state that the workflow carries.
+    A source has `num_envs`, `obs_space`, `action_space`, `init` and `collect`; what it keeps in between is a state that
+    the workflow carries.
     """
 
     env: VectorWrapper = pytree_field(static=True)
@@ -39,6 +41,14 @@ class RolloutSource(PyTreeNode):
     @property
     def num_envs(self) -> int:
         return self.env.num_envs
+
+    @property
+    def obs_space(self) -> Space:
+        return self.env.obs_space
+
+    @property
+    def action_space(self) -> Space:
+        return self.env.action_space
 
     def init(self, keys: Key) -> RolloutState:
         """Start all environments, with one key each."""

@@ -8,7 +8,7 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args, get_type_hints
 
 from rookery.configuration import check_keys, field_names, from_mapping, plain
 from rookery.envs import AutoresetMode
@@ -21,9 +21,16 @@ Scalar = float | Array | LinearSchedule
 """A hyper-parameter: a number, or one that changes with the env steps."""
 
 
+RESERVED_KWARGS = {"episode_length", "parallel", "autoreset_mode", "discount", "record_ori_obs", "pool_size"}
+
+
 @dataclass(frozen=True)
 class EnvConfig:
-    """Which environment; `episode_length=None` is its own limit, `kwargs` go to its library."""
+    """Which environment; `episode_length=None` is its own limit, `kwargs` go to its library.
+
+    In `ENVPOOL` mode the steps in which an env only resets itself are not counted: a run then ends a little short of
+    `total_timesteps`.
+    """
 
     name: str = "classic/cartpole"
     episode_length: int | None = None
@@ -35,6 +42,9 @@ class EnvConfig:
             check_count("episode_length", self.episode_length)
         if self.autoreset_mode is AutoresetMode.DISABLED:
             raise InvalidInputError("autoreset_mode=disabled would end training with the first episodes: use 'normal'.")
+        taken = sorted(RESERVED_KWARGS & self.kwargs.keys())
+        if taken:
+            raise InvalidInputError(f"kwargs.{taken[0]} is not an argument of the library: training sets it itself.")
 
 
 @dataclass(frozen=True)
@@ -85,11 +95,18 @@ class TrainConfig:
             check_count("devices", self.devices)
         if not 0 <= self.seed <= 2**31 - self.num_seeds:
             raise InvalidInputError(f"seed={self.seed}: all seeds must lie between 0 and {2**31 - 1}.")
+        if len(set(self.recorders)) < len(self.recorders):
+            raise InvalidInputError(f"recorders={list(self.recorders)}: each can be named once.")
         for name in self.recorders:
             if name not in RECORDERS:
                 raise unknown_name("recorder", name, RECORDERS)
         if self.prng not in PRNG_IMPLEMENTATIONS:
             raise unknown_name("prng", self.prng, PRNG_IMPLEMENTATIONS)
+        if self.num_seeds > 1 and self.prng != "threefry2x32":
+            raise InvalidInputError(
+                f"prng={self.prng} draws the numbers of all seeds from the first one's key: "
+                f"with num_seeds={self.num_seeds} use threefry2x32."
+            )
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -126,12 +143,11 @@ def settings_from(
 ) -> Settings:
     """Check a composed config, a mapping or `Settings` and return the settings of a method."""
     if isinstance(config, Settings):
+        _check_agent_name(config.agent_name, agent_name)
         return config
     mapping = plain(config)
     agent = plain(mapping.pop("agent", {}), "agent")
-    given_name = agent.pop("name", agent_name)
-    if given_name != agent_name:
-        raise InvalidInputError(f"agent.name={given_name!r}: this workflow trains {agent_name!r}.")
+    _check_agent_name(agent.pop("name", agent_name), agent_name)
     method_names, hyperparameter_names = field_names(method_class), field_names(hyperparameters_class)
     check_keys(agent, ["name", *method_names, *hyperparameter_names], "agent")
     train = from_mapping(TrainConfig, mapping, "")
@@ -141,11 +157,17 @@ def settings_from(
     return Settings(train, agent_name, method, hyperparameters)
 
 
+def _check_agent_name(given: Any, expected: str) -> None:
+    if given != expected:
+        raise InvalidInputError(f"agent.name={given!r}: this workflow trains {expected!r}.")
+
+
 def hyperparameters_from(
     cls: type[Hyperparameters], values: Mapping[str, Any], total_timesteps: int
 ) -> Hyperparameters:
     """Build hyper-parameters of numbers and schedules, `{start: 3e-4, end: 0}`, which last for the whole run."""
-    optional = {entry.name for entry in dataclasses.fields(cls) if entry.default is None}
+    annotations = get_type_hints(cls)
+    optional = {name for name in field_names(cls) if type(None) in get_args(annotations[name])}
     parsed: dict[str, Any] = {}
     for name, value in values.items():
         if value is None and name in optional:

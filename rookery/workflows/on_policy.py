@@ -56,7 +56,7 @@ class OnPolicyHyperparameters(Hyperparameters):
         "discount": (0.0, 1.0),
         "entropy_coefficient": (0.0, float("inf")),
         "value_coefficient": (0.0, float("inf")),
-        "max_grad_norm": (0.0, float("inf")),
+        "max_grad_norm": (1e-9, float("inf")),
     }
 
     learning_rate: Scalar = 3e-4
@@ -131,10 +131,10 @@ class OnPolicyWorkflow(Workflow):
 
     def setup(self, key: Key) -> OnPolicyState:
         key, eval_key, agent_key, env_key = jax.random.split(key, 4)
-        env, num_devices = self.source.env, self.num_devices
+        source, num_devices = self.source, self.num_devices
         # The keys are those of all environments, so the same ones start whatever the number of devices.
-        env_keys = jax.random.split(env_key, num_devices * env.num_envs).reshape(num_devices, env.num_envs)
-        agent_state = self.agent.init(env.obs_space, env.action_space, agent_key)
+        env_keys = jax.random.split(env_key, num_devices * source.num_envs).reshape(num_devices, source.num_envs)
+        agent_state = self.agent.init(source.obs_space, source.action_space, agent_key)
         return OnPolicyState(
             key=key,
             eval_key=eval_key,
@@ -144,8 +144,8 @@ class OnPolicyWorkflow(Workflow):
             env_steps=Counter.zero(),
             num_updates=Counter.zero(),
             optimizer_state=self.optimizer.init(agent_state.params),
-            source_state=self.source.init(env_keys[jax.lax.axis_index(DEVICE_AXIS)]),
-            reward_scaling=reward_scaling.init(env.num_envs) if self.config.normalize_rewards else None,
+            source_state=source.init(env_keys[jax.lax.axis_index(DEVICE_AXIS)]),
+            reward_scaling=reward_scaling.init(source.num_envs) if self.config.normalize_rewards else None,
             actor_state=agent_state if self.actor_lag > 1 else None,
         )
 
@@ -225,7 +225,7 @@ class OnPolicyWorkflow(Workflow):
         gradients, report = mean_over_devices(
             gradients_in_chunks(loss_of, learner.agent_state.params, samples, num_chunks)
         )
-        params, optimizer_state, _ = self.optimizer.step(
+        params, optimizer_state, norm = self.optimizer.step(
             gradients,
             learner.optimizer_state,
             learner.agent_state.params,
@@ -233,7 +233,7 @@ class OnPolicyWorkflow(Workflow):
             hyperparameters.max_grad_norm,
         )
         agent_state = learner.agent_state.replace(params=params)
-        return report, learner.replace(
+        return report | {"train/grad_norm": norm}, learner.replace(
             agent_state=agent_state, optimizer_state=optimizer_state, num_updates=learner.num_updates.add(1)
         )
 
@@ -252,11 +252,6 @@ def episode_metrics(trajectory: SampleBatch) -> dict[str, Mean]:
         "rollout/ep_len_mean": Mean.where(ended, info.steps),
     }
     return sum_over_devices(metrics)
-
-
-def mean_of_finite(value: Array) -> Mean:
-    """Return the mean over devices of a number that may be undefined on some."""
-    return sum_over_devices(Mean.where(jnp.isfinite(value), value))
 
 
 def take_envs(samples: Tree, carry: Carry, indexes: Array) -> tuple[Tree, Carry]:

@@ -84,23 +84,22 @@ def gather(tree: Tree) -> Tree:
 
 
 class Program:
-    """A function that is compiled once, for the shapes of its first call, with the time of compiling kept apart."""
+    """A function that is compiled once for all arguments of the same shapes, with the time of compiling kept apart."""
 
     def __init__(self, function: Callable, enable_jit: bool, donate: tuple[int, ...] = ()) -> None:
         self._function = function
         self._jitted = jax.jit(function, donate_argnums=donate) if enable_jit else None
-        self._compiled: Any = None
+        self._compiled: dict[Any, Callable] = {}
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether there is nothing to compile, any more or at all."""
-        return self._jitted is None or self._compiled is not None
+    def is_ready(self, *args: Any) -> bool:
+        """Tell whether there is nothing to compile for arguments like these."""
+        return self._jitted is None or _signature(args) in self._compiled
 
     def compile(self, *args: Any) -> float:
         """Compile for arguments like these; return the seconds it took."""
         start = time.perf_counter()
         if self._jitted is not None:
-            self._compiled = self._jitted.lower(*args).compile()
+            self._compiled[_signature(args)] = self._jitted.lower(*args).compile()
         return time.perf_counter() - start
 
     def __call__(self, *args: Any) -> Any:
@@ -108,6 +107,12 @@ class Program:
             return self._function(*args)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
             return self._jitted(*args)
-        if not self.is_ready:
+        if not self.is_ready(*args):
             self.compile(*args)
-        return self._compiled(*args)
+        return self._compiled[_signature(args)](*args)
+
+
+def _signature(args: Any) -> Any:
+    """What a compiled program depends on: the structure, shapes and dtypes of its arguments."""
+    leaves, structure = jax.tree.flatten(args)
+    return structure, tuple(jax.typeof(leaf) for leaf in leaves)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 
 from rookery.metrics import Mean
-from rookery.recorders import Position, Recorder, RunDescription, make_recorder
+from rookery.recorders import Position, Recorder, RunDescription
 from rookery.runs import RunDirectory, write_atomically
 from rookery.workflows.config import Settings
 from rookery.workflows.programs import Program
@@ -47,13 +48,18 @@ class Progress:
 
 
 class RunLog(contextlib.AbstractContextManager):
-    """Hands what happens to the recorders and keeps the time; with no run directory only to those that need none."""
+    """Hands what happens to the recorders and keeps the time.
+
+    `env_steps` are those that the state has seen at the start, over all seeds.
+    """
 
     def __init__(
         self,
         settings: Settings,
+        recorders: list[Recorder],
         run: RunDirectory | None,
         resumed: Progress | None,
+        env_steps: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._settings = settings
@@ -61,15 +67,10 @@ class RunLog(contextlib.AbstractContextManager):
         self._clock = clock
         self._resumed = resumed
         self.progress = resumed or Progress()
-        self._recorders = self._make_recorders()
+        self._recorders = recorders
         self._seconds_per_iteration: float | None = None
-        self._steps_at_record = self.progress.env_steps * settings.train.num_seeds
+        self._steps_at_record = env_steps
         self._train_seconds_at_record = self.progress.train_seconds
-
-    def _make_recorders(self) -> list[Recorder]:
-        if jax.process_index() > 0:
-            return []
-        return [make_recorder(name) for name in self._settings.train.recorders]
 
     def __enter__(self) -> Self:
         train = self._settings.train
@@ -97,7 +98,7 @@ class RunLog(contextlib.AbstractContextManager):
 
     def compile(self, what: str, program: Program, *args: Any) -> None:
         """Compile a program now if that is still to be done, and tell how long it took."""
-        if program.is_ready:
+        if program.is_ready(*args):
             return
         for recorder in self._recorders:
             recorder.compiling(what)
@@ -163,7 +164,8 @@ class RunLog(contextlib.AbstractContextManager):
         """What to tell the user of a run that was stopped before its end."""
         if self._run is None:
             return "nothing was saved, because there is no run_dir"
-        return f"saved at {self.progress.env_steps:,} steps, go on with: rookery resume {self._run.path}"
+        command = f"rookery resume {shlex.quote(str(self._run.path))}"
+        return f"saved at {self.progress.env_steps:,} steps, go on with `{command}`"
 
     def sync(self) -> None:
         """Make sure that what was recorded is on disk."""
@@ -172,7 +174,7 @@ class RunLog(contextlib.AbstractContextManager):
 
     def finish(self, collect_seconds: float | None) -> None:
         """Tell that the training has ended, and write down how the time was spent."""
-        if self._run is not None:
+        if self._run is not None and (self._seconds_per_iteration or not self._run.timing_path.exists()):
             timing: dict[str, float] = {
                 "env_steps": self.progress.env_steps,
                 "num_seeds": self._settings.train.num_seeds,

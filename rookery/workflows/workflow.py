@@ -15,11 +15,12 @@ import numpy as np
 
 from rookery.agent import Agent, AgentState
 from rookery.distributed import device_mesh
-from rookery.envs import AutoresetMode, VectorWrapper, create_env
+from rookery.envs import AutoresetMode, MultiAgentEnv, VectorWrapper, create_env
 from rookery.errors import InvalidInputError
 from rookery.evaluators import Evaluator
 from rookery.learning.counter import Counter
 from rookery.metrics import values_of
+from rookery.recorders import make_recorder
 from rookery.runs import RunDirectory
 from rookery.types import Key, PyTreeDict, State, as_key, make_key
 from rookery.workflows.checkpoint import Checkpoints
@@ -56,7 +57,8 @@ class Timetable:
     def of(cls, train: TrainConfig, steps_per_iteration: int) -> Self:
         """Turn intervals in env steps into iterations; evaluations and checkpoints go with a record."""
         num_iterations = math.ceil(train.total_timesteps / steps_per_iteration)
-        record_steps = train.record_interval or train.total_timesteps / 50
+        wanted = [train.total_timesteps / 50, train.evaluation.interval, train.checkpoint.interval]
+        record_steps = train.record_interval or min(steps for steps in wanted if steps)
         record_interval = max(1, round(record_steps / steps_per_iteration))
 
         def with_records(interval: int | None) -> int:
@@ -100,9 +102,12 @@ class Workflow(ABC):
         self.agent = self.make_agent()
         self.timetable = Timetable.of(settings.train, self.steps_per_iteration)
         self.evaluator = self._make_evaluator()
+        names = settings.train.recorders if jax.process_index() == 0 else ()
+        self.recorders = [make_recorder(name) for name in names]
         layout, specs = self.layout, self.state_specs()
-        # Compiled by itself, so that it is traced once for all the programs that contain it.
-        iterate = jax.jit(layout.over_seeds(self.iterate))
+        iterate = layout.over_seeds(self.iterate)
+        if enable_jit:
+            iterate = jax.jit(iterate)  # so that it is traced once for all the programs that contain it
 
         def advance(state: Any, metrics: Any, num_iterations: Any) -> tuple[Any, Any]:
             def body(_: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -184,18 +189,20 @@ class Workflow(ABC):
     def learn(self, state: Any) -> Any:
         """Train until `total_timesteps`, with records, evaluations and checkpoints; return the last state."""
         # The training program overwrites the state it is given: let that be a copy.
-        return self._train(jax.tree.map(jnp.copy, state), self._no_metrics(state), None)
+        with self._create_run() as run:
+            return self._train(run, jax.tree.map(jnp.copy, state), self._no_metrics(state), None)
 
     def resume(self, step: int | None = None) -> Any:
         """Go on from a checkpoint of the run directory, the last one unless `step` says another.
 
         A run that was ended before its first checkpoint begins again.
         """
-        if step is None and not self._checkpoints(self._run_directory()).steps():
-            state = self.init(self.make_key())
-            return self._train(state, self._no_metrics(state), Progress())
-        (state, metrics), progress = self._restore(step)
-        return self._train(state, metrics, progress)
+        with self._reopen_run() as run:
+            if step is None and not self._checkpoints(self._run_directory()).steps():
+                state = self.init(self.make_key())
+                return self._train(run, state, self._no_metrics(state), Progress())
+            (state, metrics), progress = self._restore(step)
+            return self._train(run, state, metrics, progress)
 
     def restore(self, step: int | None = None) -> Any:
         """Return the state of a checkpoint, the last one unless `step` says another."""
@@ -206,12 +213,10 @@ class Workflow(ABC):
 
     # The loop.
 
-    def _train(self, state: Any, metrics: Any, resumed: Progress | None) -> Any:
+    def _train(self, run: RunDirectory | None, state: Any, metrics: Any, resumed: Progress | None) -> Any:
         timetable = self.timetable
-        with contextlib.ExitStack() as stack:
-            run = stack.enter_context(self._open_run(resumed))
-            stop = stack.enter_context(StopSignals())
-            log = stack.enter_context(RunLog(self.settings, run, resumed))
+        first_steps = sum(counts_of(state.env_steps))
+        with StopSignals() as stop, RunLog(self.settings, self.recorders, run, resumed, first_steps) as log:
             iteration = counts_of(state.iterations)[0]
 
             def save() -> None:
@@ -220,6 +225,12 @@ class Workflow(ABC):
                     log.sync()
                     self._checkpoints(run).save(tree, counts_of(state.env_steps)[0], log.progress.to_mapping())
 
+            if resumed is None:
+                save()
+            elif run is not None:
+                # What was saved later belongs to a past that is now left behind.
+                self._checkpoints(run).discard_after(resumed.env_steps)
+            has_to_train = iteration < timetable.num_iterations
             while iteration < timetable.num_iterations:
                 target = timetable.next_record(iteration)
                 log.compile("training program", self._advance, state, metrics, np.int32(0))
@@ -243,7 +254,9 @@ class Workflow(ABC):
                     save()
                 if is_stopped:
                     raise Interrupted(stop.requested or signal.SIGTERM, log.consequence)
-            log.finish(self.collect_seconds(state) if run is not None else None)
+            # On all processes alike: the program is compiled for all their devices.
+            is_measured = has_to_train and self.settings.train.run_dir is not None
+            log.finish(self.collect_seconds(state) if is_measured else None)
         return state
 
     def _counts(self, state: Any) -> dict[str, list[int]]:
@@ -274,6 +287,8 @@ class Workflow(ABC):
         env = self.make_env(train.evaluation.num_episodes, AutoresetMode.DISABLED)
         if env.max_episode_steps is None:
             raise InvalidInputError(f"{train.env.name} has no time limit of its own: set env.episode_length.")
+        if isinstance(env.unwrapped, MultiAgentEnv):
+            raise InvalidInputError(f"{train.env.name} has several agents, and {self.agent_name} trains one.")
         return Evaluator(
             env=env,
             agent_fn=self.agent.evaluate_actions,
@@ -296,21 +311,25 @@ class Workflow(ABC):
     # The run directory.
 
     @contextlib.contextmanager
-    def _open_run(self, resumed: Progress | None) -> Iterator[RunDirectory | None]:
-        """Create or open the run directory and lock it; None where nothing is written by this process."""
+    def _create_run(self) -> Iterator[RunDirectory | None]:
+        """Create the run directory and lock it; None where nothing is written by this process."""
         path = self.settings.train.run_dir
         if path is None or jax.process_index() > 0:
             yield None
             return
-        if resumed is None:
-            devices = [str(device) for device in self.layout.mesh.devices.flat]
-            run = RunDirectory.create(Path(path), self.settings.to_mapping(), jax.default_backend(), devices)
-        else:
-            run = RunDirectory.open(Path(path))
+        devices = [str(device) for device in self.layout.mesh.devices.flat]
+        run = RunDirectory.create(Path(path), self.settings.to_mapping(), jax.default_backend(), devices)
         with run.lock():
-            if resumed is not None:
-                # What was saved later belongs to a past that is now left behind.
-                self._checkpoints(run).discard_after(resumed.env_steps)
+            yield run
+
+    @contextlib.contextmanager
+    def _reopen_run(self) -> Iterator[RunDirectory | None]:
+        """Lock the run directory that is there; None where nothing is written by this process."""
+        run = self._run_directory()
+        if jax.process_index() > 0:
+            yield None
+            return
+        with run.lock():
             yield run
 
     def _run_directory(self) -> RunDirectory:

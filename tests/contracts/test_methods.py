@@ -1,5 +1,6 @@
 """What every method of the registry does: build, train, evaluate, record under known names, and describe itself."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,18 @@ EPISODES = {"rollout/ep_rew_mean", "rollout/ep_len_mean"}
 EVALUATION = {"eval/mean_reward", "eval/std_reward", "eval/mean_ep_length"}
 
 
+@pytest.fixture(autouse=True)
+def quick_compilation() -> Iterator[None]:
+    """Compile in less time to slower programs: what is run here is over at once."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def kinds_of(tree: Any) -> list[tuple]:
+    return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
+
+
 def test_the_metrics_of_every_method_are_stated_here() -> None:
     assert set(TRAIN_METRICS) == set(METHODS)
 
@@ -46,9 +59,7 @@ def test_it_can_be_traced_with_its_defaults_on_environments_of_every_kind(method
     state = jax.eval_shape(workflow.init, workflow.make_key())
     metrics, after = jax.eval_shape(workflow.step, state)
     assert jax.tree.structure(after) == jax.tree.structure(state)
-    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), after) == jax.tree.map(
-        lambda leaf: (leaf.shape, leaf.dtype), state
-    )
+    assert kinds_of(after) == kinds_of(state)
     assert {leaf.shape for leaf in jax.tree.leaves(metrics)} == {()}
     evaluation, _ = jax.eval_shape(workflow.evaluate, state)
     assert set(evaluation) == EVALUATION
