@@ -53,10 +53,8 @@ def run_train(arguments: argparse.Namespace) -> int:
     from rookery.configs import compose, explain
 
     if arguments.multirun:
-        if join_hosts(arguments):
-            raise InvalidInputError(
-                "--multirun trains on one host: give each run of several hosts a command of its own."
-            )
+        if arguments.coordinator is not None:
+            raise InvalidInputError("--multirun trains on one host: give every run on several a command of its own.")
         from rookery.cli.multirun import run_all
 
         return run_all(arguments.overrides, arguments.debug)
