@@ -81,7 +81,7 @@ def test_several_seeds_are_summed_up_by_their_interquartile_mean(seeds_run: Any)
         (["~preset@_global_", "agent.learning_rate={start: 1}"], "agent.learning_rate={'start': 1}: a schedule is"),
         (
             ["~preset@_global_", "agent.num_minibatches=3"],
-            "num_minibatches=3 does not divide 8192 samples: use 2 or 4.",
+            "agent.num_minibatches=3 does not divide 8192 samples: use 2 or 4.",
         ),
         (["agent.network.activation=tan"], "agent.network: unknown activation 'tan'. Did you mean 'tanh'?"),
         (["env.autoreset_mode=nrmal"], "env.autoreset_mode='nrmal': expected one of normal, fast, envpool, disabled."),

@@ -88,16 +88,16 @@ class PixelProbe(CueRewardProbe):
 
 
 class DictProbe(CueRewardProbe):
-    """The cue with a random sign, and that sign: an agent must look at both entries of the observation."""
+    """The cue stands in one entry of the observation or in the other: an agent must look at both."""
 
     @property
     def obs_space(self) -> Space:
-        return Dict(signed_cue=Box(-1.0, 1.0, (1,)), is_inverted=Discrete(2))
+        return Dict(number=Box(-1.0, 1.0, (1,)), choice=Discrete(3))
 
     def observe(self, state: ProbeState) -> PyTreeDict:
-        is_inverted = jax.random.bernoulli(state.key)
-        signed_cue = jnp.where(is_inverted, -state.cue, state.cue)[None]
-        return PyTreeDict(signed_cue=signed_cue, is_inverted=is_inverted.astype(jnp.int32))
+        in_number = jax.random.bernoulli(state.key)
+        choice = 1 + jnp.where(in_number, 0.0, state.cue).astype(jnp.int32)
+        return PyTreeDict(number=jnp.where(in_number, state.cue, 0.0)[None], choice=choice)
 
 
 @pytest.mark.parametrize("probe", [PixelProbe, DictProbe])
