@@ -130,7 +130,7 @@ class Workflow(ABC):
         """
         settings = settings_from(config, cls.agent_name, cls.config_class, cls.hyperparameters_class)
         num_devices = settings.train.devices or (jax.device_count() if enable_multi_devices else 1)
-        return cls(settings, num_devices, enable_jit)
+        return cls(settings, device_mesh(num_devices).size, enable_jit)
 
     def program(self, function: Callable, in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()) -> Program:
         """Make a program of a function that each device runs on its share."""

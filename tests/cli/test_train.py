@@ -207,5 +207,6 @@ def test_a_termination_saves_and_says_how_to_go_on(
         process.stdout.read()
         message = process.stderr.read()
     assert process.returncode == 143
-    assert message == "rookery: stopped by SIGTERM: go on with `rookery resume 'a run'`.\n"
-    assert len(list((working_directory / "a run" / "checkpoints").iterdir())) == 1
+    pattern = r"rookery: stopped by SIGTERM: saved at [\d,]+ steps, go on with `rookery resume 'a run'`\.\n"
+    assert re.fullmatch(pattern, message)
+    assert len(list((working_directory / "a run" / "checkpoints").iterdir())) == 2  # the start and this one

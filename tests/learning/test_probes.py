@@ -27,6 +27,8 @@ SMALL = [
     "agent.num_envs=32",
     "agent.rollout_length=8",
     "agent.learning_rate={start: 1e-2, end: 1e-4}",
+    "agent.normalize_obs=false",
+    "agent.normalize_rewards=false",
     "agent.network.hidden_sizes=[32]",
     "env.episode_length=10",
 ]

@@ -135,6 +135,7 @@ def test_an_update_equals_one_step_of_rmsprop_on_the_formulas_in_float64(with_de
         np.testing.assert_allclose(metrics[name].value, expected, rtol=1e-4, atol=1e-5, err_msg=name)
     steps = 1e-6 * np.eye(len(before))
     slopes = np.array([(at(before + step)["train/loss"] - at(before - step)["train/loss"]) / 2e-6 for step in steps])
+    np.testing.assert_allclose(metrics["train/grad_norm"].value, np.linalg.norm(slopes), rtol=1e-4)
     gradient = slopes * 0.05 / np.linalg.norm(slopes)
     change = -0.01 * gradient / (0.1 * np.abs(gradient) + 1e-5)  # the mean square begins at 0 and decays by 0.99
     np.testing.assert_allclose(ravel_pytree(after.agent_state.params)[0] - before, change, atol=1e-4)

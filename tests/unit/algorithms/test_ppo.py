@@ -250,6 +250,7 @@ def test_an_update_equals_one_step_of_adam_on_the_formulas_in_float64(
     expected, slopes = reference_of(before, samples, hyperparameters)
     expected |= {
         "train/explained_variance": explained_variance,
+        "train/grad_norm": np.linalg.norm(slopes),
         "train/learning_rate": hyperparameters.learning_rate,
         "train/clip_range": hyperparameters.clip_ratio,
     }

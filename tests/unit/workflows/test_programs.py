@@ -53,10 +53,19 @@ def test_a_program_is_compiled_at_its_first_call_and_then_no_more() -> None:
         return 2.0 * number
 
     program = Program(double, enable_jit=True)
-    assert not program.is_ready
+    assert not program.is_ready(jnp.float32(2.0))
     assert program(jnp.float32(2.0)) == 4.0
     assert program(jnp.float32(3.0)) == 6.0
-    assert (program.is_ready, len(traces)) == (True, 1)
+    assert program.is_ready(jnp.float32(4.0))
+    assert len(traces) == 1
+
+
+def test_arguments_of_other_shapes_have_a_program_of_their_own() -> None:
+    program = Program(lambda number: 2.0 * number, enable_jit=True)
+    assert program(jnp.float32(2.0)) == 4.0
+    assert not program.is_ready(jnp.ones(2))
+    np.testing.assert_array_equal(program(jnp.ones(2)), [2.0, 2.0])
+    assert program(jnp.float32(3.0)) == 6.0
 
 
 def test_a_program_that_was_compiled_ahead_is_not_compiled_again() -> None:
@@ -88,7 +97,7 @@ def test_without_compilation_the_function_itself_runs() -> None:
         return number
 
     program = Program(remember, enable_jit=False)
-    assert program.is_ready
+    assert program.is_ready(jnp.float32(1.0))
     program(jnp.float32(1.0))
     program(jnp.float32(2.0))
     assert seen == [1.0, 2.0]

@@ -199,7 +199,7 @@ def test_the_last_evaluation_and_the_last_checkpoint_always_happen(tmp_path: Pat
     assert int(state.env_steps) == 80
     rows = [rows[0] for rows in spy.told("record")]
     assert ["eval/mean_reward" in row for row in rows] == [False, False, False, True]
-    assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == [80]
+    assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == [0, 80]
 
 
 def test_a_run_shorter_than_an_iteration_is_one_iteration(spy: type[SpyRecorder]) -> None:

@@ -1,0 +1,110 @@
+"""Train every method on its tasks with many seeds at once: `python -m bench.learning`, or `... ppo/classic` for some.
+
+It prints a table and draws the learning curves into `docs/images/learning`. The returns are those of the greedy policy
+after the last step, each seed's the mean over its episodes.
+"""
+
+import argparse
+import shlex
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from bench.learning_curves import draw_returns
+from rookery.configs import compose
+from rookery.registry import build_workflow
+from rookery.report.formatting import format_duration, format_number
+from rookery.report.loaded_run import EVALUATION_RETURN, LoadedRun, load_runs
+from rookery.runs import RunDirectory
+
+PICTURES = Path(__file__).parent.parent / "docs/images/learning"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A method on a task, by its preset; `variant` tells studies of the same pair apart."""
+
+    agent: str
+    env: str
+    num_seeds: int = 16
+    overrides: tuple[str, ...] = ()
+    variant: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.agent}/{self.env}{self.variant}"
+
+    @property
+    def arguments(self) -> list[str]:
+        """What follows `rookery train` to get the same run."""
+        return [f"agent={self.agent}", f"env={self.env}", *self.overrides, f"num_seeds={self.num_seeds}"]
+
+
+SPRING = ("env.kwargs.backend=spring",)
+STUDIES = (
+    *(Study("ppo", f"classic/{task}") for task in ("cartpole", "acrobot", "mountain_car", "mountain_car_continuous")),
+    Study("ppo", "classic/pendulum"),
+    Study("ppo", "brax/inverted_pendulum", 4, SPRING),
+    Study("ppo", "brax/hopper", 4, SPRING),
+    Study("ppo", "gymnax/Breakout-MinAtar", 4),
+    Study("a2c", "classic/cartpole"),
+    Study("a2c", "classic/acrobot"),
+    Study("impala", "classic/cartpole"),
+    Study("impala", "classic/cartpole", overrides=("agent.actor_lag=4",), variant="-lag"),
+    Study("impala", "classic/acrobot"),
+    Study("impala", "classic/pendulum"),
+)
+
+
+def run(study: Study) -> LoadedRun:
+    """Train, evaluate ten times on the way, and read what was recorded."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = compose([*study.arguments, f"run_dir={folder}", "recorders=[jsonl]"])
+        config["checkpoint"]["interval"] = config["total_timesteps"]
+        workflow = build_workflow(config)
+        workflow.learn(workflow.init(workflow.make_key()))
+        workflow.close()
+        return load_runs([RunDirectory.open(folder)])[0]
+
+
+def cells(study: Study, loaded: LoadedRun) -> list[str]:
+    """Return the row of a study in the table."""
+    last, final = loaded.series[EVALUATION_RETURN].values[:, -1], loaded.final_return()
+    assert final is not None, "the last iteration is always evaluated"
+    return [
+        study.name,
+        f"{loaded.env_steps:,}",
+        str(study.num_seeds),
+        f"{format_number(final.value)} [{format_number(final.low)}, {format_number(final.high)}]",
+        format_number(float(np.mean(last))),
+        format_number(float(np.min(last))),
+        format_duration(loaded.seconds or 0.0),
+    ]
+
+
+def main(names: list[str]) -> None:
+    """Run the studies whose names contain one of `names`."""
+    table = Table("study", "env steps", "seeds", "IQM [95 % interval]", "mean", "worst seed", "time of all seeds")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    for study in STUDIES:
+        if any(name in study.name for name in names):
+            print(f"rookery train {shlex.join(study.arguments)}", file=sys.stderr, flush=True)
+            loaded = run(study)
+            picture = draw_returns(study.name, loaded.series[EVALUATION_RETURN])
+            (PICTURES / f"{study.name.replace('/', '-')}.svg").write_text(picture, encoding="utf-8")
+            table.add_row(*cells(study, loaded))
+    console = Console()
+    Console(width=console.width if console.is_terminal else 120).print(table)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m bench.learning", description=__doc__)
+    parser.add_argument("names", nargs="*", default=[""], help="parts of the names of studies; default: all")
+    main(parser.parse_args().names)
