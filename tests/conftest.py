@@ -1,5 +1,6 @@
 """What all tests share: strict promotion, checked shapes, a compilation cache, and small envs and agents."""
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -133,3 +134,17 @@ def cue_action_fn(agent_state: Any, sample_batch: SampleBatch, key: Key) -> tupl
 def cue_agent() -> Callable[..., tuple[Array, PyTreeDict]]:
     """A recurrent action function that earns 1 in every episode of `probe/memory` if its carry is handled rightly."""
     return cue_action_fn
+
+
+MAX_MEMORY_MAPS = 20_000
+"""Compiled programs are mapped into memory, and Linux allows a process 65,530 maps: one more and it crashes."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_memory_maps() -> Iterator[None]:
+    """Let go of the programs of earlier modules before there are too many."""
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MAX_MEMORY_MAPS:
+        jax.clear_caches()
+        gc.collect()

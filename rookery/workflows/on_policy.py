@@ -163,7 +163,8 @@ class OnPolicyWorkflow(Workflow):
         experience, source_state = self.source.collect(
             state.actor_state or state.agent_state, state.source_state, key_of_this_device(collect_key)
         )
-        trajectory, weights = experience.trajectory, weights_of(experience.trajectory)
+        trajectory, weights = blank_dead_rows(experience.trajectory), weights_of(experience.trajectory)
+        experience = experience.replace(trajectory=trajectory)
 
         scaling = state.reward_scaling
         if scaling is not None:
@@ -242,6 +243,24 @@ def weights_of(trajectory: SampleBatch) -> Array | None:
     """Return 0 for the rows in which an env only reset itself and 1 for the others; None if there are no such rows."""
     autoreset = trajectory.extras.env_extras.get("autoreset")
     return None if autoreset is None else 1.0 - autoreset
+
+
+def blank_dead_rows(trajectory: SampleBatch) -> SampleBatch:
+    """Set what the policy saw and did to 0 where an env only reset itself: a weight of 0 would not help against NaN."""
+    weights = weights_of(trajectory)
+    if weights is None:
+        return trajectory
+
+    def blank(leaf: Array) -> Array:
+        is_live = weights.reshape(weights.shape + (1,) * (leaf.ndim - 2)) > 0
+        return jnp.where(is_live, leaf, jnp.zeros_like(leaf))
+
+    policy_extras = jax.tree.map(blank, trajectory.extras.policy_extras)
+    return trajectory.replace(
+        obs=jax.tree.map(blank, trajectory.obs),
+        rewards=blank(trajectory.rewards),
+        extras=trajectory.extras.replace(policy_extras=policy_extras),
+    )
 
 
 def episode_metrics(trajectory: SampleBatch) -> dict[str, Mean]:
