@@ -18,9 +18,34 @@ from rookery.control_flow import any_true, cond_any
 from rookery.envs import Env, EnvState, MultiAgentEnv, VectorWrapper
 from rookery.envs.env import check_is_env
 from rookery.errors import InvalidInputError, check_count, check_discount
+from rookery.evaluators.measures import Measure
+from rookery.learning import running_statistics
+from rookery.learning.running_statistics import RunningStatistics
 from rookery.metrics import EvaluateMetric
 from rookery.rollout import ActionFn, act
-from rookery.types import Array, Key, PyTreeData, PyTreeNode, as_mappable_key, as_one_key, pytree_field, where_tree
+from rookery.types import (
+    Array,
+    Key,
+    PyTreeData,
+    PyTreeNode,
+    Tree,
+    as_mappable_key,
+    as_one_key,
+    pytree_field,
+    where_tree,
+)
+
+
+class PopulationEpisodes(PyTreeData):
+    """The episodes of a population: one entry for each agent and episode, `[P, E]`.
+
+    `measures` are `[P, E, M]`; `obs_statistics` are those of all observations that the agents acted on.
+    """
+
+    episode_returns: Array
+    episode_lengths: Array
+    measures: Array
+    obs_statistics: RunningStatistics | None
 
 
 class Lanes(PyTreeData):
@@ -34,13 +59,16 @@ class Lanes(PyTreeData):
     returns: Array
     lengths: Array
     discount_power: Array
+    measures: Array
+    obs_statistics: RunningStatistics | None
 
 
 class PopulationEvaluator(PyTreeNode):
     """Plays `num_episodes` of every agent of a population on `num_lanes` lanes.
 
     `env` is a single env with episodes, or a vectorised one, whose single env is then taken. `agent_fn` is
-    `agent.evaluate_actions`; a recurrent agent also needs `initial_carry_fn=agent.initial_carry`.
+    `agent.evaluate_actions`; a recurrent agent also needs `initial_carry_fn=agent.initial_carry`. `play` also takes the
+    `measures` of every episode, and with `track_obs` the statistics of the observations.
 
     An episode's randomness depends on the key, the agent's index and the episode's index only, so the result does not
     depend on the number of lanes; on CPU to the bit. (Inside a compiled program of your own, give that program the
@@ -53,6 +81,8 @@ class PopulationEvaluator(PyTreeNode):
     max_episode_steps: int = pytree_field(static=True)
     num_lanes: int = pytree_field(static=True, default=16)
     discount: float = pytree_field(static=True, default=1.0)
+    measures: tuple[Measure, ...] = pytree_field(static=True, default=())
+    track_obs: bool = pytree_field(static=True, default=False)
 
     def __post_init__(self) -> None:
         check_is_env(self.env)
@@ -71,20 +101,31 @@ class PopulationEvaluator(PyTreeNode):
 
     def evaluate(self, agent_states: AgentState, key: Key, num_episodes: int = 1) -> EvaluateMetric:
         """Return returns and lengths `[P, E]`; every leaf of `agent_states` has the population as its first axis."""
+        episodes = self.play(agent_states, key, num_episodes)
+        return EvaluateMetric(episode_returns=episodes.episode_returns, episode_lengths=episodes.episode_lengths)
+
+    def play(
+        self, agent_states: AgentState, key: Key, num_episodes: int = 1, first_agent: Array | int = 0
+    ) -> PopulationEpisodes:
+        """Play and return all there is to know; `first_agent` numbers the agents where they are part of a population.
+
+        An agent's episodes depend on its number, so they are the same in whichever part it is evaluated.
+        """
         check_count("num_episodes", num_episodes)
-        return self._evaluate(agent_states, as_one_key(key), num_episodes)
+        return self._play(agent_states, as_one_key(key), num_episodes, jnp.asarray(first_agent, jnp.int32))
 
     @partial(batch_invariant_jit, static_argnames=("num_episodes",))
-    def _evaluate(self, agent_states: AgentState, key: Key, num_episodes: int) -> EvaluateMetric:
+    def _play(self, agent_states: AgentState, key: Key, num_episodes: int, first_agent: Array) -> PopulationEpisodes:
         population_size = population_size_of(agent_states)
         num_jobs = population_size * num_episodes
         key = as_mappable_key(key)
+        no_statistics = running_statistics.init(self.single_env.obs_space) if self.track_obs else None
 
         def agent_of(job: Array) -> Array:
             return jnp.minimum(job, num_jobs - 1) // num_episodes
 
         def start(job: Array) -> tuple[EnvState, Carry, Key]:
-            agent_key = jax.random.fold_in(key, agent_of(job))
+            agent_key = jax.random.fold_in(key, first_agent + agent_of(job))
             reset_key, action_key = jax.random.split(jax.random.fold_in(agent_key, job % num_episodes))
             env_state = self.single_env.reset(reset_key)
             env_state = env_state.replace(info=env_state.info.replace(episode_start=jnp.ones((), jnp.float32)))
@@ -94,44 +135,107 @@ class PopulationEvaluator(PyTreeNode):
             step_key = jax.random.fold_in(lane.action_key, lane.lengths)
             actions, _, carry = act(self.agent_fn, lane.agent_state, lane.env_state, lane.carry, step_key)
             env_state = self.single_env.step(lane.env_state, actions)
+            statistics = lane.obs_statistics
+            if statistics is not None:
+                statistics = running_statistics.update(statistics, lane.env_state.obs)
             return lane.replace(
                 env_state=env_state.replace(info=env_state.info.replace(episode_start=jnp.zeros((), jnp.float32))),
                 carry=carry,
                 returns=lane.returns + lane.discount_power * env_state.reward,
                 lengths=lane.lengths + 1,
                 discount_power=lane.discount_power * self.discount,
+                measures=self._measured(lane.measures, actions, env_state),
+                obs_statistics=statistics,
             )
 
-        def step(state: tuple[Lanes, EvaluateMetric, Array]) -> tuple[Lanes, EvaluateMetric, Array]:
+        def step(state: tuple[Lanes, PopulationEpisodes, Array]) -> tuple[Lanes, PopulationEpisodes, Array]:
             lanes, results, next_job = state
             lanes = jax.vmap(play)(lanes)
             ended = (lanes.env_state.done > 0) | (lanes.lengths >= self.max_episode_steps)
             ended = ended & (lanes.job < num_jobs)
             return cond_any(ended, partial(refill, ended), lanes, results, next_job)
 
-        def refill(ended: Array, lanes: Lanes, results: EvaluateMetric, next_job: Array) -> tuple:
+        def refill(ended: Array, lanes: Lanes, results: PopulationEpisodes, next_job: Array) -> tuple:
             where = jnp.where(ended, lanes.job, num_jobs)
-            results = EvaluateMetric(
-                episode_returns=results.episode_returns.at[where].set(lanes.returns, mode="drop"),
-                episode_lengths=results.episode_lengths.at[where].set(lanes.lengths, mode="drop"),
+            played = PopulationEpisodes(
+                episode_returns=lanes.returns,
+                episode_lengths=lanes.lengths,
+                measures=lanes.measures,
+                obs_statistics=lanes.obs_statistics,
             )
+            results = jax.tree.map(lambda all_, new: all_.at[where].set(new, mode="drop"), results, played)
             job = jnp.where(ended, next_job + jnp.cumsum(ended) - 1, lanes.job)
             agent_state = load_agents(lanes.agent_state, agent_states, ended & (job < num_jobs), agent_of(job))
             env_state, carry, action_key = jax.vmap(start)(job)
-            fresh = fresh_lanes(job, agent_state, env_state, carry, action_key)
+            fresh = fresh_lanes(job, agent_state, env_state, carry, action_key, lanes)
             kept = lanes.replace(job=job, agent_state=agent_state)
             return where_lanes(ended, fresh, kept), results, next_job + jnp.sum(ended)
 
         first_jobs = jnp.arange(self.num_lanes)
         env_state, carry, action_key = jax.vmap(start)(first_jobs)
         first_agents = jax.tree.map(lambda leaf: leaf[agent_of(first_jobs)], agent_states)
-        lanes = fresh_lanes(first_jobs, first_agents, env_state, carry, action_key)
-        results = EvaluateMetric(
-            episode_returns=jnp.zeros(num_jobs, jnp.float32), episode_lengths=jnp.zeros(num_jobs, jnp.int32)
+        num_measures = len(self.measures)
+        lanes = Lanes(
+            job=first_jobs,
+            agent_state=first_agents,
+            env_state=env_state,
+            carry=carry,
+            action_key=action_key,
+            returns=jnp.zeros(self.num_lanes, jnp.float32),
+            lengths=jnp.zeros(self.num_lanes, jnp.int32),
+            discount_power=jnp.ones(self.num_lanes, jnp.float32),
+            measures=jnp.zeros((self.num_lanes, num_measures), jnp.float32),
+            obs_statistics=_repeated(no_statistics, self.num_lanes),
+        )
+        results = PopulationEpisodes(
+            episode_returns=jnp.zeros(num_jobs, jnp.float32),
+            episode_lengths=jnp.zeros(num_jobs, jnp.int32),
+            measures=jnp.zeros((num_jobs, num_measures), jnp.float32),
+            obs_statistics=_repeated(no_statistics, num_jobs),
         )
         state = (lanes, results, jnp.asarray(self.num_lanes, first_jobs.dtype))
         _, results, _ = jax.lax.while_loop(lambda state: any_true(state[0].job < num_jobs), step, state)
-        return jax.tree.map(lambda leaf: leaf.reshape(population_size, num_episodes), results)
+        return PopulationEpisodes(
+            episode_returns=results.episode_returns.reshape(population_size, num_episodes),
+            episode_lengths=results.episode_lengths.reshape(population_size, num_episodes),
+            measures=self._finished(results).reshape(population_size, num_episodes, num_measures),
+            obs_statistics=None if results.obs_statistics is None else merge_all(results.obs_statistics),
+        )
+
+    def _measured(self, totals: Array, action: Any, env_state: EnvState) -> Array:
+        """Take one step of an episode into its measures `[M]`."""
+        values = [
+            measure.accumulate(total, measure.at_step(action, env_state))
+            for measure, total in zip(self.measures, totals, strict=True)
+        ]
+        return jnp.stack(values) if values else totals
+
+    def _finished(self, episodes: PopulationEpisodes) -> Array:
+        """Return the measures of whole episodes, `[jobs, M]`."""
+        columns = [
+            measure.result(episodes.measures[:, index], episodes.episode_lengths)
+            for index, measure in enumerate(self.measures)
+        ]
+        return jnp.stack(columns, axis=1) if columns else episodes.measures
+
+
+def merge_all(statistics: RunningStatistics) -> RunningStatistics:
+    """Merge statistics `[N]` pair by pair: in an order that does not depend on who finished first."""
+    size = statistics.count.high.shape[0]
+    while size > 1:
+        half = size // 2
+        first, second, rest = (
+            jax.tree.map(lambda leaf, start=start, end=end: leaf[start:end], statistics)
+            for start, end in ((0, half), (half, 2 * half), (2 * half, size))
+        )
+        merged = jax.vmap(running_statistics.merge)(first, second)
+        statistics = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), merged, rest)
+        size -= half
+    return jax.tree.map(lambda leaf: leaf[0], statistics)
+
+
+def _repeated(tree: Tree, count: int) -> Tree:
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), tree)
 
 
 def load_agents(loaded: AgentState, agent_states: AgentState, needed: Array, agent: Array) -> AgentState:
@@ -148,17 +252,21 @@ def load_agents(loaded: AgentState, agent_states: AgentState, needed: Array, age
     return jax.lax.while_loop(lambda state: jnp.any(state[0]), load_next, (needed, loaded))[1]
 
 
-def fresh_lanes(job: Array, agent_state: AgentState, env_state: EnvState, carry: Carry, action_key: Key) -> Lanes:
-    """Lanes at the start of an episode."""
+def fresh_lanes(
+    job: Array, agent_state: AgentState, env_state: EnvState, carry: Carry, action_key: Key, lanes: Lanes
+) -> Lanes:
+    """Lanes like these at the start of an episode."""
     return Lanes(
         job=job,
         agent_state=agent_state,
         env_state=env_state,
         carry=carry,
         action_key=action_key,
-        returns=jnp.zeros(job.shape, jnp.float32),
-        lengths=jnp.zeros(job.shape, jnp.int32),
-        discount_power=jnp.ones(job.shape, jnp.float32),
+        returns=jnp.zeros_like(lanes.returns),
+        lengths=jnp.zeros_like(lanes.lengths),
+        discount_power=jnp.ones_like(lanes.discount_power),
+        measures=jnp.zeros_like(lanes.measures),
+        obs_statistics=jax.tree.map(jnp.zeros_like, lanes.obs_statistics),
     )
 
 

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Integer, UInt32
+from jaxtyping import Array, Bool, Float, Integer, UInt32
 
 from rookery.errors import InvalidInputError, ShapeError
 from rookery.types import PyTreeData
@@ -19,7 +19,13 @@ class Counter(PyTreeData):
     @staticmethod
     def zero() -> "Counter":
         """Make a counter that stands at 0."""
-        return Counter(low=jnp.zeros((), jnp.uint32), high=jnp.zeros((), jnp.uint32))
+        return Counter.of(0)
+
+    @staticmethod
+    def of(number: int) -> "Counter":
+        """Make a counter that stands at this number."""
+        high, low = divmod(number, BASE)
+        return Counter(low=jnp.asarray(np.uint32(low)), high=jnp.asarray(np.uint32(high)))
 
     def add(self, increment: int | np.integer | Integer[Array, ""]) -> "Counter":
         """Return the counter advanced by a number from 0 to 2^32 - 1."""
@@ -33,6 +39,10 @@ class Counter(PyTreeData):
         low = self.low + increment
         carry = (low < increment).astype(jnp.uint32)
         return self.replace(low=low, high=self.high + carry)
+
+    def is_below(self, other: "Counter") -> Bool[Array, "..."]:
+        """Tell where this count is less than another."""
+        return (self.high < other.high) | ((self.high == other.high) & (self.low < other.low))
 
     def as_float(self) -> Float[Array, "..."]:
         """Return the number rounded to float32, for schedules and rates."""

@@ -26,11 +26,7 @@ RESERVED_KWARGS = {"episode_length", "parallel", "autoreset_mode", "discount", "
 
 @dataclass(frozen=True)
 class EnvConfig:
-    """Which environment; `episode_length=None` is its own limit, `kwargs` go to its library.
-
-    In `ENVPOOL` mode the steps in which an env only resets itself are not counted: a run then ends a little short of
-    `total_timesteps`.
-    """
+    """Which environment; `episode_length=None` is its own limit, `kwargs` go to its library."""
 
     name: str = "classic/cartpole"
     episode_length: int | None = None

@@ -119,10 +119,6 @@ class OnPolicyWorkflow(Workflow):
         """How many iterations the same parameters act; a method that corrects for it may say more than one."""
         return 1
 
-    @property
-    def steps_per_iteration(self) -> int:
-        return self.config.num_envs * self.config.rollout_length
-
     @abstractmethod
     def update(
         self, learner: Learner, experience: Experience, hyperparameters: Any, key: Key

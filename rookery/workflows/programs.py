@@ -19,14 +19,19 @@ SAME = PartitionSpec()
 
 
 class Layout(PyTreeData):
-    """How a workflow is spread: over the devices of a mesh, and over seeds that are computed side by side."""
+    """How a workflow is spread: over the devices of a mesh, and over seeds, side by side or one after the other."""
 
     mesh: Mesh = pytree_field(static=True)
     num_seeds: int = pytree_field(static=True)
+    side_by_side: bool = pytree_field(static=True, default=True)
 
     def over_seeds(self, function: Callable) -> Callable:
         """Map a function of one seed over the leading axis of all its arguments, if there are several seeds."""
-        return function if self.num_seeds == 1 else jax.vmap(function)
+        if self.num_seeds == 1:
+            return function
+        if self.side_by_side:
+            return jax.vmap(function)
+        return lambda *args: jax.lax.map(lambda of_one_seed: function(*of_one_seed), args)
 
     def over_devices(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
         """Run a function on every device, each with its share of the arrays that are split."""
@@ -86,9 +91,18 @@ def gather(tree: Tree) -> Tree:
 class Program:
     """A function that is compiled once for all arguments of the same shapes, with the time of compiling kept apart."""
 
-    def __init__(self, function: Callable, enable_jit: bool, donate: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        function: Callable,
+        enable_jit: bool,
+        donate: tuple[int, ...] = (),
+        compiler_options: dict[str, str] | None = None,
+    ) -> None:
         self._function = function
-        self._jitted = jax.jit(function, donate_argnums=donate) if enable_jit else None
+        self._jitted = self._part_of_a_program = None
+        if enable_jit:
+            self._jitted = jax.jit(function, donate_argnums=donate, compiler_options=compiler_options or None)
+            self._part_of_a_program = jax.jit(function)  # whose options count then
         self._compiled: dict[Any, Callable] = {}
 
     def is_ready(self, *args: Any) -> bool:
@@ -103,10 +117,10 @@ class Program:
         return time.perf_counter() - start
 
     def __call__(self, *args: Any) -> Any:
-        if self._jitted is None:
+        if self._part_of_a_program is None:
             return self._function(*args)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
-            return self._jitted(*args)
+            return self._part_of_a_program(*args)
         if not self.is_ready(*args):
             self.compile(*args)
         return self._compiled[_signature(args)](*args)

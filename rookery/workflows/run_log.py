@@ -19,6 +19,7 @@ from rookery.workflows.programs import Program
 
 FIRST_CALL = 1
 """Iterations of the first call of a program, by which its speed is measured."""
+UNLIMITED = 2**31 - 1
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Progress:
 class RunLog(contextlib.AbstractContextManager):
     """Hands what happens to the recorders and keeps the time.
 
-    `env_steps` are those that the state has seen at the start, over all seeds.
+    `env_steps` are those that the state has seen at the start, over all seeds; `iterations` those of each.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class RunLog(contextlib.AbstractContextManager):
         run: RunDirectory | None,
         resumed: Progress | None,
         env_steps: int,
+        iterations: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._settings = settings
@@ -69,6 +71,8 @@ class RunLog(contextlib.AbstractContextManager):
         self.progress = resumed or Progress()
         self._recorders = recorders
         self._seconds_per_iteration: float | None = None
+        self._seconds_of_call = 0.0
+        self._iterations = iterations
         self._steps_at_record = env_steps
         self._train_seconds_at_record = self.progress.train_seconds
 
@@ -107,22 +111,21 @@ class RunLog(contextlib.AbstractContextManager):
         for recorder in self._recorders:
             recorder.compiled(what, seconds)
 
-    def iterations_within(self, seconds: float, at_most: int) -> int:
+    def iterations_within(self, seconds: float) -> int:
         """Return how many iterations take about so many seconds."""
         if jax.process_count() > 1:
-            return at_most  # every process must do the same
+            return UNLIMITED  # every process must do the same
         if self._seconds_per_iteration is None:
             return FIRST_CALL
-        return max(1, min(at_most, int(seconds / self._seconds_per_iteration)))
+        return min(max(1, int(seconds / self._seconds_per_iteration)), UNLIMITED)
 
     @contextlib.contextmanager
-    def training(self, num_iterations: int) -> Iterator[None]:
-        """Count the time of so many iterations."""
+    def training(self) -> Iterator[None]:
+        """Count the time of some iterations; `advance` is then told how many they were."""
         start = self._clock()
         yield
-        seconds = self._clock() - start
-        self.progress.train_seconds += seconds
-        self._seconds_per_iteration = max(seconds / num_iterations, 1e-9)
+        self._seconds_of_call = self._clock() - start
+        self.progress.train_seconds += self._seconds_of_call
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -131,8 +134,10 @@ class RunLog(contextlib.AbstractContextManager):
         yield
         self.progress.evaluate_seconds += self._clock() - start
 
-    def advance(self, env_steps: int) -> None:
+    def advance(self, env_steps: int, iterations: int) -> None:
         """Tell how far the training has come."""
+        self._seconds_per_iteration = max(self._seconds_of_call / max(iterations - self._iterations, 1), 1e-9)
+        self._iterations = iterations
         self.progress.env_steps = env_steps
         for recorder in self._recorders:
             recorder.advance(env_steps)

@@ -1,7 +1,6 @@
 """What trains: a workflow holds the logic of a run, its state all that changes, and `learn` the one loop."""
 
 import contextlib
-import math
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -46,39 +45,40 @@ class WorkflowState(State):
 
 @dataclass(frozen=True)
 class Timetable:
-    """When things happen, in iterations: each at multiples of its interval, and after the last iteration."""
+    """When things happen, in env steps: after the first iteration that reaches a multiple of the interval, and last.
 
-    num_iterations: int
+    With several seeds, the one with the fewest steps counts.
+    """
+
+    total_timesteps: int
     record_interval: int
     evaluation_interval: int
     checkpoint_interval: int
 
     @classmethod
-    def of(cls, train: TrainConfig, steps_per_iteration: int) -> Self:
-        """Turn intervals in env steps into iterations; evaluations and checkpoints go with a record."""
-        num_iterations = math.ceil(train.total_timesteps / steps_per_iteration)
+    def of(cls, train: TrainConfig) -> Self:
+        """Fill in the intervals that are not given; evaluations and checkpoints go with a record."""
         wanted = [train.total_timesteps / 50, train.evaluation.interval, train.checkpoint.interval]
-        record_steps = train.record_interval or min(steps for steps in wanted if steps)
-        record_interval = max(1, round(record_steps / steps_per_iteration))
+        record_interval = train.record_interval or max(1, round(min(steps for steps in wanted if steps)))
 
         def with_records(interval: int | None) -> int:
             steps = interval or train.total_timesteps / 10
-            return record_interval * max(1, round(steps / (steps_per_iteration * record_interval)))
+            return record_interval * max(1, round(steps / record_interval))
 
         return cls(
-            num_iterations,
+            train.total_timesteps,
             record_interval,
             with_records(train.evaluation.interval),
             with_records(train.checkpoint.interval),
         )
 
-    def next_record(self, iteration: int) -> int:
-        """The iteration after which the next record is made."""
-        return min(self.num_iterations, (iteration // self.record_interval + 1) * self.record_interval)
+    def next_record(self, env_steps: int) -> int:
+        """The number of env steps at which the next record is made."""
+        return min(self.total_timesteps, (env_steps // self.record_interval + 1) * self.record_interval)
 
-    def is_due(self, interval: int, iteration: int) -> bool:
-        """Tell whether something with this interval happens after `iteration`."""
-        return iteration % interval == 0 or iteration == self.num_iterations
+    def is_due(self, interval: int, record_at: int, env_steps: int) -> bool:
+        """Tell whether something with this interval goes with the record that was to be made at `record_at`."""
+        return env_steps >= self.total_timesteps or env_steps // interval > (record_at - 1) // interval
 
 
 class Workflow(ABC):
@@ -93,14 +93,18 @@ class Workflow(ABC):
     hyperparameters_class: ClassVar[type[Hyperparameters]]
     config: Any
     agent: Agent
+    seeds_side_by_side: ClassVar[bool] = True
+    """Whether several seeds are computed at the same time, or one after the other within an iteration."""
 
     def __init__(self, settings: Settings, num_devices: int, enable_jit: bool) -> None:
         self.settings = settings
         self.config = settings.method
         self.enable_jit = enable_jit
-        self.layout = Layout(mesh=device_mesh(num_devices), num_seeds=settings.train.num_seeds)
+        self.layout = Layout(
+            mesh=device_mesh(num_devices), num_seeds=settings.train.num_seeds, side_by_side=self.seeds_side_by_side
+        )
         self.agent = self.make_agent()
-        self.timetable = Timetable.of(settings.train, self.steps_per_iteration)
+        self.timetable = Timetable.of(settings.train)
         self.evaluator = self._make_evaluator()
         names = settings.train.recorders if jax.process_index() == 0 else ()
         self.recorders = [make_recorder(name) for name in names]
@@ -109,17 +113,24 @@ class Workflow(ABC):
         if enable_jit:
             iterate = jax.jit(iterate)  # so that it is traced once for all the programs that contain it
 
-        def advance(state: Any, metrics: Any, num_iterations: Any) -> tuple[Any, Any]:
-            def body(_: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-                new_metrics, state = iterate(carry[0])
-                return state, jax.tree.map(jnp.add, carry[1], new_metrics)
+        def advance(state: Any, metrics: Any, num_iterations: Any, until: Counter) -> tuple[Any, Any]:
+            def is_unfinished(carry: tuple[Any, Any, Any]) -> Any:
+                num_done, state, _ = carry
+                return (num_done < num_iterations) & jnp.any(state.env_steps.is_below(until))
 
-            return jax.lax.fori_loop(0, num_iterations, body, (state, metrics))
+            def body(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+                num_done, state, metrics = carry
+                new_metrics, state = iterate(state)
+                return num_done + 1, state, jax.tree.map(jnp.add, metrics, new_metrics)
+
+            return jax.lax.while_loop(is_unfinished, body, (jnp.zeros((), jnp.int32), state, metrics))[1:]
 
         self._init = self.program(layout.over_seeds(self.setup), (SAME,), specs)
         self._step = self.program(iterate, (specs,), (SAME, specs))
-        self._advance = self.program(advance, (specs, SAME, SAME), (specs, SAME), donate=(0, 1))
-        self._evaluate = Program(layout.over_seeds(self._evaluate_one), enable_jit)
+        self._advance = self.program(advance, (specs, SAME, SAME, SAME), (specs, SAME), donate=(0, 1))
+        self._evaluate = Program(
+            layout.over_seeds(self._evaluate_one), enable_jit, compiler_options=self.compiler_options
+        )
 
     @classmethod
     def build_from_config(cls, config: Any, enable_multi_devices: bool = False, enable_jit: bool = True) -> Self:
@@ -134,18 +145,19 @@ class Workflow(ABC):
 
     def program(self, function: Callable, in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()) -> Program:
         """Make a program of a function that each device runs on its share."""
-        return Program(self.layout.over_devices(function, in_specs, out_specs), self.enable_jit, donate)
+        on_devices = self.layout.over_devices(function, in_specs, out_specs)
+        return Program(on_devices, self.enable_jit, donate, self.compiler_options)
+
+    @property
+    def compiler_options(self) -> dict[str, str]:
+        """The options that programs are compiled with."""
+        return {}
 
     # What a family of methods defines.
 
     @abstractmethod
     def make_agent(self) -> Agent:
         """Build the agent."""
-
-    @property
-    @abstractmethod
-    def steps_per_iteration(self) -> int:
-        """The number of env steps of one iteration of one seed, over all devices."""
 
     @abstractmethod
     def setup(self, key: Key) -> Any:
@@ -183,7 +195,7 @@ class Workflow(ABC):
 
     def evaluate(self, state: Any) -> tuple[PyTreeDict, Any]:
         """Play episodes with the greedy policy."""
-        metrics, eval_key = self._evaluate(state.agent_state, state.eval_key)
+        metrics, eval_key = self._evaluate(self.evaluated_agents(state), state.eval_key)
         return metrics, state.replace(eval_key=eval_key)
 
     def learn(self, state: Any) -> Any:
@@ -215,42 +227,45 @@ class Workflow(ABC):
 
     def _train(self, run: RunDirectory | None, state: Any, metrics: Any, resumed: Progress | None) -> Any:
         timetable = self.timetable
-        first_steps = sum(counts_of(state.env_steps))
-        with StopSignals() as stop, RunLog(self.settings, self.recorders, run, resumed, first_steps) as log:
-            iteration = counts_of(state.iterations)[0]
+        start = sum(counts_of(state.env_steps)), counts_of(state.iterations)[0]
+        with StopSignals() as stop, RunLog(self.settings, self.recorders, run, resumed, *start) as log:
+            env_steps = env_steps_of(state)
 
             def save() -> None:
                 tree = gather((state, metrics))
                 if run is not None:
                     log.sync()
-                    self._checkpoints(run).save(tree, counts_of(state.env_steps)[0], log.progress.to_mapping())
+                    self._checkpoints(run).save(tree, env_steps, log.progress.to_mapping())
 
             if resumed is None:
                 save()
             elif run is not None:
                 # What was saved later belongs to a past that is now left behind.
                 self._checkpoints(run).discard_after(resumed.env_steps)
-            has_to_train = iteration < timetable.num_iterations
-            while iteration < timetable.num_iterations:
-                target = timetable.next_record(iteration)
-                log.compile("training program", self._advance, state, metrics, np.int32(0))
-                while iteration < target and not stop_agreed(stop):
-                    count = log.iterations_within(SECONDS_PER_CALL, target - iteration)
-                    with log.training(count):
-                        state, metrics = jax.block_until_ready(self._advance(state, metrics, np.int32(count)))
-                    iteration += count
-                    log.advance(counts_of(state.env_steps)[0])
-                if iteration == target:
+            has_to_train = env_steps < timetable.total_timesteps
+            while env_steps < timetable.total_timesteps:
+                record_at = timetable.next_record(env_steps)
+                until = jax.tree.map(np.asarray, Counter.of(record_at))
+                log.compile("training program", self._advance, state, metrics, np.int32(0), until)
+                while env_steps < record_at and not stop_agreed(stop):
+                    at_most = log.iterations_within(SECONDS_PER_CALL)
+                    with log.training():
+                        state, metrics = jax.block_until_ready(self._advance(state, metrics, np.int32(at_most), until))
+                    env_steps = env_steps_of(state)
+                    log.advance(env_steps, counts_of(state.iterations)[0])
+                is_stopped = env_steps < record_at
+                if not is_stopped:
                     evaluation = PyTreeDict()
-                    if timetable.is_due(timetable.evaluation_interval, iteration):
-                        log.compile("evaluation program", self._evaluate, state.agent_state, state.eval_key)
+                    if timetable.is_due(timetable.evaluation_interval, record_at, env_steps):
+                        agents = self.evaluated_agents(state)
+                        log.compile("evaluation program", self._evaluate, agents, state.eval_key)
                         with log.evaluating():
                             evaluation, state = jax.block_until_ready(self.evaluate(state))
                     log.record(self._counts(state), metrics, evaluation)
                     metrics = self._no_metrics(state)
-                is_last = iteration == timetable.num_iterations
-                is_stopped = stop_agreed(stop) and not is_last
-                if is_stopped or (iteration == target and timetable.is_due(timetable.checkpoint_interval, iteration)):
+                is_due = not is_stopped and timetable.is_due(timetable.checkpoint_interval, record_at, env_steps)
+                is_stopped = stop_agreed(stop) and env_steps < timetable.total_timesteps
+                if is_stopped or is_due:
                     save()
                 if is_stopped:
                     raise Interrupted(stop.requested or signal.SIGTERM, log.consequence)
@@ -272,15 +287,19 @@ class Workflow(ABC):
         metrics, _ = jax.eval_shape(self._step, state)
         return self.layout.place(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), metrics), SAME)
 
-    def _evaluate_one(self, agent_state: AgentState, eval_key: Key) -> tuple[PyTreeDict, Key]:
+    def evaluated_agents(self, state: Any) -> dict[str, AgentState]:
+        """Say which agents `evaluate` plays with, by the prefix of their metrics."""
+        return {"eval/": state.agent_state}
+
+    def _evaluate_one(self, agents: dict[str, AgentState], eval_key: Key) -> tuple[PyTreeDict, Key]:
         next_key, play_key = jax.random.split(eval_key)
-        episodes = self.evaluator.evaluate(agent_state, play_key, self.settings.train.evaluation.num_episodes)
-        metrics = {
-            "eval/mean_reward": jnp.mean(episodes.episode_returns),
-            "eval/std_reward": jnp.std(episodes.episode_returns),
-            "eval/mean_ep_length": jnp.mean(episodes.episode_lengths.astype(jnp.float32)),
-        }
-        return PyTreeDict(metrics), next_key
+        metrics = PyTreeDict()
+        for prefix, agent_state in agents.items():
+            episodes = self.evaluator.evaluate(agent_state, play_key, self.settings.train.evaluation.num_episodes)
+            metrics[f"{prefix}mean_reward"] = jnp.mean(episodes.episode_returns)
+            metrics[f"{prefix}std_reward"] = jnp.std(episodes.episode_returns)
+            metrics[f"{prefix}mean_ep_length"] = jnp.mean(episodes.episode_lengths.astype(jnp.float32))
+        return metrics, next_key
 
     def _make_evaluator(self) -> Evaluator:
         train = self.settings.train
@@ -355,6 +374,11 @@ class Workflow(ABC):
 def counts_of(counter: Counter) -> list[int]:
     """Return the count of each seed."""
     return counter.to_ints() if counter.low.ndim else [int(counter)]
+
+
+def env_steps_of(state: Any) -> int:
+    """Return the env steps that every seed has made at least."""
+    return min(counts_of(state.env_steps))
 
 
 def stop_agreed(stop: StopSignals) -> bool:

@@ -51,10 +51,6 @@ class CountingWorkflow(Workflow):
     def make_agent(self) -> Agent:
         return RandomAgent()
 
-    @property
-    def steps_per_iteration(self) -> int:
-        return STEPS
-
     def setup(self, key: Key) -> WorkflowState:
         key, eval_key, agent_key = jax.random.split(key, 3)
         env = self.evaluator.env
@@ -208,34 +204,47 @@ def test_a_run_shorter_than_an_iteration_is_one_iteration(spy: type[SpyRecorder]
     assert "eval/mean_reward" in rows[0]
 
 
-def test_a_timetable_ends_at_the_end_whatever_divides_what() -> None:
+def test_a_timetable_keeps_its_intervals_whatever_divides_what() -> None:
+    # Iterations take any number of steps, as the generations of evolution do. Everything happens at the first record
+    # after its time has come, never twice for one time, and at the end.
     generator = np.random.default_rng(0)
     for _ in range(200):
-        total, record, evaluation, checkpoint, steps = (int(number) for number in generator.integers(1, 5000, size=5))
+        total, record, evaluation, checkpoint = (int(number) for number in generator.integers(1, 5000, size=4))
         timetable = Timetable.of(
             TrainConfig(
                 total_timesteps=total,
                 record_interval=record,
                 evaluation=EvaluationConfig(interval=evaluation),
                 checkpoint=CheckpointConfig(interval=checkpoint),
-            ),
-            steps,
+            )
         )
-        records = []
-        while not records or records[-1] < timetable.num_iterations:
-            records.append(timetable.next_record(records[-1] if records else 0))
-        assert total <= timetable.num_iterations * steps < total + steps
-        assert records == sorted(set(records))
-        assert records[-1] == timetable.num_iterations
-        for interval in (timetable.evaluation_interval, timetable.checkpoint_interval):
-            assert interval % timetable.record_interval == 0
-            assert timetable.is_due(interval, timetable.num_iterations)
+        position, records, due = 0, [], {"evaluation": [], "checkpoint": []}
+        while position < total:
+            record_at = timetable.next_record(position)
+            while position < record_at:
+                position += int(generator.integers(1, 900))
+            records.append(position)
+            for name, positions in due.items():
+                if timetable.is_due(getattr(timetable, f"{name}_interval"), record_at, position):
+                    positions.append(position)
+        assert records == first_past_multiples(records, timetable.record_interval, total)
+        for name, positions in due.items():
+            assert positions == first_past_multiples(records, getattr(timetable, f"{name}_interval"), total)
+
+
+def first_past_multiples(positions: list[int], interval: int, total: int) -> list[int]:
+    chosen, num_passed = [], 0
+    for position in positions:
+        if position // interval > num_passed or position >= total:
+            chosen.append(position)
+        num_passed = position // interval
+    return chosen
 
 
 def test_intervals_that_are_not_given_are_shares_of_the_run() -> None:
-    timetable = Timetable.of(TrainConfig(total_timesteps=100_000), steps_per_iteration=100)
-    assert (timetable.num_iterations, timetable.record_interval) == (1000, 20)
-    assert (timetable.evaluation_interval, timetable.checkpoint_interval) == (100, 100)
+    timetable = Timetable.of(TrainConfig(total_timesteps=100_000))
+    assert timetable.record_interval == 2_000
+    assert (timetable.evaluation_interval, timetable.checkpoint_interval) == (10_000, 10_000)
 
 
 # What the loop may not do.

@@ -1,0 +1,1 @@
+"""Methods that evolve their agents."""

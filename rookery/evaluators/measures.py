@@ -1,0 +1,64 @@
+"""What else an episode can be measured by: objectives beside the return, descriptors of behavior.
+
+A measure is written `sum:metrics.reward_ctrl`, `mean:action[0]` or `last:obs[1]`: how the steps of an episode are
+reduced, what is looked at, and which of its numbers. What is looked at is `reward`, `action`, `obs` (the one after the
+step), or an entry of the environment's `info`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import jax.numpy as jnp
+
+from rookery.envs import EnvState
+from rookery.errors import InvalidInputError, unknown_name
+from rookery.types import Array
+
+PATTERN = re.compile(r"(?P<reduction>sum|mean|last):(?P<source>[A-Za-z_][\w.]*)(\[(?P<index>\d+)\])?")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number per episode."""
+
+    reduction: str
+    source: str
+    index: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a measure as it is written in a config."""
+        match = PATTERN.fullmatch(text)
+        if match is None:
+            raise InvalidInputError(
+                f"measure {text!r}: expected REDUCTION:NAME or REDUCTION:NAME[INDEX], with sum, mean or last, "
+                "like sum:reward, last:obs[0] or mean:metrics.x_velocity."
+            )
+        index = match["index"]
+        return cls(match["reduction"], match["source"], None if index is None else int(index))
+
+    def at_step(self, action: Any, env_state: EnvState) -> Array:
+        """Return what one step contributes."""
+        known = {"reward": env_state.reward, "action": action, "obs": env_state.obs}
+        value: Any = {**env_state.info, **known}
+        for name in self.source.split("."):
+            if not isinstance(value, Mapping) or name not in value:
+                names = value if isinstance(value, Mapping) else ()
+                raise unknown_name("measure", self.source, names, f"There are: {', '.join(sorted(names)) or 'none'}.")
+            value = value[name]
+        numbers = jnp.ravel(jnp.asarray(value, jnp.float32))
+        if self.index is None and numbers.size != 1:
+            raise InvalidInputError(f"measure {self.source} has {numbers.size} numbers: choose one, {self.source}[0].")
+        if self.index is not None and self.index >= numbers.size:
+            raise InvalidInputError(f"measure {self.source}[{self.index}]: there are {numbers.size} numbers.")
+        return numbers[self.index or 0]
+
+    def accumulate(self, total: Array, value: Array) -> Array:
+        """Take in one more step."""
+        return value if self.reduction == "last" else total + value
+
+    def result(self, total: Array, length: Array) -> Array:
+        """Return the measure of a whole episode."""
+        return total / length.astype(total.dtype) if self.reduction == "mean" else total

@@ -1,0 +1,67 @@
+"""Fitness made fit for use: invalid values, ranks, and the weights that strategies give to ranks.
+
+Equal fitness gives equal weights, so the order of the population makes no difference, and a population of equals moves
+nothing.
+"""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from rookery.errors import unknown_name
+
+
+def without_invalid(fitness: Float[Array, "P *M"]) -> tuple[Float[Array, "P *M"], Bool[Array, " P"]]:
+    """Make individuals with a NaN or infinite fitness worse than all others; return also who was valid."""
+    is_finite = jnp.isfinite(fitness)
+    is_valid = is_finite if fitness.ndim == 1 else jnp.all(is_finite, axis=1)
+    valid = is_valid.reshape(-1, *(1,) * (fitness.ndim - 1))
+    worst = jnp.min(jnp.where(valid, fitness, jnp.inf), axis=0, keepdims=True)
+    worse = jnp.maximum(jnp.nextafter(worst, jnp.full_like(worst, -jnp.inf)), jnp.finfo(fitness.dtype).min)
+    worse = jnp.where(jnp.isfinite(worst), worse, 0.0)
+    return jnp.where(valid, fitness, worse), is_valid
+
+
+def centered_ranks(fitness: Float[Array, " P"]) -> Float[Array, " P"]:
+    """Return ranks from -0.5 (worst) to 0.5 (best)."""
+    first, last = _rank_ranges(fitness)
+    ranks = (first + last).astype(fitness.dtype) / 2.0
+    return ranks / max(fitness.shape[0] - 1, 1) - (0.5 if fitness.shape[0] > 1 else 0.0)
+
+
+def standardized(fitness: Float[Array, " P"]) -> Float[Array, " P"]:
+    """Center and scale to standard deviation 1; zeros if all are equal."""
+    deviations = fitness - jnp.mean(fitness)
+    std = jnp.std(fitness)
+    return deviations / jnp.where(std > 0.0, std, 1.0)
+
+
+def weights_by_rank(fitness: Float[Array, " P"], weights: Float[Array, " P"]) -> Float[Array, " P"]:
+    """Give the best the first of the weights, the next the second, and so on; equals share theirs."""
+    first, last = _rank_ranges(fitness)
+    best_place, worst_place = fitness.shape[0] - 1 - last, fitness.shape[0] - 1 - first
+    sums = jnp.concatenate([jnp.zeros(1, weights.dtype), jnp.cumsum(weights)])
+    shared = (sums[worst_place + 1] - sums[best_place]) / (worst_place - best_place + 1).astype(weights.dtype)
+    return jnp.where(first == last, weights[best_place], shared)
+
+
+def _rank_ranges(fitness: Float[Array, " P"]) -> tuple[Array, Array]:
+    """Return the first and the last place, from the worst at 0, that the equals of each individual take."""
+    ordered = jnp.sort(fitness)
+    return jnp.searchsorted(ordered, fitness, side="left"), jnp.searchsorted(ordered, fitness, side="right") - 1
+
+
+FITNESS_SHAPINGS: dict[str, Callable[[Array], Array]] = {
+    "centered_ranks": centered_ranks,
+    "standardized": standardized,
+    "raw": lambda fitness: fitness,
+}
+"""What a strategy that weighs individuals by their fitness may weigh them by."""
+
+
+def fitness_shaping(name: str) -> Callable[[Array], Array]:
+    """Return the fitness shaping of this name."""
+    if name not in FITNESS_SHAPINGS:
+        raise unknown_name("fitness_shaping", name, FITNESS_SHAPINGS)
+    return FITNESS_SHAPINGS[name]

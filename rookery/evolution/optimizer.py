@@ -1,0 +1,182 @@
+"""What all evolutionary strategies have in common: `ask` for a population, `tell` how fit it is.
+
+Fitness is maximized. A fitness that is NaN or infinite counts as worse than all others, is never the best, and is
+counted; no strategy sees it.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rookery.errors import InvalidInputError, ShapeError, check_count
+from rookery.evolution.fitness import without_invalid
+from rookery.types import Array, Key, Params, PyTreeData, PyTreeNode, Tree, as_one_key, pytree_field, where_tree
+
+
+class ECState(PyTreeData):
+    """What the state of every strategy holds; `asked` is the population between `ask` and `tell`."""
+
+    key: Key
+    generation: Array
+    hyperparameters: Any
+    best_params: Params
+    best_fitness: Array
+    num_invalid: Array
+    asked: Params | None = None
+
+
+class EvoOptimizer(PyTreeNode, ABC):
+    """A strategy: `population, state = ask(state)`, then `state = tell(state, fitness)`.
+
+    Individuals are trees like the `params` given to `init`; a population is such a tree with the individuals as first
+    axis. Hyper-parameters ride in the state, so that each seed or each island may have its own.
+
+    With `axis_name` the population is split over the devices of that mesh axis: `ask` gives this device its share,
+    `tell` takes the fitness of the share, and the state is the same on all of them. The fitness of all travels to all;
+    individuals stay where they were made.
+    """
+
+    population_size: int = pytree_field(static=True)
+    hyperparameters: Any = None
+    axis_name: str | None = pytree_field(static=True, default=None)
+
+    def __post_init__(self) -> None:
+        check_count("population_size", self.population_size)
+
+    # What a strategy defines.
+
+    @abstractmethod
+    def init(self, params: Params, key: Key) -> ECState:
+        """Make the first state, starting the search at `params`."""
+
+    @abstractmethod
+    def sample(self, state: Any, key: Key) -> Params:
+        """Make this device's share of the next population."""
+
+    @abstractmethod
+    def update(self, state: Any, fitness: Array, key: Key) -> Any:
+        """Learn from the fitness `[P]` of the whole population, of which `state.asked` is this device's share."""
+
+    @abstractmethod
+    def center(self, state: Any) -> Params:
+        """Return the individual that stands for the search: the mean of a distribution, the best of a population."""
+
+    def report(self, state: Any) -> dict[str, Array]:
+        """Return numbers about the search for the log, like its `step_size`."""
+        return {}
+
+    # What a user calls.
+
+    def ask(self, state: Any) -> tuple[Params, Any]:
+        """Return the individuals to evaluate and the state that remembers them."""
+        key, sample_key = jax.random.split(state.key)
+        population = self.sample(state, sample_key)
+        return population, state.replace(key=key, asked=population)
+
+    def tell(self, state: Any, fitness: Array) -> Any:
+        """Learn from the fitness of the individuals that `ask` returned, in their order."""
+        if state.asked is None:
+            raise InvalidInputError("tell needs the state that ask returned: this one holds no population.")
+        if fitness.shape[:1] != (self.share_size,):
+            raise ShapeError(f"fitness is {list(fitness.shape)}; expected one value for each of {self.share_size}.")
+        fitness, is_valid = without_invalid(self.gathered(fitness))
+        state = self._with_best(state, fitness, is_valid)
+        key, update_key = jax.random.split(state.key)
+        return self.update(state.replace(key=key), fitness, update_key).replace(
+            asked=None,
+            generation=state.generation + 1,
+            num_invalid=state.num_invalid + jnp.sum(~is_valid, dtype=jnp.int32),
+        )
+
+    # What strategies are written with.
+
+    def common_fields(self, params: Params, key: Key) -> dict[str, Any]:
+        """The fields of the first state that all strategies share."""
+        return {
+            "key": as_one_key(key),
+            "generation": jnp.zeros((), jnp.int32),
+            "hyperparameters": jax.tree.map(jnp.float32, self.hyperparameters),
+            "best_params": params,
+            "best_fitness": jnp.float32(-jnp.inf),
+            "num_invalid": jnp.zeros((), jnp.int32),
+        }
+
+    @property
+    def num_shares(self) -> int:
+        return 1 if self.axis_name is None else jax.lax.axis_size(self.axis_name)
+
+    @property
+    def share_size(self) -> int:
+        return self.population_size // self.num_shares
+
+    def share(self, tree: Tree) -> Tree:
+        """Return this device's part of something that all devices have for the whole population `[P, ...]`."""
+        if self.axis_name is None:
+            return tree
+        start = jax.lax.axis_index(self.axis_name) * self.share_size
+        return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, self.share_size), tree)
+
+    def gathered(self, tree: Tree) -> Tree:
+        """Return the parts of all devices as one `[P, ...]`."""
+        if self.axis_name is None:
+            return tree
+        return jax.lax.all_gather(tree, self.axis_name, tiled=True)
+
+    def noise_like(self, params: Params, key: Key, mirrored: bool = False) -> Params:
+        """Draw standard normal numbers for every individual of the share.
+
+        Each has a key of its own, so it does not depend on the number of devices. Mirrored, the individuals 2i and
+        2i + 1 are given opposite numbers.
+        """
+        group_size = 2 if mirrored else 1
+        num_groups = self.share_size // group_size
+        indexes = jnp.arange(num_groups, dtype=jnp.int32)
+        if self.axis_name is not None:
+            indexes += jax.lax.axis_index(self.axis_name) * num_groups
+        noise = jax.vmap(lambda index: normal_like(params, jax.random.fold_in(key, index)))(indexes)
+        if not mirrored:
+            return noise
+        return jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf], axis=1).reshape(-1, *leaf.shape[1:]), noise)
+
+    def weighted_sum(self, weights: Array, population: Params) -> Params:
+        """Add up the individuals of the whole population, each times its weight of `[P]`."""
+        own = self.share(weights)
+
+        def add(leaf: Array) -> Array:
+            return jnp.sum(own.reshape(-1, *(1,) * (leaf.ndim - 1)) * leaf, axis=0)
+
+        total = jax.tree.map(add, population)
+        return total if self.axis_name is None else jax.lax.psum(total, self.axis_name)
+
+    def individual(self, population: Params, index: Array) -> Params:
+        """Return one individual of the whole population, from whichever device has it."""
+        own_index = index if self.axis_name is None else index - jax.lax.axis_index(self.axis_name) * self.share_size
+        is_own = (own_index >= 0) & (own_index < self.share_size)
+        chosen = jax.tree.map(lambda leaf: leaf[jnp.clip(own_index, 0, self.share_size - 1)], population)
+        if self.axis_name is None:
+            return chosen
+        return jax.lax.psum(where_tree(is_own, chosen, jax.tree.map(jnp.zeros_like, chosen)), self.axis_name)
+
+    def _with_best(self, state: Any, fitness: Array, is_valid: Array) -> Any:
+        """Remember the fittest individual so far; of several objectives none is the best."""
+        if fitness.ndim > 1:
+            return state
+        candidates = jnp.where(is_valid, fitness, -jnp.inf)
+        index = jnp.argmax(candidates)
+        is_better = is_valid[index] & (
+            candidates[index] >= state.best_fitness
+        )  # of equals the later: its search has come further
+        return state.replace(
+            best_params=where_tree(is_better, self.individual(state.asked, index), state.best_params),
+            best_fitness=jnp.where(is_better, candidates[index], state.best_fitness),
+        )
+
+
+def normal_like(params: Params, key: Key) -> Params:
+    """Draw standard normal numbers for one individual."""
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(key, len(leaves))
+    noise = [jax.random.normal(leaf_key, leaf.shape, leaf.dtype) for leaf_key, leaf in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(structure, noise)

@@ -1,0 +1,239 @@
+"""Evolution: ask a strategy for a population, play its episodes, tell the strategy how fit they are."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from rookery.agent import AgentState, RandomAgent
+from rookery.compilation import batch_invariant_options
+from rookery.configuration import field_names
+from rookery.distributed import DEVICE_AXIS, check_divides
+from rookery.distributed.collectives import sum_over_devices
+from rookery.envs import AutoresetMode
+from rookery.errors import InvalidInputError, check_count
+from rookery.evaluators import PopulationEvaluator
+from rookery.evaluators.measures import Measure
+from rookery.evaluators.population import PopulationEpisodes
+from rookery.evolution import EvoOptimizer
+from rookery.learning import running_statistics
+from rookery.learning.counter import Counter
+from rookery.learning.schedules import values_at
+from rookery.metrics import Mean
+from rookery.networks.policy import PolicyConfig
+from rookery.rollout import rollout
+from rookery.types import Array, Key, Params, PyTreeDict
+from rookery.workflows.config import Settings
+from rookery.workflows.programs import SAME
+from rookery.workflows.workflow import Workflow, WorkflowState
+
+REFERENCE_ENVS, REFERENCE_STEPS = 64, 128
+"""The batch of random play that `fixed_obs_statistics` are taken from."""
+
+QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
+
+
+@dataclass(frozen=True)
+class ECConfig:
+    """The shapes that all evolutionary methods have in common.
+
+    `num_episodes` are those of each individual in a generation, whose mean return is its fitness; `num_lanes` is how
+    many episodes are played side by side on a device, which makes no difference to the result.
+    """
+
+    population_size: int = 128
+    num_episodes: int = 1
+    num_lanes: int = 16
+    explore: bool = False
+    normalize_obs: bool = False
+    fixed_obs_statistics: bool = False
+    network: PolicyConfig = field(default_factory=PolicyConfig)
+
+    def __post_init__(self) -> None:
+        check_count("population_size", self.population_size)
+        check_count("num_episodes", self.num_episodes)
+        check_count("num_lanes", self.num_lanes)
+        if self.fixed_obs_statistics and not self.normalize_obs:
+            raise InvalidInputError("fixed_obs_statistics=true has no effect without normalize_obs=true.")
+
+
+class ECWorkflowState(WorkflowState):
+    """What evolution carries from one generation to the next; `agent_state` is the center of the search."""
+
+    evo_state: Any
+
+
+class ECWorkflow(Workflow):
+    """Evolves the parameters of an agent; an iteration is a generation.
+
+    The population is split over the devices. All individuals of a generation see observations normalized by the same
+    statistics: those of all observations of earlier generations, or with `fixed_obs_statistics` those of random play.
+    """
+
+    agent_class: ClassVar[type]
+    optimizer_class: ClassVar[type[EvoOptimizer]]
+    agent: Any
+    config: Any
+    # A population fills the device by itself, and side by side the lanes of one seed would wait for those of another.
+    seeds_side_by_side = False
+
+    def __init__(self, settings: Settings, num_devices: int, enable_jit: bool) -> None:
+        config = settings.method
+        check_divides("agent.population_size", config.population_size, num_devices)
+        self.optimizer = self.make_optimizer(config, settings.hyperparameters)
+        super().__init__(settings, num_devices, enable_jit)
+        self.population_evaluator = PopulationEvaluator(
+            env=self.evaluator.env,
+            agent_fn=self.agent.compute_actions if config.explore else self.agent.evaluate_actions,
+            initial_carry_fn=self.agent.initial_carry,
+            max_episode_steps=self.evaluator.max_episode_steps,
+            num_lanes=min(config.num_lanes, config.population_size * config.num_episodes // num_devices),
+            measures=tuple(Measure.parse(text) for text in self.measures),
+            track_obs=config.normalize_obs and not config.fixed_obs_statistics,
+        )
+
+    @property
+    def compiler_options(self) -> dict[str, str]:
+        return batch_invariant_options()
+
+    def make_agent(self) -> Any:
+        return self.agent_class(config=self.config.network, normalize_obs=self.config.normalize_obs)
+
+    def make_optimizer(self, config: Any, hyperparameters: Any) -> EvoOptimizer:
+        """Build the strategy; what its config has beside the common part is named like the fields of the strategy."""
+        own_names = set(field_names(type(config))) - set(field_names(ECConfig)) - set(self.config_only)
+        return self.optimizer_class(
+            population_size=config.population_size,
+            hyperparameters=hyperparameters,
+            axis_name=DEVICE_AXIS,
+            **{name: getattr(config, name) for name in own_names},
+        )
+
+    # What a method may define.
+
+    config_only: ClassVar[tuple[str, ...]] = ()
+    """Fields of the config that are not the strategy's."""
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """What to measure of every episode beside its return."""
+        return ()
+
+    def fitness_of(self, episodes: PopulationEpisodes) -> Array:
+        """Return the fitness `[P]`, or `[P, M]` for several objectives, of the individuals that played."""
+        return jnp.mean(episodes.episode_returns, axis=1)
+
+    def tell(self, evo_state: Any, episodes: PopulationEpisodes) -> Any:
+        """Tell the strategy what came out."""
+        return self.optimizer.tell(evo_state, self.fitness_of(episodes))
+
+    # What a workflow defines.
+
+    def setup(self, key: Key) -> ECWorkflowState:
+        key, eval_key, agent_key, evo_key, reference_key = jax.random.split(key, 5)
+        env = self.evaluator.env
+        agent_state = self.agent.init(env.obs_space, env.action_space, agent_key)
+        if self.config.fixed_obs_statistics:
+            agent_state = self._with_reference_statistics(agent_state, reference_key)
+        return ECWorkflowState(
+            key=key,
+            eval_key=eval_key,
+            agent_state=agent_state,
+            hyperparameters=jax.tree.map(jnp.float32, self.settings.hyperparameters),
+            iterations=Counter.zero(),
+            env_steps=Counter.zero(),
+            num_updates=Counter.zero(),
+            evo_state=self.optimizer.init(agent_state.params, evo_key),
+        )
+
+    def state_specs(self) -> Any:
+        return SAME
+
+    def iterate(self, state: ECWorkflowState) -> tuple[PyTreeDict, ECWorkflowState]:
+        key, play_key = jax.random.split(state.key)
+        hyperparameters = values_at(state.hyperparameters, state.env_steps.as_float())
+        population, evo_state = self.optimizer.ask(state.evo_state.replace(hyperparameters=hyperparameters))
+        episodes = self._play(state.agent_state, population, play_key)
+        evo_state = self.tell(evo_state, episodes)
+        agent_state = state.agent_state.replace(params=self.optimizer.center(evo_state))
+        if episodes.obs_statistics is not None:
+            observed = running_statistics.merge_over_axis(episodes.obs_statistics, DEVICE_AXIS)
+            statistics = running_statistics.merge(agent_state.obs_preprocessor_state, observed)
+            agent_state = agent_state.replace(obs_preprocessor_state=statistics)
+        num_steps = sum_over_devices(jnp.sum(episodes.episode_lengths, dtype=jnp.int32))
+        metrics = self._metrics(evo_state, episodes)
+        return metrics, state.replace(
+            key=key,
+            agent_state=agent_state,
+            evo_state=evo_state,
+            iterations=state.iterations.add(1),
+            env_steps=state.env_steps.add(num_steps),
+            num_updates=state.num_updates.add(1),
+        )
+
+    def evaluated_agents(self, state: ECWorkflowState) -> dict[str, AgentState]:
+        best = state.agent_state.replace(params=state.evo_state.best_params)
+        return {"eval/": state.agent_state, "eval/best_": best}
+
+    def collect_seconds(self, state: ECWorkflowState) -> float:
+        """Measure how long a generation plays: by itself, for inside an iteration nothing can be timed."""
+
+        def play(state: ECWorkflowState) -> Array:
+            population, _ = self.optimizer.ask(state.evo_state)
+            return self._play(state.agent_state, population, state.key).episode_returns
+
+        program = self.program(self.layout.over_seeds(play), (SAME,), SAME)
+        jax.block_until_ready(program(state))
+        start = time.perf_counter()
+        jax.block_until_ready(program(state))
+        return time.perf_counter() - start
+
+    def _play(self, agent_state: AgentState, population: Params, key: Key) -> PopulationEpisodes:
+        """Play the episodes of this device's share of the population."""
+        size = self.optimizer.share_size
+        shared = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), agent_state.replace(params=None)
+        )
+        first = jax.lax.axis_index(DEVICE_AXIS) * size
+        return self.population_evaluator.play(shared.replace(params=population), key, self.config.num_episodes, first)
+
+    def _with_reference_statistics(self, agent_state: AgentState, key: Key) -> AgentState:
+        """Take the statistics of observations from random play, as virtual batch normalization does."""
+        reset_key, player_key, play_key = jax.random.split(key, 3)
+        env, player = self.make_env(REFERENCE_ENVS, AutoresetMode.NORMAL), RandomAgent()
+        player_state = player.init(env.obs_space, env.action_space, player_key)
+        trajectory, _ = rollout(
+            env.step, player.compute_actions, env.reset(reset_key), player_state, play_key, REFERENCE_STEPS
+        )
+        return self.agent.update_obs_statistics(agent_state, trajectory.obs)
+
+    def _metrics(self, evo_state: Any, episodes: PopulationEpisodes) -> PyTreeDict:
+        played = {
+            "rollout/ep_rew_mean": Mean.where(jnp.isfinite(episodes.episode_returns), episodes.episode_returns),
+            "rollout/ep_len_mean": Mean.where(
+                jnp.ones_like(episodes.episode_lengths, jnp.bool_), episodes.episode_lengths
+            ),
+        }
+        metrics = sum_over_devices(played)
+        fitness = self.optimizer.gathered(self.fitness_of(episodes))
+        columns = {"fitness": fitness} if fitness.ndim == 1 else {}
+        for index in range(fitness.shape[1] if fitness.ndim > 1 else 0):
+            columns[f"objective_{index}"] = fitness[:, index]
+        for name, values in columns.items():
+            valid = jnp.where(jnp.isfinite(values), values, jnp.nan)
+            numbers = {quantile: jnp.nanquantile(valid, share) for quantile, share in QUANTILES.items()}
+            numbers |= {"mean": jnp.nanmean(valid), "std": jnp.nanstd(valid)}
+            metrics |= {f"evolution/{name}_{kind}": _if_finite(number) for kind, number in numbers.items()}
+        metrics |= {
+            f"evolution/{name}": _if_finite(number) for name, number in self.optimizer.report(evo_state).items()
+        }
+        metrics["evolution/num_invalid"] = Mean.of(evo_state.num_invalid.astype(jnp.float32))
+        if fitness.ndim == 1:
+            metrics["evolution/best_fitness"] = _if_finite(evo_state.best_fitness)
+        return PyTreeDict(metrics)
+
+
+def _if_finite(number: Array) -> Mean:
+    return Mean.where(jnp.isfinite(number), number)
