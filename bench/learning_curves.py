@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from rookery.report.axes import Axis, axis_of_steps, axis_of_values
 from rookery.report.curves import Series, make_curve
 from rookery.report.formatting import tick_labels
 from rookery.report.markup import Markup, element
-from rookery.report.plots import Axis, axis_of_steps, axis_of_values
 
 WIDTH, HEIGHT = 420, 260
 LEFT, RIGHT, TOP, BOTTOM = 56, 404, 34, 226

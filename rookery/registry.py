@@ -14,6 +14,19 @@ AGENTS = {
     "ppo": "rookery.algorithms.ppo:PPOWorkflow",
     "a2c": "rookery.algorithms.a2c:A2CWorkflow",
     "impala": "rookery.algorithms.impala:IMPALAWorkflow",
+    "openes": "rookery.algorithms.evolution.open_es:OpenESWorkflow",
+    "vanilla_es": "rookery.algorithms.evolution.vanilla_es:VanillaESWorkflow",
+    "ars": "rookery.algorithms.evolution.ars:ARSWorkflow",
+    "sepcem": "rookery.algorithms.evolution.sep_cem:SepCEMWorkflow",
+    "snes": "rookery.algorithms.evolution.snes:SNESWorkflow",
+    "sep_cma_es": "rookery.algorithms.evolution.sep_cma_es:SepCMAESWorkflow",
+    "cmaes": "rookery.algorithms.evolution.evosax_methods:CMAESWorkflow",
+    "pso": "rookery.algorithms.evolution.evosax_methods:PSOWorkflow",
+    "cso": "rookery.algorithms.evolution.cso:CSOWorkflow",
+    "ga": "rookery.algorithms.evolution.ga:GAWorkflow",
+    "evosax": "rookery.algorithms.evolution.evosax_methods:EvosaxWorkflow",
+    "nsga2": "rookery.algorithms.evolution.nsga2:NSGA2Workflow",
+    "map_elites": "rookery.algorithms.evolution.map_elites:MAPElitesWorkflow",
 }
 """Every method: its name, and the module and class of its workflow."""
 

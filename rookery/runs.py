@@ -96,6 +96,10 @@ class RunDirectory:
         return self.path / "timing.json"
 
     @property
+    def population_path(self) -> Path:
+        return self.path / "population.json"
+
+    @property
     def tensorboard_path(self) -> Path:
         return self.path / "tensorboard"
 
@@ -182,6 +186,15 @@ class RunDirectory:
         """Return how the time was spent, or None while the training has not ended."""
         return _read_json_object(self.timing_path) if self.timing_path.exists() else None
 
+    def read_populations(self) -> list[Any]:
+        """Return what each seed ended with beside its agent; empty for methods that end with nothing else."""
+        if not self.population_path.exists():
+            return []
+        populations = _read_json(self.population_path)
+        if not isinstance(populations, list):
+            raise InvalidInputError(f"{self.population_path} holds {populations!r:.80}, expected a list.")
+        return populations
+
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a file so that whoever looks, even after a power cut, sees the old content or the new, never a part."""
@@ -227,15 +240,19 @@ def _now() -> str:
 
 
 def _read_json_object(path: Path) -> dict[str, Any]:
+    content = _read_json(path)
+    if not isinstance(content, dict):
+        raise InvalidInputError(f"{path} holds {content!r:.80}, expected an object.")
+    return content
+
+
+def _read_json(path: Path) -> Any:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InvalidInputError(f"{path} is missing.") from None
     except ValueError as error:
         raise InvalidInputError(f"{path} is not valid JSON: {error}.") from None
-    if not isinstance(content, dict):
-        raise InvalidInputError(f"{path} holds {content!r:.80}, expected an object.")
-    return content
 
 
 def _what_is_there(path: Path) -> str:

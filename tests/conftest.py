@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Most of what is run here is over at once: compile in less time to slower programs, in child processes too.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +26,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Shapes in annotations are checked. This works only before the first import of the package: none of the above needs it.
-jaxtyping.install_import_hook("rookery.learning", "beartype.beartype")
+jaxtyping.install_import_hook(["rookery.learning", "rookery.evolution"], "beartype.beartype")
 
 
 @pytest.fixture(autouse=True)

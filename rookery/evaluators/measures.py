@@ -1,6 +1,6 @@
 """What else an episode can be measured by: objectives beside the return, descriptors of behavior.
 
-A measure is written `sum:metrics.reward_ctrl`, `mean:action[0]` or `last:obs[1]`: how the steps of an episode are
+A measure is written `sum:metrics.reward_ctrl`, `mean:action.0` or `last:obs.1`: how the steps of an episode are
 reduced, what is looked at, and which of its numbers. What is looked at is `reward`, `action`, `obs` (the one after the
 step), or an entry of the environment's `info`.
 """
@@ -16,7 +16,7 @@ from rookery.envs import EnvState
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.types import Array
 
-PATTERN = re.compile(r"(?P<reduction>sum|mean|last):(?P<source>[A-Za-z_][\w.]*)(\[(?P<index>\d+)\])?")
+PATTERN = re.compile(r"(?P<reduction>sum|mean|last):(?P<source>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)(\.(?P<index>\d+))?")
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Measure:
         match = PATTERN.fullmatch(text)
         if match is None:
             raise InvalidInputError(
-                f"measure {text!r}: expected REDUCTION:NAME or REDUCTION:NAME[INDEX], with sum, mean or last, "
-                "like sum:reward, last:obs[0] or mean:metrics.x_velocity."
+                f"measure {text!r}: expected REDUCTION:NAME or REDUCTION:NAME.INDEX, with sum, mean or last, "
+                "like sum:reward, last:obs.0 or mean:metrics.x_velocity."
             )
         index = match["index"]
         return cls(match["reduction"], match["source"], None if index is None else int(index))
@@ -50,9 +50,9 @@ class Measure:
             value = value[name]
         numbers = jnp.ravel(jnp.asarray(value, jnp.float32))
         if self.index is None and numbers.size != 1:
-            raise InvalidInputError(f"measure {self.source} has {numbers.size} numbers: choose one, {self.source}[0].")
+            raise InvalidInputError(f"measure {self.source} has {numbers.size} numbers: choose one, {self.source}.0.")
         if self.index is not None and self.index >= numbers.size:
-            raise InvalidInputError(f"measure {self.source}[{self.index}]: there are {numbers.size} numbers.")
+            raise InvalidInputError(f"measure {self.source}.{self.index}: there are {numbers.size} numbers.")
         return numbers[self.index or 0]
 
     def accumulate(self, total: Array, value: Array) -> Array:

@@ -18,9 +18,14 @@ def without_invalid(fitness: Float[Array, "P *M"]) -> tuple[Float[Array, "P *M"]
     is_valid = is_finite if fitness.ndim == 1 else jnp.all(is_finite, axis=1)
     valid = is_valid.reshape(-1, *(1,) * (fitness.ndim - 1))
     worst = jnp.min(jnp.where(valid, fitness, jnp.inf), axis=0, keepdims=True)
-    worse = jnp.maximum(jnp.nextafter(worst, jnp.full_like(worst, -jnp.inf)), jnp.finfo(fitness.dtype).min)
-    worse = jnp.where(jnp.isfinite(worst), worse, 0.0)
+    worse = jnp.where(jnp.isfinite(worst), next_below(worst), 0.0)
     return jnp.where(valid, fitness, worse), is_valid
+
+
+def next_below(fitness: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Return a finite number that is just less, and not by a denormal difference, which XLA takes for 0."""
+    numbers = jnp.finfo(fitness.dtype)
+    return jnp.maximum(fitness - jnp.maximum(jnp.abs(fitness) * numbers.eps, numbers.tiny), numbers.min)
 
 
 def centered_ranks(fitness: Float[Array, " P"]) -> Float[Array, " P"]:

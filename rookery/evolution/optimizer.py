@@ -5,6 +5,7 @@ counted; no strategy sees it.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,11 +13,28 @@ import jax.numpy as jnp
 
 from rookery.errors import InvalidInputError, ShapeError, check_count
 from rookery.evolution.fitness import without_invalid
-from rookery.types import Array, Key, Params, PyTreeData, PyTreeNode, Tree, as_one_key, pytree_field, where_tree
+from rookery.types import (
+    Array,
+    Key,
+    Params,
+    PyTreeData,
+    PyTreeNode,
+    Tree,
+    as_mappable_key,
+    as_one_key,
+    pytree_field,
+    where_tree,
+)
+
+CHUNK_SIZE = 64
+"""How many individuals, or pairs of them, are made at once."""
 
 
 class ECState(PyTreeData):
-    """What the state of every strategy holds; `asked` is the population between `ask` and `tell`."""
+    """What the state of every strategy holds.
+
+    `asked` is the population between `ask` and `tell`; `is_valid` tells during `update` who of it had a valid fitness.
+    """
 
     key: Key
     generation: Array
@@ -24,7 +42,8 @@ class ECState(PyTreeData):
     best_params: Params
     best_fitness: Array
     num_invalid: Array
-    asked: Params | None = None
+    asked: Any = None
+    is_valid: Any = None
 
 
 class EvoOptimizer(PyTreeNode, ABC):
@@ -84,8 +103,14 @@ class EvoOptimizer(PyTreeNode, ABC):
         fitness, is_valid = without_invalid(self.gathered(fitness))
         state = self._with_best(state, fitness, is_valid)
         key, update_key = jax.random.split(state.key)
-        return self.update(state.replace(key=key), fitness, update_key).replace(
+        # Or XLA would keep what `sample` and `update` have in common: the mean, repeated for the whole population.
+        state = jax.lax.optimization_barrier(state)
+        state = state.replace(key=key, is_valid=is_valid)
+        # If nobody is valid there is nothing to learn.
+        updated = jax.lax.cond(jnp.any(is_valid), lambda: self.update(state, fitness, update_key), lambda: state)
+        return updated.replace(
             asked=None,
+            is_valid=None,
             generation=state.generation + 1,
             num_invalid=state.num_invalid + jnp.sum(~is_valid, dtype=jnp.int32),
         )
@@ -95,7 +120,7 @@ class EvoOptimizer(PyTreeNode, ABC):
     def common_fields(self, params: Params, key: Key) -> dict[str, Any]:
         """The fields of the first state that all strategies share."""
         return {
-            "key": as_one_key(key),
+            "key": as_mappable_key(as_one_key(key)),
             "generation": jnp.zeros((), jnp.int32),
             "hyperparameters": jax.tree.map(jnp.float32, self.hyperparameters),
             "best_params": params,
@@ -104,11 +129,17 @@ class EvoOptimizer(PyTreeNode, ABC):
         }
 
     @property
+    def group_size(self) -> int:
+        """How many individuals must be on the same device: 2 if they come in pairs."""
+        return 1
+
+    @property
     def num_shares(self) -> int:
         return 1 if self.axis_name is None else jax.lax.axis_size(self.axis_name)
 
     @property
     def share_size(self) -> int:
+        """The number of individuals of this device."""
         return self.population_size // self.num_shares
 
     def share(self, tree: Tree) -> Tree:
@@ -124,21 +155,29 @@ class EvoOptimizer(PyTreeNode, ABC):
             return tree
         return jax.lax.all_gather(tree, self.axis_name, tiled=True)
 
-    def noise_like(self, params: Params, key: Key, mirrored: bool = False) -> Params:
-        """Draw standard normal numbers for every individual of the share.
+    def individuals(
+        self, make_fn: Callable[[Params], Params], params: Params, key: Key, mirrored: bool = False
+    ) -> Params:
+        """Make the share of a population: each individual by `make_fn` of standard normal noise like `params`.
 
         Each has a key of its own, so it does not depend on the number of devices. Mirrored, the individuals 2i and
-        2i + 1 are given opposite numbers.
+        2i + 1 are made of opposite noise.
         """
-        group_size = 2 if mirrored else 1
-        num_groups = self.share_size // group_size
-        indexes = jnp.arange(num_groups, dtype=jnp.int32)
+        num_groups = self.share_size // (2 if mirrored else 1)
+        # Some at a time: what is needed to draw a number takes several times the memory of the number.
+        num_chunks = -(-num_groups // CHUNK_SIZE)
+        chunk_size = -(-num_groups // num_chunks)
+        indexes = jnp.arange(num_chunks * chunk_size, dtype=jnp.int32)
         if self.axis_name is not None:
             indexes += jax.lax.axis_index(self.axis_name) * num_groups
-        noise = jax.vmap(lambda index: normal_like(params, jax.random.fold_in(key, index)))(indexes)
-        if not mirrored:
-            return noise
-        return jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf], axis=1).reshape(-1, *leaf.shape[1:]), noise)
+
+        def make_group(index: Array) -> Params:
+            noise = normal_like(params, jax.random.fold_in(key, index))
+            noises = (noise, jax.tree.map(jnp.negative, noise)) if mirrored else (noise,)
+            return jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(make_fn, noises))
+
+        groups = jax.lax.map(jax.vmap(make_group), indexes.reshape(num_chunks, chunk_size))
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:])[: self.share_size], groups)
 
     def weighted_sum(self, weights: Array, population: Params) -> Params:
         """Add up the individuals of the whole population, each times its weight of `[P]`."""

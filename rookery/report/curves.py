@@ -9,13 +9,15 @@ import numpy as np
 from rookery.report.statistics import bootstrap_interval, interquartile_mean
 
 STEPS = "time/total_timesteps"
+ITERATIONS = "time/iterations"
 SEED = "seed"
 
 
 @dataclass(frozen=True)
 class Series:
-    """One metric of one run: `values[s, t]` of seed `s` at `steps[t]`, NaN where there is no finite value."""
+    """One metric of one run: `values[s, t]` of `seeds[s]` at `steps[t]`, NaN where there is no finite value."""
 
+    seeds: tuple[int, ...]
     steps: np.ndarray
     values: np.ndarray
     num_not_finite: int
@@ -45,27 +47,45 @@ class Curve:
 
 
 def read_series(rows: Iterable[Mapping[str, Any]]) -> dict[str, Series]:
-    """Sort the rows of `metrics.jsonl` by metric."""
+    """Sort the rows of `metrics.jsonl` by metric.
+
+    A record has one row per seed, all of the same iteration. Where episodes decide how many env steps an iteration
+    takes, the seeds differ in them, and the record stands at their mean.
+    """
     rows = [row for row in rows if STEPS in row]
     seeds = sorted({row.get(SEED, 0) for row in rows})
+    steps_of_records = _steps_of_records(rows)
     values: dict[str, dict[tuple[int, int], float]] = {}
     for row in rows:
-        position = int(row[STEPS]), seeds.index(row.get(SEED, 0))
+        position = steps_of_records[_record_of(row)], seeds.index(row.get(SEED, 0))
         for name, value in row.items():
             if name not in (SEED, STEPS):
                 values.setdefault(name, {})[position] = float(value)
-    return {name: _series(by_position, len(seeds)) for name, by_position in values.items()}
+    return {name: _series(by_position, tuple(seeds)) for name, by_position in values.items()}
 
 
-def _series(by_position: Mapping[tuple[int, int], float], num_seeds: int) -> Series:
+def _steps_of_records(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, Any], int]:
+    steps_of_rows: dict[tuple[str, Any], list[int]] = {}
+    for row in rows:
+        steps_of_rows.setdefault(_record_of(row), []).append(int(row[STEPS]))
+    return {record: round(sum(steps) / len(steps)) for record, steps in steps_of_rows.items()}
+
+
+def _record_of(row: Mapping[str, Any]) -> tuple[str, Any]:
+    """Tell the record of a row by its iteration, or by its env steps where that was not written."""
+    name = ITERATIONS if ITERATIONS in row else STEPS
+    return name, row[name]
+
+
+def _series(by_position: Mapping[tuple[int, int], float], seeds: tuple[int, ...]) -> Series:
     steps = sorted({step for step, _ in by_position})
     column = {step: index for index, step in enumerate(steps)}
-    values = np.full((num_seeds, len(steps)), np.nan)
+    values = np.full((len(seeds), len(steps)), np.nan)
     for (step, seed), value in by_position.items():
         if np.isfinite(value):
             values[seed, column[step]] = value
     num_not_finite = sum(not np.isfinite(value) for value in by_position.values())
-    return Series(np.array(steps), values, num_not_finite)
+    return Series(seeds, np.array(steps), values, num_not_finite)
 
 
 def make_curve(series: Series, max_points: int, max_seed_points: int = 0) -> Curve:

@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from rookery.errors import InvalidInputError
 from rookery.report.curves import Series, read_series
+from rookery.report.fronts_and_archives import Archive, Front, parse_populations
 from rookery.report.statistics import bootstrap_interval, interquartile_mean
 from rookery.runs import RunDirectory
 
 EVALUATION_RETURN = "eval/mean_reward"
+BEST_EVALUATION_RETURN = "eval/best_mean_reward"
 TRAINING_RETURN = "rollout/ep_rew_mean"
 EPISODE_LENGTH = "rollout/ep_len_mean"
 STEPS_PER_SECOND = "time/fps"
@@ -42,7 +45,10 @@ class BestRecord:
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """What a run directory holds; `style` is the color of its curves."""
+    """What a run directory holds; `style` is the color of its curves.
+
+    `populations` are those that each seed of evolution ended with; `population_problem` says why they cannot be shown.
+    """
 
     name: str
     style: int
@@ -51,6 +57,8 @@ class LoadedRun:
     timing: Mapping[str, float] | None
     series: Mapping[str, Series]
     episode: bytes | None
+    populations: tuple[Front | Archive, ...]
+    population_problem: str
 
     @property
     def title(self) -> str:
@@ -61,6 +69,11 @@ class LoadedRun:
     @property
     def num_seeds(self) -> int:
         return max((series.num_seeds for series in self.series.values()), default=self.config.get("num_seeds", 1))
+
+    def seed_name(self, index: int) -> str:
+        """Name one of the seeds, as far as the records tell them."""
+        seeds = next((series.seeds for series in self.series.values()), ())
+        return f"seed {seeds[index] if index < len(seeds) else index}"
 
     @property
     def env_steps(self) -> int:
@@ -130,18 +143,27 @@ class LoadedRun:
 def load_runs(directories: Sequence[RunDirectory]) -> list[LoadedRun]:
     """Read run directories."""
     names = unique_names([directory.path for directory in directories])
-    return [
-        LoadedRun(
-            name=name,
-            style=index,
-            config=directory.config,
-            manifest=directory.manifest,
-            timing=directory.read_timing(),
-            series=read_series(directory.read_metrics()),
-            episode=directory.episode_path.read_bytes() if directory.episode_path.exists() else None,
-        )
-        for index, (name, directory) in enumerate(zip(names, directories, strict=True))
-    ]
+    return [_load(*numbered) for numbered in zip(directories, names, range(len(names)), strict=True)]
+
+
+def _load(directory: RunDirectory, name: str, style: int) -> LoadedRun:
+    populations: tuple[Front | Archive, ...] = ()
+    population_problem = ""
+    try:
+        populations = parse_populations(directory.read_populations())
+    except InvalidInputError as error:
+        population_problem = str(error)
+    return LoadedRun(
+        name=name,
+        style=style,
+        config=directory.config,
+        manifest=directory.manifest,
+        timing=directory.read_timing(),
+        series=read_series(directory.read_metrics()),
+        episode=directory.episode_path.read_bytes() if directory.episode_path.exists() else None,
+        populations=populations,
+        population_problem=population_problem,
+    )
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:

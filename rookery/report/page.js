@@ -27,53 +27,100 @@ const nearest = (values, target) => {
   return Math.abs(values[low] - target) <= Math.abs(values[high] - target) ? low : high;
 };
 
+// What the pointer finds: stops that the arrow keys visit one after the other. Each has a place, as shares of the width
+// and height of the plot, a heading, rows of numbers, and dots.
+
+const share = ([low, high], value) => (value - low) / (high - low);
+
+const curveStops = ({ x, y, unit, lines }) => {
+  const allSteps = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
+  return {
+    count: allSteps.length,
+    find: (across) => nearest(allSteps, x[0] + across * (x[1] - x[0])),
+    stop: (index) => {
+      const step = allSteps[index];
+      const found = lines.map((line) => ({ line, at: nearest(line.x, step) }));
+      return {
+        across: share(x, step),
+        heading: `${step.toLocaleString("en-US")} ${unit}`,
+        rows: found.map(({ line, at }) => ({
+          style: line.style,
+          name: line.name,
+          value: line.y[at],
+          interval: line.low && line.low[at] !== null ? [line.low[at], line.high[at]] : null,
+        })),
+        dots: found
+          .filter(({ line, at }) => line.y[at] !== null)
+          .map(({ line, at }) => ({ style: line.style, across: share(x, line.x[at]), up: share(y, line.y[at]) })),
+      };
+    },
+  };
+};
+
+const pointStops = ({ x, y, names, groups }) => {
+  const all = groups.flatMap((group) =>
+    group.points.map((values) => ({ group, values, across: share(x, values[0]), up: share(y, values[1]) })),
+  );
+  return {
+    count: all.length,
+    find: (across, up, aspect) => {
+      const distance = (point) => Math.hypot((point.across - across) * aspect, point.up - up);
+      return all.reduce((best, point, index) => (distance(point) < distance(all[best]) ? index : best), 0);
+    },
+    stop: (index) => {
+      const { group, values, across, up } = all[index];
+      return {
+        across,
+        heading: group.name,
+        rows: values.map((value, at) => ({ style: group.style, name: names[at], value, interval: null })),
+        dots: [{ style: group.style, across, up }],
+      };
+    },
+  };
+};
+
 const addPointer = (plot) => {
   const data = JSON.parse(plot.parentElement.querySelector("script").textContent);
+  const { count, find, stop } = data.lines ? curveStops(data) : pointStops(data);
+  if (!count) return;
   const overlay = make("div", "overlay");
   const crosshair = make("div", "crosshair");
   const box = make("div", "tooltip");
   box.setAttribute("role", "status");
-  overlay.append(crosshair, box);
+  overlay.append(...(data.lines ? [crosshair] : []), box);
   overlay.hidden = true;
   plot.append(overlay);
-  const allSteps = [...new Set(data.lines.flatMap((line) => line.x))].sort((a, b) => a - b);
-  let current = allSteps.length - 1;
+  let current = count - 1;
 
   const plotMargin = plot.querySelector("svg").getBoundingClientRect().left - plot.getBoundingClientRect().left;
 
-  const across = (step) => (step - data.x[0]) / (data.x[1] - data.x[0]);
-  const up = (value) => (value - data.y[0]) / (data.y[1] - data.y[0]);
-
   const show = (index) => {
-    current = Math.min(Math.max(index, 0), allSteps.length - 1);
-    const step = allSteps[current];
-    box.replaceChildren(make("strong", "", `${step.toLocaleString("en-US")} ${data.unit}`));
-    overlay.querySelectorAll(".dot").forEach((dot) => dot.remove());
-    for (const line of data.lines) {
-      const at = nearest(line.x, step);
-      const value = line.y[at];
-      const known = line.low && line.low[at] !== null;
-      const row = make("div", line.style);
+    current = Math.min(Math.max(index, 0), count - 1);
+    const { across, heading, rows, dots } = stop(current);
+    box.replaceChildren(...(heading ? [make("strong", "", heading)] : []));
+    for (const { style, name, value, interval } of rows) {
+      const row = make("div", style);
       row.append(
         make("i", "key"),
-        make("span", "", line.name),
+        make("span", "", name),
         make("b", "", value === null ? "—" : formatNumber(value)),
-        make("span", "interval", known ? `${formatNumber(line.low[at])} to ${formatNumber(line.high[at])}` : ""),
+        make("span", "interval", interval ? interval.map(formatNumber).join(" to ") : ""),
       );
       box.append(row);
-      if (value !== null) {
-        const dot = make("div", `dot ${line.style}`);
-        dot.style.left = `${100 * across(line.x[at])}%`;
-        dot.style.bottom = `${100 * up(value)}%`;
-        overlay.append(dot);
-      }
     }
-    crosshair.style.left = `${100 * across(step)}%`;
+    overlay.querySelectorAll(".dot").forEach((dot) => dot.remove());
+    for (const { style, across, up } of dots) {
+      const dot = make("div", `dot ${style}`);
+      dot.style.left = `${100 * across}%`;
+      dot.style.bottom = `${100 * up}%`;
+      overlay.append(dot);
+    }
+    crosshair.style.left = `${100 * across}%`;
     overlay.hidden = false;
     // Above the plot, so that no curve is covered; below it where the window ends.
     const fits = overlay.getBoundingClientRect().top > box.offsetHeight + 8;
     box.classList.toggle("below", !fits);
-    const left = across(step) * overlay.clientWidth - box.offsetWidth / 2;
+    const left = across * overlay.clientWidth - box.offsetWidth / 2;
     box.style.left = `${Math.max(-plotMargin, Math.min(left, overlay.clientWidth - box.offsetWidth))}px`;
   };
 
@@ -83,8 +130,8 @@ const addPointer = (plot) => {
 
   const follow = (event) => {
     const bounds = plot.querySelector("svg").getBoundingClientRect();
-    const share = (event.clientX - bounds.left) / bounds.width;
-    show(nearest(allSteps, data.x[0] + share * (data.x[1] - data.x[0])));
+    const across = (event.clientX - bounds.left) / bounds.width;
+    show(find(across, (bounds.bottom - event.clientY) / bounds.height, bounds.width / bounds.height));
   };
 
   plot.addEventListener("pointermove", follow);

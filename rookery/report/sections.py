@@ -3,9 +3,10 @@
 import base64
 from collections.abc import Callable, Sequence
 
-from rookery.report.curves import make_curve
 from rookery.report.formatting import format_duration, format_number
+from rookery.report.layout import absent, figures, legend_of, metric_figure, note, run_label, section, small_figures
 from rookery.report.loaded_run import (
+    BEST_EVALUATION_RETURN,
     EPISODE_LENGTH,
     EVALUATION_RETURN,
     STEPS_PER_SECOND,
@@ -14,7 +15,8 @@ from rookery.report.loaded_run import (
     LoadedRun,
 )
 from rookery.report.markup import Content, Markup, element
-from rookery.report.plots import Line, axis_of_steps, legend, line_figure, share_bar, swatch
+from rookery.report.plots import share_bar
+from rookery.report.population import population
 from rookery.report.tables import (
     NOT_KNOWN,
     as_text,
@@ -27,12 +29,6 @@ from rookery.report.tables import (
 
 Section = Callable[[Sequence[LoadedRun]], Markup | None]
 
-MAX_POINTS = 500
-"""The most points of a curve."""
-MAX_SEED_POINTS = 250
-"""The most points of the curve of a single seed."""
-MAX_SMALL_POINTS = 160
-"""The most points of a curve in a small figure."""
 MAX_DIFFERENCES = 4
 """The most settings that the comparison names for a run; the configuration has them all."""
 
@@ -44,19 +40,18 @@ def headline(runs: Sequence[LoadedRun]) -> Markup | None:
 
 def learning_curves(runs: Sequence[LoadedRun]) -> Markup | None:
     """The return in evaluation and in training against env steps."""
-    how_seeds_are_drawn = element(
-        "p",
+    how_seeds_are_drawn = note(
         "Thick lines are the interquartile mean (IQM) over seeds, bands its 95 % bootstrap interval, thin lines single "
-        "seeds.",
-        class_="note",
+        "seeds."
     )
-    return _section(
+    return section(
         "Learning curves",
         how_seeds_are_drawn if any(run.num_seeds > 1 for run in runs) else None,
-        _legend(runs),
-        _figures(
-            _figure(runs, EVALUATION_RETURN, "Evaluation return") or _absent("No evaluation was made."),
-            _figure(runs, TRAINING_RETURN, "Training return") or _absent("No episode has ended in training."),
+        legend_of(runs),
+        figures(
+            metric_figure(runs, EVALUATION_RETURN, "Evaluation return") or absent("No evaluation was made."),
+            metric_figure(runs, BEST_EVALUATION_RETURN, "Evaluation return of the best individual so far"),
+            metric_figure(runs, TRAINING_RETURN, "Training return") or absent("No episode has ended in training."),
         ),
     )
 
@@ -64,8 +59,8 @@ def learning_curves(runs: Sequence[LoadedRun]) -> Markup | None:
 def episodes(runs: Sequence[LoadedRun]) -> Markup | None:
     """The length of episodes, and a recorded one to watch."""
     recordings = [_recording(run, run.episode, named=len(runs) > 1) for run in runs if run.episode is not None]
-    lengths = _figure(runs, EPISODE_LENGTH, "Episode length in training")
-    return _section("Episodes", _legend(runs), _figures(lengths, recordings or _absent("No episode was recorded.")))
+    lengths = metric_figure(runs, EPISODE_LENGTH, "Episode length in training")
+    return section("Episodes", legend_of(runs), figures(lengths, recordings or absent("No episode was recorded.")))
 
 
 def updates(runs: Sequence[LoadedRun]) -> Markup | None:
@@ -73,85 +68,44 @@ def updates(runs: Sequence[LoadedRun]) -> Markup | None:
     names = dict.fromkeys(name for run in runs for name in run.series if name.startswith("train/"))
     if not names:
         return None
-    figures = (_figure(runs, name, name.removeprefix("train/"), small=True, with_seeds=False) for name in names)
-    return _section("Updates", _legend(runs), element("div", figures, class_="small-figures"))
+    drawn = (metric_figure(runs, name, name.removeprefix("train/"), small=True, with_seeds=False) for name in names)
+    return section("Updates", legend_of(runs), small_figures(drawn))
 
 
 def throughput(runs: Sequence[LoadedRun]) -> Markup | None:
     """How fast the training was, and what the time went into."""
-    figure = _figure(runs, STEPS_PER_SECOND, "Env steps per second, all seeds together", with_seeds=False)
+    figure = metric_figure(runs, STEPS_PER_SECOND, "Env steps per second, all seeds together", with_seeds=False)
     if figure is None and all(run.timing is None for run in runs):
         return None
-    return _section("Throughput", _legend(runs), _figures(figure, _time_spent(runs)))
+    return section("Throughput", legend_of(runs), figures(figure, _time_spent(runs)))
 
 
 def configuration(runs: Sequence[LoadedRun]) -> Markup | None:
     """The resolved config; of several runs, the settings in which they differ come first."""
     if len(runs) == 1:
-        return _section("Configuration", settings_by_group(flatten(runs[0].config), rest="run"))
+        return section("Configuration", settings_by_group(flatten(runs[0].config), rest="run"))
     configs = [flatten(run.config) for run in runs]
-    return _section("Configuration", settings_side_by_side("Configuration", list(map(_run_label, runs)), configs))
+    return section("Configuration", settings_side_by_side("Configuration", list(map(run_label, runs)), configs))
 
 
 def versions(runs: Sequence[LoadedRun]) -> Markup | None:
     """What the run ran on, and how it was started."""
     if len(runs) == 1:
-        return _section("Versions and machine", settings_by_group(flatten(runs[0].manifest), rest="machine"))
+        return section("Versions and machine", settings_by_group(flatten(runs[0].manifest), rest="machine"))
     manifests = [flatten(run.manifest) for run in runs]
-    return _section("Versions and machine", settings_side_by_side("Versions", list(map(_run_label, runs)), manifests))
+    return section("Versions and machine", settings_side_by_side("Versions", list(map(run_label, runs)), manifests))
 
 
 SECTIONS: tuple[Section, ...] = (
     headline,
     learning_curves,
     episodes,
+    population,
     updates,
     throughput,
     configuration,
     versions,
 )
-
-
-def _section(title: str, *content: Content) -> Markup:
-    return element("section", element("h2", title), content)
-
-
-def _figures(*figures: Content) -> Markup:
-    return element("div", figures, class_="figures")
-
-
-def _absent(reason: str) -> Markup:
-    return element("p", reason, class_="absent")
-
-
-def _legend(runs: Sequence[LoadedRun]) -> Markup | None:
-    return legend([run.name for run in runs]) if len(runs) > 1 else None
-
-
-def _run_label(run: LoadedRun) -> Markup:
-    return element("span", swatch(run.style), run.name, class_="run-label")
-
-
-def _figure(
-    runs: Sequence[LoadedRun], metric: str, title: str, small: bool = False, with_seeds: bool = True
-) -> Markup | None:
-    """Draw one metric of all runs that have it, over the same axis in every figure of the page."""
-    with_metric = [run for run in runs if metric in run.series]
-    if not with_metric:
-        return None
-    max_points = MAX_SMALL_POINTS if small else MAX_POINTS
-    max_seed_points = MAX_SEED_POINTS if with_seeds else 0
-    lines = [
-        Line(run.name, run.style, make_curve(run.series[metric], max_points, max_seed_points)) for run in with_metric
-    ]
-    notes = []
-    num_not_finite = sum(run.series[metric].num_not_finite for run in with_metric)
-    if num_not_finite:
-        notes.append(f"Not drawn, being NaN or infinite: {num_not_finite:,}.")
-    if len(with_metric) < len(runs):
-        notes.append(f"Without values: {', '.join(run.name for run in runs if metric not in run.series)}.")
-    x_axis = axis_of_steps(max(run.env_steps for run in runs), num_ticks=3 if small else 5)
-    return line_figure(title, lines, x_axis, " ".join(notes), small)
 
 
 def _cards(run: LoadedRun) -> Markup:
@@ -213,7 +167,7 @@ def _comparison(runs: Sequence[LoadedRun]) -> Markup:
         final, best = run.final_return(), run.best_return()
         rows.append(
             [
-                _run_label(run),
+                run_label(run),
                 format_number(final.value) if final else NOT_KNOWN,
                 _ends(final) if final and final.has_interval else NOT_KNOWN,
                 format_number(best.value) if best else NOT_KNOWN,
@@ -226,10 +180,10 @@ def _comparison(runs: Sequence[LoadedRun]) -> Markup:
         )
     all_evaluated = all(run.return_metric == EVALUATION_RETURN for run in runs)
     source = "the last evaluation" if all_evaluated else "the last evaluation, or of training where there was none"
-    note = f"Return is that of {source}; over seeds it is the interquartile mean. Env steps are those of one seed."
-    return _section(
-        "Comparison", table("Comparison", header, rows, class_="comparison"), element("p", note, class_="note")
+    how_to_read = (
+        f"Return is that of {source}; over seeds it is the interquartile mean. Env steps are those of one seed."
     )
+    return section("Comparison", table("Comparison", header, rows, class_="comparison"), note(how_to_read))
 
 
 def _differences(run: LoadedRun, differing: set[str]) -> str:
@@ -240,7 +194,7 @@ def _differences(run: LoadedRun, differing: set[str]) -> str:
 def _time_spent(runs: Sequence[LoadedRun]) -> Markup:
     timed = [run for run in runs if sum(run.seconds_by_part.values()) > 0]
     if not timed:
-        return _absent("How the time was spent is known when the training has ended.")
+        return absent("How the time was spent is known when the training has ended.")
     bars = (_time_bar(run, named=len(runs) > 1) for run in timed)
     return element("figure", element("figcaption", element("h3", "Where the time went")), bars, class_="time-spent")
 
@@ -251,7 +205,7 @@ def _time_bar(run: LoadedRun, named: bool) -> list[Content]:
         for part, seconds in run.seconds_by_part.items()
     )
     return [
-        element("p", _run_label(run)) if named else None,
+        element("p", run_label(run)) if named else None,
         share_bar(f"Time of {run.name}", run.seconds_by_part),
         element("ul", parts, class_="legend"),
     ]

@@ -32,6 +32,9 @@ from rookery.workflows.workflow import Workflow, WorkflowState
 REFERENCE_ENVS, REFERENCE_STEPS = 64, 128
 """The batch of random play that `fixed_obs_statistics` are taken from."""
 
+MAX_PARAMS_WITH_PATH = 100
+"""Up to so many parameters the first two of the center are logged, for the path that it takes."""
+
 QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 
 
@@ -83,6 +86,12 @@ class ECWorkflow(Workflow):
         config = settings.method
         check_divides("agent.population_size", config.population_size, num_devices)
         self.optimizer = self.make_optimizer(config, settings.hyperparameters)
+        whole = num_devices * self.optimizer.group_size
+        if config.population_size % whole:
+            raise InvalidInputError(
+                f"agent.population_size={config.population_size} does not split into pairs over {num_devices} devices: "
+                f"use a multiple of {whole}."
+            )
         super().__init__(settings, num_devices, enable_jit)
         self.population_evaluator = PopulationEvaluator(
             env=self.evaluator.env,
@@ -115,6 +124,8 @@ class ECWorkflow(Workflow):
 
     config_only: ClassVar[tuple[str, ...]] = ()
     """Fields of the config that are not the strategy's."""
+    has_best: ClassVar[bool] = True
+    """Whether one individual can be the best of all so far, as it cannot for several objectives."""
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -137,6 +148,8 @@ class ECWorkflow(Workflow):
         agent_state = self.agent.init(env.obs_space, env.action_space, agent_key)
         if self.config.fixed_obs_statistics:
             agent_state = self._with_reference_statistics(agent_state, reference_key)
+        # A strategy knows numbers; schedules are the workflow's.
+        optimizer = self.optimizer.replace(hyperparameters=values_at(self.settings.hyperparameters, 0.0))
         return ECWorkflowState(
             key=key,
             eval_key=eval_key,
@@ -145,7 +158,7 @@ class ECWorkflow(Workflow):
             iterations=Counter.zero(),
             env_steps=Counter.zero(),
             num_updates=Counter.zero(),
-            evo_state=self.optimizer.init(agent_state.params, evo_key),
+            evo_state=optimizer.init(agent_state.params, evo_key),
         )
 
     def state_specs(self) -> Any:
@@ -174,8 +187,10 @@ class ECWorkflow(Workflow):
         )
 
     def evaluated_agents(self, state: ECWorkflowState) -> dict[str, AgentState]:
-        best = state.agent_state.replace(params=state.evo_state.best_params)
-        return {"eval/": state.agent_state, "eval/best_": best}
+        agents = {"eval/": state.agent_state}
+        if self.has_best:
+            agents["eval/best_"] = state.agent_state.replace(params=state.evo_state.best_params)
+        return agents
 
     def collect_seconds(self, state: ECWorkflowState) -> float:
         """Measure how long a generation plays: by itself, for inside an iteration nothing can be timed."""
@@ -232,6 +247,10 @@ class ECWorkflow(Workflow):
         metrics["evolution/num_invalid"] = Mean.of(evo_state.num_invalid.astype(jnp.float32))
         if fitness.ndim == 1:
             metrics["evolution/best_fitness"] = _if_finite(evo_state.best_fitness)
+        center = jax.tree.leaves(self.optimizer.center(evo_state))
+        if 2 <= sum(leaf.size for leaf in center) <= MAX_PARAMS_WITH_PATH:
+            first, second = jnp.concatenate([leaf.ravel() for leaf in center])[:2]
+            metrics |= {"evolution/center_0": _if_finite(first), "evolution/center_1": _if_finite(second)}
         return PyTreeDict(metrics)
 
 

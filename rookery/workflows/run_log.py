@@ -181,7 +181,7 @@ class RunLog(contextlib.AbstractContextManager):
         """Tell that the training has ended, and write down how the time was spent."""
         if self._run is not None and (self._seconds_per_iteration or not self._run.timing_path.exists()):
             timing: dict[str, float] = {
-                "env_steps": self.progress.env_steps,
+                "env_steps": round(self._steps_at_record / self._settings.train.num_seeds),
                 "num_seeds": self._settings.train.num_seeds,
             }
             timing |= {name: value for name, value in asdict(self.progress).items() if name.endswith("_seconds")}

@@ -1,6 +1,7 @@
 """What trains: a workflow holds the logic of a run, its state all that changes, and `learn` the one loop."""
 
 import contextlib
+import json
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -20,8 +21,8 @@ from rookery.evaluators import Evaluator
 from rookery.learning.counter import Counter
 from rookery.metrics import values_of
 from rookery.recorders import make_recorder
-from rookery.runs import RunDirectory
-from rookery.types import Key, PyTreeDict, State, as_key, make_key
+from rookery.runs import RunDirectory, write_atomically
+from rookery.types import Key, PyTreeDict, State, Tree, as_key, make_key
 from rookery.workflows.checkpoint import Checkpoints
 from rookery.workflows.config import Hyperparameters, Settings, TrainConfig, settings_from
 from rookery.workflows.interruption import Interrupted, StopSignals
@@ -272,7 +273,21 @@ class Workflow(ABC):
             # On all processes alike: the program is compiled for all their devices.
             is_measured = has_to_train and self.settings.train.run_dir is not None
             log.finish(self.collect_seconds(state) if is_measured else None)
+            populations = self.describe_populations(state)
+            if populations and run is not None:
+                write_atomically(run.population_path, json.dumps(populations) + "\n")
         return state
+
+    def describe_populations(self, state: Any) -> list[dict[str, Any]]:
+        """Describe what each seed ends with beside one agent, as plain data for the report."""
+        return []
+
+    def of_seeds(self, tree: Tree) -> list[Tree]:
+        """Return a part of the state that is the same on all devices, on the host and seed by seed."""
+        tree = jax.tree.map(np.asarray, tree)
+        if self.layout.num_seeds == 1:
+            return [tree]
+        return [jax.tree.map(lambda leaf, seed=seed: leaf[seed], tree) for seed in range(self.layout.num_seeds)]
 
     def _counts(self, state: Any) -> dict[str, list[int]]:
         """Return what is counted and not averaged, for each seed."""

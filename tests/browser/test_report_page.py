@@ -1,5 +1,6 @@
 """The report in Chromium: it loads alone, fits laptop and phone, shows values, and runs nobody's text."""
 
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from playwright.sync_api import Browser, Page, Request, sync_playwright
 
 from rookery.report import write_report
 from tests.report_runs import learning_rows, write_run
+from tests.unit.report.evolved_runs import cvt_archive, evolution_rows, front, grid_archive, write_evolved_run
 
 LAPTOP, PHONE = 1366, 390
 HOSTILE = "</script><script>alert(1)</script>\"' & <img src=x onerror=alert(1)>"
@@ -57,7 +59,27 @@ def hostile_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{**row, f"train/{HOSTILE}": 1.0} for row in learning_rows()]
     agent = {"name": HOSTILE, HOSTILE: HOSTILE, "endless": "x" * 500}
     names = ("<img src=x onerror=alert(1)>", "'\"&" + 200 * "x")
-    return write_report([write_run(folder / name, rows, agent=agent) for name in names], folder / "report.html")
+    runs = [write_run(folder / name, rows, agent=agent) for name in names]
+    axes = [HOSTILE, "x" * 500]
+    runs.append(write_evolved_run(folder / "front", evolution_rows(), [{**front(), "axes": axes}]))
+    runs.append(write_evolved_run(folder / "archive", evolution_rows(), [{**grid_archive((4, 4)), "axes": axes}]))
+    runs.append(write_evolved_run(folder / "damaged", evolution_rows(), [{"kind": HOSTILE}]))
+    return write_report(runs, folder / "report.html")
+
+
+@pytest.fixture(scope="module")
+def report_of_evolution(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A front of two seeds, a grid, a grid with one descriptor, scattered cells, and a file that is damaged."""
+    folder = tmp_path_factory.mktemp("evolution")
+    several = evolution_rows(num_seeds=2, quantities=("objective_0", "objective_1"))
+    runs = [
+        write_evolved_run(folder / "front", several, [front(), front(seed=1)], num_seeds=2),
+        write_evolved_run(folder / "grid", evolution_rows(), [grid_archive((4, 4))]),
+        write_evolved_run(folder / "line", evolution_rows(), [grid_archive((12,))]),
+        write_evolved_run(folder / "scattered", evolution_rows(), [cvt_archive()]),
+        write_evolved_run(folder / "damaged", evolution_rows(), {"not": "a list"}),
+    ]
+    return write_report(runs, folder / "report.html")
 
 
 @dataclass
@@ -91,13 +113,14 @@ def visit(browser: Browser, path: Path, width: int, **options: Any) -> Iterator[
 
 
 @widths
-@pytest.mark.parametrize("report", ["report_of_one", "report_of_three", "hostile_report"])
+@pytest.mark.parametrize("report", ["report_of_one", "report_of_three", "hostile_report", "report_of_evolution"])
 def test_the_page_loads_alone_without_complaint_and_fits_the_width(
     browser: Browser, request: pytest.FixtureRequest, report: str, width: int
 ) -> None:
     with visit(browser, request.getfixturevalue(report), width) as visited:
         assert visited.page.evaluate("document.documentElement.scrollWidth") == width
-        outside = """() => [...document.querySelectorAll("main :is(h2, h3, p, figure, .plot, .cards, img, .table-box)")]
+        parts = "h2, h3, p, figure, .plot, .x-label, .y-label, .color-bar, .cards, img, .table-box"
+        outside = f"""() => [...document.querySelectorAll("main :is({parts})")]
             .filter((element) => element.getBoundingClientRect().right > innerWidth).length"""
         assert visited.page.evaluate(outside) == 0
 
@@ -172,6 +195,63 @@ def test_the_arrow_keys_move_from_record_to_record(browser: Browser, report_of_o
         assert shown == ["500,000", "450,000", "400,000", "50,000", "50,000", "100,000"]
         plot.press("Escape")
         assert plot.locator(".tooltip").is_hidden()
+
+
+@widths
+def test_the_pointer_shows_the_cell_it_is_over(browser: Browser, report_of_evolution: Path, width: int) -> None:
+    with visit(browser, report_of_evolution, width) as visited:
+        plot = visited.page.locator("figure", has_text="Archive of grid").locator(".plot")
+        box, area = plot.bounding_box(), plot.locator("svg").bounding_box()
+
+        def shown(across: float, up: float) -> list[str]:
+            x, y = area["x"] - box["x"] + across * area["width"], area["y"] - box["y"] + (1.0 - up) * area["height"]
+            plot.hover(position={"x": x, "y": y})
+            tooltip = plot.locator(".tooltip")
+            assert tooltip.bounding_box()["x"] >= 0
+            assert tooltip.bounding_box()["x"] + tooltip.bounding_box()["width"] <= width
+            return tooltip.locator("b").all_inner_texts()
+
+        # Four cells between -2.4 and 2.4 along each descriptor: the third from the left, the second from below.
+        assert shown(0.7, 0.3) == ["0.6", "-0.6", "250"]
+        assert shown(0.05, 0.05) == ["-1.8", "-1.8", "—"]
+
+
+def test_the_arrow_keys_move_from_individual_to_individual(browser: Browser, report_of_evolution: Path) -> None:
+    with visit(browser, report_of_evolution, LAPTOP) as visited:
+        plot = visited.page.locator("figure", has_text="Path of the center of front").locator(".plot")
+        plot.focus()
+        shown = []
+        for key in ("End", "Home", "ArrowRight"):
+            plot.press(key)
+            shown.append([plot.locator(".tooltip strong").inner_text(), *plot.locator("b").all_inner_texts()])
+        assert shown == [["seed 1", "60", "3,601", "60"], ["seed 0", "1", "1", "1"], ["seed 0", "2", "4", "2"]]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_color_of_an_archive_shows_against_empty_cells(
+    browser: Browser, report_of_evolution: Path, scheme: str
+) -> None:
+    with visit(browser, report_of_evolution, LAPTOP, color_scheme=scheme) as visited:
+        figure = visited.page.locator("figure", has_text="Archive of grid")
+        fill = "shapes => shapes.map((shape) => getComputedStyle(shape).fill.match(/\\d+/g).map(Number))"
+        (empty,) = figure.locator(".plot rect.empty").evaluate_all(fill)
+        colors = figure.locator(".plot path.tiles, .color-bar rect:not(.empty)").evaluate_all(fill)
+        assert len(colors) > 61
+        for color in colors:
+            assert math.dist(color, empty) > 60
+
+
+def test_figures_of_evolution_can_be_told_without_being_seen(browser: Browser, report_of_evolution: Path) -> None:
+    with visit(browser, report_of_evolution, LAPTOP) as visited:
+        for label in (
+            "Fitness in the population of grid over generations. max: from 50 to 640; median: from 30 to 620; "
+            "min: from 10 to 600",
+            "Path of the center of grid, parameter 1 over parameter 0. seed 0: from (1, 1) to (60, 3,600)",
+            "Pareto front of front, last:obs[0] over sum:reward. seed 0: 20 of 60 individuals on the front; "
+            "seed 1: 20 of 60 individuals on the front",
+            "Archive of line, by last:obs[0]. 8 of 12 cells filled, fitness from 136.4 to 263.6",
+        ):
+            assert visited.page.get_by_role("img", name=label, exact=True).is_visible(), label
 
 
 def test_every_run_has_an_entry_of_its_own_color_in_the_legend(browser: Browser, report_of_three: Path) -> None:

@@ -1,6 +1,5 @@
 """What every method of the registry does: build, train, evaluate, record under known names, and describe itself."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +9,32 @@ import pytest
 import yaml
 
 from rookery.configs import compose
+from rookery.configuration import field_names
 from rookery.registry import AGENTS, build_workflow, workflow_class
 from rookery.runs import RunDirectory
 from rookery.types import PyTreeDict
+from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.on_policy import OnPolicyWorkflow
 
 METHODS = sorted(AGENTS)
+EVOLUTION = [method for method in METHODS if issubclass(workflow_class(method), ECWorkflow)]
+ON_POLICY = [method for method in METHODS if issubclass(workflow_class(method), OnPolicyWorkflow)]
 ENV_OVERRIDES = {
     "counter": ["env=probe/counter", "env.kwargs.dict_obs=true"],
     "mask": ["env=probe/mask", "env.autoreset_mode=envpool", "agent.normalize_obs=true"],
-    "multi_discrete": ["env=probe/multi_discrete", "agent.network.shared=true"],
-    "continuous": ["env=probe/continuous", "agent.network.gaussian.bounds=squash", "agent.normalize_rewards=true"],
+    "multi_discrete": ["env=probe/multi_discrete"],
+    "continuous": ["env=probe/continuous", "agent.network.gaussian.bounds=squash"],
     "memory": ["env=probe/memory", "agent.network.core=gru", "env.autoreset_mode=fast"],
 }
+OVERRIDES_OF_FAMILIES = {
+    "on-policy": {"multi_discrete": ["agent.network.shared=true"], "continuous": ["agent.normalize_rewards=true"]},
+    "evolution": {"continuous": ["agent.explore=true"], "memory": ["agent.network.core_size=4"]},
+}
+MEASURES = {
+    "nsga2": ["agent.objectives=[sum:reward,mean:reward]"],
+    "map_elites": ["agent.descriptors=[sum:reward,last:reward]"],
+}
+"""What any environment has."""
 ACTOR_CRITIC = {"train/loss", "train/value_loss", "train/entropy_loss", "train/grad_norm"}
 ACTOR_CRITIC |= {"train/learning_rate", "train/n_updates"}
 TRAIN_METRICS = {
@@ -32,44 +45,57 @@ TRAIN_METRICS = {
     "impala": ACTOR_CRITIC | {"train/policy_loss", "train/approx_kl"},
 }
 """The names that Stable-Baselines3 gives to the same numbers; it has none for the norm of the gradient."""
+QUANTILES = ("min", "q25", "median", "q75", "max", "mean", "std")
+FITNESS = {"evolution/best_fitness", *(f"evolution/fitness_{name}" for name in QUANTILES)}
+OBJECTIVES = {f"evolution/objective_{index}_{name}" for index in range(2) for name in QUANTILES}
+EVOLUTION_METRICS = {
+    "nsga2": OBJECTIVES | {"evolution/front_size"},
+    "map_elites": FITNESS | {"evolution/coverage", "evolution/qd_score", "evolution/num_rejected"},
+}
 ALWAYS = {"seed", "time/total_timesteps", "time/iterations", "time/fps", "time/time_elapsed"}
 EPISODES = {"rollout/ep_rew_mean", "rollout/ep_len_mean"}
 EVALUATION = {"eval/mean_reward", "eval/std_reward", "eval/mean_ep_length"}
-
-
-@pytest.fixture(autouse=True)
-def quick_compilation() -> Iterator[None]:
-    """Compile in less time to slower programs: what is run here is over at once."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+CENTER = {"evolution/center_0", "evolution/center_1"}
+"""Recorded for small networks."""
+EVALUATION_OF_BEST = {"eval/best_mean_reward", "eval/best_std_reward", "eval/best_mean_ep_length"}
 
 
 def kinds_of(tree: Any) -> list[tuple]:
     return [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)]
 
 
-def test_the_metrics_of_every_method_are_stated_here() -> None:
-    assert set(TRAIN_METRICS) == set(METHODS)
+def test_every_method_belongs_to_a_family_that_is_tested_here() -> None:
+    assert sorted(EVOLUTION + ON_POLICY) == METHODS
+    assert set(TRAIN_METRICS) == set(ON_POLICY)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", ENV_OVERRIDES)
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [(method, kind) for method in [*ON_POLICY, "openes"] for kind in ENV_OVERRIDES]
+    + [(method, "counter") for method in EVOLUTION if method != "openes"],
+)
 def test_it_can_be_traced_with_its_defaults_on_environments_of_every_kind(method: str, kind: str) -> None:
-    workflow = build_workflow(compose([f"agent={method}", *ENV_OVERRIDES[kind], "env.episode_length=10"]))
+    family = "evolution" if method in EVOLUTION else "on-policy"
+    overrides = [*ENV_OVERRIDES[kind], *OVERRIDES_OF_FAMILIES[family].get(kind, []), *MEASURES.get(method, [])]
+    workflow = build_workflow(compose([f"agent={method}", *overrides, "env.episode_length=10"]))
     state = jax.eval_shape(workflow.init, workflow.make_key())
     metrics, after = jax.eval_shape(workflow.step, state)
     assert jax.tree.structure(after) == jax.tree.structure(state)
     assert kinds_of(after) == kinds_of(state)
     assert {leaf.shape for leaf in jax.tree.leaves(metrics)} == {()}
     evaluation, _ = jax.eval_shape(workflow.evaluate, state)
-    assert set(evaluation) == EVALUATION
+    assert set(evaluation) == evaluation_of(method)
+
+
+def evaluation_of(method: str) -> set[str]:
+    return EVALUATION | (EVALUATION_OF_BEST if method in EVOLUTION and method != "nsga2" else set())
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_its_config_describes_it_completely(method: str) -> None:
-    overrides = [f"agent={method}", "env=classic/pendulum", "agent.learning_rate={start: 1e-3, end: 0}", "num_seeds=2"]
-    workflow = build_workflow(compose(overrides))
+    hyperparameter = field_names(workflow_class(method).hyperparameters_class)[0]
+    schedule = f"agent.{hyperparameter}={{start: 0.5, end: 0.25}}"
+    workflow = build_workflow(compose([f"agent={method}", "env=classic/pendulum", schedule, "num_seeds=2"]))
     mapping = workflow.settings.to_mapping()
     again = build_workflow(yaml.safe_load(yaml.safe_dump(mapping)))
     assert again.settings.to_mapping() == mapping
@@ -84,8 +110,8 @@ def test_its_yaml_and_its_dataclasses_have_the_same_defaults(method: str) -> Non
     assert composed.settings.to_mapping() == bare.settings.to_mapping()
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_it_does_all_that_a_workflow_does(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ON_POLICY)
+def test_an_on_policy_method_does_all_that_a_workflow_does(method: str, tmp_path: Path) -> None:
     agent: dict[str, Any] = {"name": method, "num_envs": 4, "rollout_length": 8, "network": {"hidden_sizes": [8]}}
     workflow = build_workflow(
         {
@@ -121,3 +147,46 @@ def test_it_does_all_that_a_workflow_does(method: str, tmp_path: Path) -> None:
     assert set(first) == ALWAYS | TRAIN_METRICS[method] | EPISODES
     assert set(last) == set(first) | EVALUATION
     assert last["train/n_updates"] == int(learned.num_updates)
+
+
+@pytest.mark.parametrize("method", EVOLUTION)
+def test_an_evolutionary_method_does_all_that_a_workflow_does(method: str, tmp_path: Path) -> None:
+    population_size, num_episodes, episode_length = 8, 2, 5
+    steps = population_size * num_episodes * episode_length
+    workflow = build_workflow(
+        {
+            "agent": {
+                "name": method,
+                "population_size": population_size,
+                "num_episodes": num_episodes,
+                "num_lanes": 3,
+                "network": {"hidden_sizes": [4]},
+            },
+            "env": {"name": "classic/pendulum", "episode_length": episode_length},
+            "total_timesteps": 4 * steps,
+            "record_interval": 2 * steps,
+            "evaluation": {"num_episodes": 3, "interval": 10**6},
+            "run_dir": str(tmp_path / "run"),
+            "recorders": ["jsonl"],
+        }
+    )
+    expected = EVOLUTION_METRICS.get(method, FITNESS | {"evolution/step_size"}) | {"evolution/num_invalid"} | EPISODES
+    state = workflow.init(workflow.make_key())
+    metrics, stepped = workflow.step(state)
+    assert set(metrics) - CENTER == expected
+    assert all(np.isfinite(value) for value in metrics.values())
+    assert int(stepped.env_steps) == steps
+    before = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.agent_state.params)])
+    after = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(stepped.agent_state.params)])
+    assert np.any(before != after)
+
+    evaluation, _ = workflow.evaluate(stepped)
+    assert set(evaluation) == evaluation_of(method)
+
+    learned = workflow.learn(state)
+    workflow.close()
+    assert int(learned.iterations) == 4
+    assert int(learned.evo_state.generation) == 4
+    first, last = RunDirectory.open(tmp_path / "run").read_metrics()
+    assert set(first) - CENTER == ALWAYS | {"train/n_updates"} | expected
+    assert set(last) == set(first) | evaluation_of(method)

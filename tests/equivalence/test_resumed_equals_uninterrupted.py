@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -58,12 +58,9 @@ class StoppingRecorder(Recorder):
 
 
 @pytest.fixture(autouse=True)
-def stopping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Add the recorder, and compile in less time to slower programs."""
+def stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add the recorder."""
     monkeypatch.setitem(RECORDERS, "stopping", f"{__name__}:StoppingRecorder")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def build(method: str, run_dir: Path) -> Any:

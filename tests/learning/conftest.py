@@ -1,6 +1,6 @@
 """Training through the public path: a composed config, the workflow that it describes, several seeds at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -49,8 +49,8 @@ def train() -> Callable[..., Trained]:
 
 
 @pytest.fixture
-def quick_compilation() -> Any:
-    """Compile in half the time to slower programs: for runs that are over at once."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
+def optimized_programs() -> Iterator[None]:
+    """Compile to the fastest programs, for runs that take longer than compiling them."""
     jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)

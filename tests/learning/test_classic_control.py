@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("optimized_programs")
+
 
 @pytest.mark.parametrize(
     ("method", "task", "bar"),

@@ -3,6 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+pytestmark = pytest.mark.usefixtures("optimized_programs")
+
 
 def test_impala_learns_cartpole_from_actors_that_lag_behind(train: Callable[..., Any]) -> None:
     trained = train("agent=impala", "env=classic/cartpole", "agent.actor_lag=4", "num_seeds=8")

@@ -33,7 +33,6 @@ SMALL = [
     "env.episode_length=10",
 ]
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 with_every_method = pytest.mark.parametrize("method", METHODS)
 
 

@@ -60,14 +60,21 @@ class OpenES(EvoOptimizer):
                 f"population_size={self.population_size} must be even: a mirrored population is made of pairs."
             )
 
+    @property
+    def group_size(self) -> int:
+        return 2 if self.mirrored else 1
+
     def init(self, params: Params, key: Key) -> OpenESState:
         ascent_state = ASCENTS[self.optimizer].init(params)
         return OpenESState(**self.common_fields(params, key), mean=params, ascent_state=ascent_state)
 
     def sample(self, state: OpenESState, key: Key) -> Params:
         noise_std = state.hyperparameters.noise_std
-        noise = self.noise_like(state.mean, key, self.mirrored)
-        return jax.tree.map(lambda mean, noise: mean[None] + noise_std * noise, state.mean, noise)
+
+        def make(noise: Params) -> Params:
+            return jax.tree.map(lambda mean, noise: mean + noise_std * noise, state.mean, noise)
+
+        return self.individuals(make, state.mean, key, self.mirrored)
 
     def update(self, state: OpenESState, fitness: Array, key: Key) -> OpenESState:
         hyperparameters = state.hyperparameters
@@ -78,7 +85,8 @@ class OpenES(EvoOptimizer):
             self.weighted_sum(weights, deviations),
             state.mean,
         )  # algorithm 1, line 6
-        steps, ascent_state = ASCENTS[self.optimizer].update(gradient, state.ascent_state)
+        with jax.numpy_dtype_promotion("standard"):  # optax raises a float to the power of an integer
+            steps, ascent_state = ASCENTS[self.optimizer].update(gradient, state.ascent_state)
         mean = jax.tree.map(lambda mean, step: mean + hyperparameters.learning_rate * step, state.mean, steps)
         return state.replace(mean=mean, ascent_state=ascent_state)
 

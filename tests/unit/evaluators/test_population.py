@@ -126,6 +126,27 @@ def test_networks_on_a_continuous_env_earn_the_same_to_the_bit_for_any_number_of
         jax.tree.map(np.testing.assert_array_equal, results[0], other)
 
 
+def test_statistics_of_observations_are_those_of_all_steps_the_agents_took_for_any_number_of_lanes() -> None:
+    results = [
+        evaluator(gamble, num_lanes, track_obs=True).play(population(), jax.random.key(1), NUM_EPISODES)
+        for num_lanes in (1, 7, 64)
+    ]
+    for other in results[1:]:
+        jax.tree.map(np.testing.assert_array_equal, results[0].obs_statistics, other.obs_statistics)
+    statistics, lengths = results[0].obs_statistics, np.asarray(results[0].episode_lengths).ravel()
+    counts = np.concatenate([np.arange(length) for length in lengths])
+    assert float(statistics.count.value) == lengths.sum()
+    np.testing.assert_allclose(statistics.mean["obs"][1], counts.mean(), rtol=1e-6)
+    np.testing.assert_allclose(statistics.std["obs"][1], counts.std(), rtol=1e-6)
+
+
+def test_a_part_of_a_population_plays_the_episodes_it_plays_in_the_whole() -> None:
+    whole = evaluator(gamble, 4).play(population(), jax.random.key(2), NUM_EPISODES)
+    part = jax.tree.map(lambda leaf: leaf[3:7], population())
+    alone = evaluator(gamble, 3).play(part, jax.random.key(2), NUM_EPISODES, first_agent=3)
+    np.testing.assert_array_equal(alone.episode_returns, whole.episode_returns[3:7])
+
+
 def test_an_episode_depends_on_the_key_and_on_its_own_indices_only() -> None:
     many = evaluator(gamble, 4).evaluate(population(), jax.random.key(2), NUM_EPISODES)
     fewer_agents = jax.tree.map(lambda leaf: leaf[:5], population())

@@ -4,6 +4,7 @@ import io
 import os
 import pty
 import re
+import select
 import subprocess
 import sys
 import textwrap
@@ -235,6 +236,7 @@ def test_control_c_leaves_the_terminal_as_it_was() -> None:
         from rookery.recorders import RunDescription
         from rookery.recorders.console import ConsoleRecorder
 
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
         recorder = ConsoleRecorder()
         recorder.open(RunDescription("a run", 1000, (0,), None, {}))
         try:
@@ -269,6 +271,7 @@ def read_until(controller: int, mark: str | None) -> str:
     """Read what a program writes to its terminal until a mark, or until the program has ended."""
     output = ""
     while mark is None or mark not in output:
+        assert select.select([controller], [], [], 60.0)[0], f"nothing more was written after {output!r}"
         try:
             data = os.read(controller, 4096)
         except OSError:  # how Linux says that nobody has the other end

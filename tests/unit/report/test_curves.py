@@ -17,6 +17,20 @@ def test_each_value_lands_at_its_seed_and_step_whatever_the_order_of_the_rows() 
     np.testing.assert_array_equal(series.values, [[130.0, 230.0], [170.0, 270.0]])
 
 
+def test_seeds_that_differ_in_env_steps_share_the_records_of_their_iterations_at_the_mean() -> None:
+    rows = [
+        {"seed": 0, "time/total_timesteps": 90, "time/iterations": 1, "a": 1.0},
+        {"seed": 1, "time/total_timesteps": 111, "time/iterations": 1, "a": 2.0},
+        {"seed": 0, "time/total_timesteps": 105, "time/iterations": 2, "a": 3.0},
+        {"seed": 1, "time/total_timesteps": 300, "time/iterations": 2, "a": 4.0, "b": 5.0},
+    ]
+    series = read_series(rows)
+    np.testing.assert_array_equal(series["a"].steps, [100, 202])
+    np.testing.assert_array_equal(series["a"].values, [[1.0, 3.0], [2.0, 4.0]])
+    np.testing.assert_array_equal(series["b"].steps, [202])
+    np.testing.assert_array_equal(series["b"].values, [[np.nan], [5.0]])
+
+
 def test_absent_values_are_gaps_and_values_that_are_not_finite_are_counted() -> None:
     rows = [
         {"seed": 0, "time/total_timesteps": 1, "a": 1.0},

@@ -1,4 +1,4 @@
-"""Figures: values lie where they belong, axes are round, and odd data draws too."""
+"""Figures: values lie where they belong, and odd data draws too."""
 
 import re
 from xml.etree import ElementTree
@@ -6,20 +6,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from rookery.report.axes import HEIGHT, WIDTH
 from rookery.report.curves import Curve
-from rookery.report.plots import (
-    HEIGHT,
-    NUM_STYLES,
-    WIDTH,
-    Axis,
-    Line,
-    axis_of_steps,
-    axis_of_values,
-    line_figure,
-    round_values,
-    share_bar,
-    style_class,
-)
+from rookery.report.plots import NUM_STYLES, Line, line_figure, share_bar, style_class
 
 
 def curve(steps: list[int], center: list[float], low: list | None = None, high: list | None = None) -> Curve:
@@ -27,10 +16,10 @@ def curve(steps: list[int], center: list[float], low: list | None = None, high: 
     return Curve(np.array(steps), np.array(center, float), *ends)
 
 
-def draw(*curves: Curve, last: float = 100.0) -> ElementTree.Element:
+def draw(*curves: Curve, last: int = 100) -> ElementTree.Element:
     """Draw curves and return the SVG, which an XML parser must accept."""
     lines = [Line(f"run {style}", style, one) for style, one in enumerate(curves)]
-    figure = line_figure("Return", lines, axis_of_steps(last))
+    figure = line_figure("Return", lines, last)
     return ElementTree.fromstring(re.search("<svg.*</svg>", figure, re.DOTALL).group())
 
 
@@ -78,30 +67,6 @@ def test_all_curves_share_one_axis() -> None:
     first, second = paths(draw(curve([0, 100], [0, 1]), curve([0, 100], [0, 10])), "center")
     assert coordinates(first)[0] == coordinates(second)[0]
     assert coordinates(first)[1][1] > coordinates(second)[1][1]
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "num_values", "expected"),
-    [
-        (0, 500_000, 5, [0, 100_000, 200_000, 300_000, 400_000, 500_000]),
-        (-212, -90, 5, [-200, -180, -160, -140, -120, -100]),
-        (0, 1, 3, [0, 0.5, 1.0]),
-        (2e-4, 1e-3, 4, [2e-4, 4e-4, 6e-4, 8e-4, 1e-3]),
-    ],
-)
-def test_axes_are_labeled_at_round_values(low: float, high: float, num_values: int, expected: list[float]) -> None:
-    np.testing.assert_allclose(round_values(low, high, num_values), expected, atol=1e-12)
-
-
-@pytest.mark.parametrize("scale", [1e-9, 1e-3, 1.0, 37.0, 1e7])
-def test_every_axis_has_a_few_labels_inside_it(scale: float) -> None:
-    axis = axis_of_values(np.random.default_rng(0).normal(size=20) * scale)
-    assert 3 <= len(axis.ticks) <= 10
-    assert all(axis.low <= tick <= axis.high for tick in axis.ticks)
-
-
-def test_an_axis_maps_its_ends_to_0_and_1() -> None:
-    np.testing.assert_array_equal(Axis(-5.0, 15.0, ()).fraction(np.array([-5.0, 5.0, 15.0])), [0.0, 0.5, 1.0])
 
 
 def test_the_parts_of_a_bar_fill_it_in_proportion() -> None:

@@ -1,0 +1,103 @@
+"""The competitive swarm optimizer: particles meet in pairs, and the losers learn (Cheng & Jin, 2015).
+
+Departures from the paper: the swarm starts as a Gaussian cloud around the given parameters; winners are evaluated again
+in the next generation, for the fitness of an agent is noisy.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from rookery.algorithms.policy_agent import PolicyAgent
+from rookery.errors import InvalidInputError
+from rookery.evolution import ECState, EvoOptimizer
+from rookery.evolution.mutation import cloud_around
+from rookery.learning.schedules import values_at
+from rookery.types import Array, Key, Params, as_mappable_key, pytree_field
+from rookery.workflows.config import Hyperparameters, Scalar
+from rookery.workflows.evolution import ECConfig, ECWorkflow
+
+
+class CSOHyperparameters(Hyperparameters):
+    """The numbers of the competitive swarm; the `social_factor` draws losers to the mean of the swarm."""
+
+    RANGES: ClassVar = {"initial_std": (1e-9, float("inf")), "social_factor": (0.0, float("inf"))}
+
+    initial_std: Scalar = 0.5
+    social_factor: Scalar = 0.1
+
+
+class CSOState(ECState):
+    """All particles `[P, ...]` and how they move."""
+
+    population: Params
+    velocity: Params
+
+
+class CSO(EvoOptimizer):
+    """A swarm in which the loser of every pair moves towards its winner and the mean."""
+
+    hyperparameters: CSOHyperparameters = pytree_field(default_factory=CSOHyperparameters)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.population_size % 2:
+            raise InvalidInputError(f"population_size={self.population_size} must be even: particles meet in pairs.")
+
+    def init(self, params: Params, key: Key) -> CSOState:
+        state_key, cloud_key = jax.random.split(as_mappable_key(key))
+        common = self.common_fields(params, state_key)
+        initial_std = values_at(common["hyperparameters"], 0).initial_std
+        population = cloud_around(params, cloud_key, self.population_size, initial_std)
+        return CSOState(**common, population=population, velocity=jax.tree.map(jnp.zeros_like, population))
+
+    def sample(self, state: CSOState, key: Key) -> Params:
+        return self.share(state.population)
+
+    def update(self, state: CSOState, fitness: Array, key: Key) -> CSOState:
+        pairing_key, moving_key = jax.random.split(key)
+        first, second = jax.random.permutation(pairing_key, self.population_size).reshape(2, -1)
+        first_wins = fitness[first] >= fitness[second]
+        winners, losers = jnp.where(first_wins, first, second), jnp.where(first_wins, second, first)
+
+        def learn(population: Array, velocity: Array, key: Key) -> tuple[Array, Array]:
+            losing = population[losers]
+            keep, follow, gather = jax.random.uniform(key, (3, *losing.shape), losing.dtype)
+            center = jnp.mean(population, axis=0, keepdims=True)
+            moving = (
+                keep * velocity[losers]
+                + follow * (population[winners] - losing)
+                + state.hyperparameters.social_factor * gather * (center - losing)
+            )  # equation (6)
+            return population.at[losers].set(losing + moving), velocity.at[losers].set(moving)  # equation (7)
+
+        particles, structure = jax.tree.flatten(state.population)
+        velocities = jax.tree.leaves(state.velocity)
+        keys = jax.random.split(moving_key, len(particles))
+        moved = [learn(*leaves) for leaves in zip(particles, velocities, keys, strict=True)]
+        population, velocity = (jax.tree.unflatten(structure, leaves) for leaves in zip(*moved, strict=True))
+        return state.replace(population=population, velocity=velocity)
+
+    def center(self, state: CSOState) -> Params:
+        return state.best_params
+
+    def report(self, state: CSOState) -> dict[str, Array]:
+        stds = [jnp.std(leaf, axis=0).ravel() for leaf in jax.tree.leaves(state.population)]
+        return {"step_size": jnp.mean(jnp.concatenate(stds))}
+
+
+@dataclass(frozen=True)
+class CSOConfig(ECConfig):
+    """The shapes of the competitive swarm."""
+
+
+class CSOWorkflow(ECWorkflow):
+    """The competitive swarm optimizer."""
+
+    agent_name = "cso"
+    config_class = CSOConfig
+    hyperparameters_class = CSOHyperparameters
+    agent_class = PolicyAgent
+    optimizer_class = CSO

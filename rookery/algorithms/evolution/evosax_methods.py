@@ -1,0 +1,101 @@
+"""Methods that evosax implements: CMA-ES, particle swarms, and any other of its strategies by name.
+
+CMA-ES is the one of Hansen's tutorial (2016, arXiv:1604.00772), with negative weights; it keeps a matrix over all
+parameters, so its network is small. PSO is the swarm of Kennedy & Eberhart (1995) with an inertia weight.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from rookery.algorithms.policy_agent import PolicyAgent
+from rookery.distributed import DEVICE_AXIS
+from rookery.errors import InvalidInputError
+from rookery.evolution.evosax import EvosaxOptimizer
+from rookery.learning.schedules import values_at
+from rookery.networks.policy import PolicyConfig
+from rookery.workflows.config import Hyperparameters, Scalar
+from rookery.workflows.evolution import ECConfig, ECWorkflow
+
+
+class SearchHyperparameters(Hyperparameters):
+    """How far from the first parameters the search begins."""
+
+    RANGES: ClassVar = {"initial_std": (1e-9, float("inf"))}
+
+    initial_std: Scalar = 0.5
+
+
+@dataclass(frozen=True)
+class CMAESConfig(ECConfig):
+    """The shapes of CMA-ES."""
+
+    network: PolicyConfig = field(default_factory=lambda: PolicyConfig(hidden_sizes=(16,)))
+
+
+class CMAESWorkflow(ECWorkflow):
+    """Covariance matrix adaptation, by evosax."""
+
+    agent_name = "cmaes"
+    config_class = CMAESConfig
+    hyperparameters_class = SearchHyperparameters
+    agent_class = PolicyAgent
+
+    def make_optimizer(self, config: Any, hyperparameters: Any) -> EvosaxOptimizer:
+        return evosax_optimizer("CMA_ES", config, hyperparameters)
+
+
+@dataclass(frozen=True)
+class PSOConfig(ECConfig):
+    """The shapes of a particle swarm."""
+
+
+class PSOWorkflow(ECWorkflow):
+    """Particle swarm optimization, by evosax."""
+
+    agent_name = "pso"
+    config_class = PSOConfig
+    hyperparameters_class = SearchHyperparameters
+    agent_class = PolicyAgent
+
+    def make_optimizer(self, config: Any, hyperparameters: Any) -> EvosaxOptimizer:
+        return evosax_optimizer("PSO", config, hyperparameters)
+
+
+@dataclass(frozen=True)
+class EvosaxConfig(ECConfig):
+    """The shapes of any strategy of evosax, its name there, and its own parameters where they are not the defaults."""
+
+    strategy: str = "LM_MA_ES"
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in self.params.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise InvalidInputError(f"params.{name}={value!r}: expected a number.")
+
+
+class EvosaxWorkflow(ECWorkflow):
+    """Any strategy of evosax by its name there."""
+
+    agent_name = "evosax"
+    config_class = EvosaxConfig
+    hyperparameters_class = SearchHyperparameters
+    agent_class = PolicyAgent
+
+    def make_optimizer(self, config: Any, hyperparameters: Any) -> EvosaxOptimizer:
+        return evosax_optimizer(config.strategy, config, hyperparameters, config.params)
+
+
+def evosax_optimizer(
+    strategy: str, config: ECConfig, hyperparameters: Any, params: Mapping[str, float] | None = None
+) -> EvosaxOptimizer:
+    """Build a strategy of evosax for the shapes of a config."""
+    return EvosaxOptimizer(
+        strategy=strategy,
+        population_size=config.population_size,
+        params=tuple(sorted((params or {}).items())),
+        hyperparameters=values_at(hyperparameters, 0),
+        axis_name=DEVICE_AXIS,
+    )

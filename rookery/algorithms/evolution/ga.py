@@ -1,0 +1,112 @@
+"""A genetic algorithm for networks: elitism, tournaments, uniform crossover, Gaussian mutation.
+
+Departures from Such et al. (2017), who evolve networks by mutation alone: parents are selected by tournaments instead
+of truncation, pairs of them are crossed, and a mutation may leave genes as they are. Elites are evaluated again in
+every generation, for the fitness of an agent is noisy.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from rookery.algorithms.policy_agent import PolicyAgent
+from rookery.errors import InvalidInputError, check_count
+from rookery.evolution import ECState, EvoOptimizer
+from rookery.evolution.crossover import recombine, uniform
+from rookery.evolution.mutation import cloud_around, gaussian
+from rookery.evolution.selection import elites, take, tournament
+from rookery.types import Array, Key, Params, as_mappable_key, pytree_field
+from rookery.workflows.config import Hyperparameters, Scalar
+from rookery.workflows.evolution import ECConfig, ECWorkflow
+
+
+class GAHyperparameters(Hyperparameters):
+    """The numbers of the genetic algorithm."""
+
+    RANGES: ClassVar = {
+        "initial_std": (0.0, float("inf")),
+        "noise_std": (0.0, float("inf")),
+        "mutation_probability": (0.0, 1.0),
+        "crossover_probability": (0.0, 1.0),
+    }
+
+    initial_std: Scalar = 0.5
+    noise_std: Scalar = 0.05
+    mutation_probability: Scalar = 0.5
+    crossover_probability: Scalar = 0.5
+
+
+class GAState(ECState):
+    """All individuals `[P, ...]`: the elites of the last generation, the best of them first, then their children."""
+
+    population: Params
+
+
+class GA(EvoOptimizer):
+    """Lets the fittest live on and fills up with mutated children of the fitter ones."""
+
+    hyperparameters: GAHyperparameters = pytree_field(default_factory=GAHyperparameters)
+    num_elites: int = pytree_field(static=True, default=1)
+    tournament_size: int = pytree_field(static=True, default=3)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("num_elites", self.num_elites)
+        check_count("tournament_size", self.tournament_size)
+        if self.num_elites >= self.population_size:
+            raise InvalidInputError(
+                f"num_elites={self.num_elites} leaves no room for children: use less than "
+                f"population_size={self.population_size}."
+            )
+
+    def init(self, params: Params, key: Key) -> GAState:
+        state_key, cloud_key = jax.random.split(as_mappable_key(key))
+        common = self.common_fields(params, state_key)
+        initial_std = common["hyperparameters"].initial_std
+        return GAState(**common, population=cloud_around(params, cloud_key, self.population_size, initial_std))
+
+    def sample(self, state: GAState, key: Key) -> Params:
+        return self.share(state.population)
+
+    def update(self, state: GAState, fitness: Array, key: Key) -> GAState:
+        hyperparameters = state.hyperparameters
+        selection_key, crossover_key, mutation_key = jax.random.split(key, 3)
+        num_children = self.population_size - self.num_elites
+        num_parents = num_children + num_children % 2
+        parents = take(state.population, tournament(fitness, selection_key, num_parents, self.tournament_size))
+        children = recombine(parents, crossover_key, hyperparameters.crossover_probability, uniform)
+        children = gaussian(
+            jax.tree.map(lambda leaf: leaf[:num_children], children),
+            mutation_key,
+            hyperparameters.noise_std,
+            hyperparameters.mutation_probability,
+        )
+        kept = take(state.population, elites(fitness, self.num_elites))
+        return state.replace(population=jax.tree.map(lambda *parts: jnp.concatenate(parts), kept, children))
+
+    def center(self, state: GAState) -> Params:
+        return jax.tree.map(lambda leaf: leaf[0], state.population)
+
+    def report(self, state: GAState) -> dict[str, Array]:
+        stds = [jnp.std(leaf, axis=0).ravel() for leaf in jax.tree.leaves(state.population)]
+        return {"step_size": jnp.mean(jnp.concatenate(stds))}
+
+
+@dataclass(frozen=True)
+class GAConfig(ECConfig):
+    """The shapes of the genetic algorithm."""
+
+    num_elites: int = 1
+    tournament_size: int = 3
+
+
+class GAWorkflow(ECWorkflow):
+    """A genetic algorithm."""
+
+    agent_name = "ga"
+    config_class = GAConfig
+    hyperparameters_class = GAHyperparameters
+    agent_class = PolicyAgent
+    optimizer_class = GA

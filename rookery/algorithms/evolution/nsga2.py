@@ -1,0 +1,176 @@
+"""NSGA-II: a genetic algorithm for several objectives that spreads along the Pareto front (Deb et al., 2002).
+
+Departures from the paper: individuals have no bounds, so a mutation moves a gene by at most `mutation_span` instead of
+the distance of its bounds, and crossover is not bent at them. Parents keep the fitness that they were once given.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.algorithms.policy_agent import PolicyAgent
+from rookery.errors import InvalidInputError, ShapeError, unknown_name
+from rookery.evaluators.population import PopulationEpisodes
+from rookery.evolution import ECState, EvoOptimizer
+from rookery.evolution.crossover import recombine, simulated_binary, uniform
+from rookery.evolution.mutation import cloud_around, polynomial
+from rookery.evolution.pareto import crowding_distance, non_dominated_ranks, pareto_front
+from rookery.evolution.selection import take, tournament
+from rookery.types import Array, Key, Params, as_mappable_key, pytree_field
+from rookery.workflows.config import Hyperparameters, Scalar
+from rookery.workflows.evolution import ECConfig, ECWorkflow
+
+CROSSOVERS = ("sbx", "uniform")
+
+
+class NSGA2Hyperparameters(Hyperparameters):
+    """The numbers of NSGA-II; the larger an eta, the nearer children stay to their parents."""
+
+    RANGES: ClassVar = {
+        "initial_std": (0.0, float("inf")),
+        "crossover_probability": (0.0, 1.0),
+        "crossover_eta": (0.0, float("inf")),
+        "mutation_probability": (0.0, 1.0),
+        "mutation_eta": (0.0, float("inf")),
+        "mutation_span": (0.0, float("inf")),
+    }
+
+    initial_std: Scalar = 0.5
+    crossover_probability: Scalar = 0.9
+    crossover_eta: Scalar = 20.0
+    mutation_probability: Scalar = 0.1
+    mutation_eta: Scalar = 20.0
+    mutation_span: Scalar = 1.0
+
+
+class NSGA2State(ECState):
+    """The parents `[P, ...]` in the order of their rank and crowding, their fitness `[P, M]`, and their children.
+
+    A fitness of minus infinity means that there is none: at first all parents have it, and later those whose own was
+    invalid.
+    """
+
+    population: Params
+    fitness: Array
+    offspring: Params
+
+
+class NSGA2(EvoOptimizer):
+    """Keeps the best of parents and children, front by front, and of the last front those with the most room."""
+
+    hyperparameters: NSGA2Hyperparameters = pytree_field(default_factory=NSGA2Hyperparameters)
+    objectives: tuple[str, ...] = pytree_field(static=True)
+    crossover: str = pytree_field(static=True, default="sbx")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.objectives) < 2:
+            raise InvalidInputError(f"objectives={list(self.objectives)}: expected at least two.")
+        if self.crossover not in CROSSOVERS:
+            raise unknown_name("crossover", self.crossover, CROSSOVERS)
+
+    def init(self, params: Params, key: Key) -> NSGA2State:
+        state_key, cloud_key = jax.random.split(as_mappable_key(key))
+        common = self.common_fields(params, state_key)
+        initial_std = common["hyperparameters"].initial_std
+        population = cloud_around(params, cloud_key, self.population_size, initial_std)
+        fitness = jnp.full((self.population_size, len(self.objectives)), -jnp.inf)
+        return NSGA2State(**common, population=population, fitness=fitness, offspring=population)
+
+    def sample(self, state: NSGA2State, key: Key) -> Params:
+        return self.share(state.offspring)
+
+    def tell(self, state: NSGA2State, fitness: Array) -> NSGA2State:
+        """Learn from the fitness `[P, M]` of the individuals that `ask` returned, in their order."""
+        if fitness.shape != (self.share_size, len(self.objectives)):
+            raise ShapeError(
+                f"fitness is {list(fitness.shape)}; expected {[self.share_size, len(self.objectives)]}: a row for each "
+                f"individual, a column for each of the objectives {', '.join(self.objectives)}."
+            )
+        return super().tell(state, fitness)
+
+    def update(self, state: NSGA2State, fitness: Array, key: Key) -> NSGA2State:
+        # Worse than the worst of this generation is not enough: parents may be worse still.
+        fitness = jnp.where(state.is_valid[:, None], fitness, -jnp.inf)
+        candidates = jax.tree.map(lambda *parts: jnp.concatenate(parts), state.population, state.offspring)
+        fitness = jnp.concatenate([state.fitness, fitness])
+        ranks = non_dominated_ranks(fitness)
+        survivors = jnp.lexsort((-crowding_distance(fitness, ranks), ranks))[: self.population_size]
+        state = state.replace(population=take(candidates, survivors), fitness=fitness[survivors])
+        return state.replace(offspring=self._offspring(state, key))
+
+    def _offspring(self, state: NSGA2State, key: Key) -> Params:
+        hyperparameters = state.hyperparameters
+        selection_key, crossover_key, mutation_key = jax.random.split(key, 3)
+        num_parents = self.population_size + self.population_size % 2
+        # Parents stand in the order of the crowded comparison (section III-B): the earlier wins its tournament.
+        places = jnp.arange(self.population_size, dtype=jnp.float32)
+        parents = take(state.population, tournament(-places, selection_key, num_parents))
+        cross = uniform if self.crossover == "uniform" else partial(simulated_binary, eta=hyperparameters.crossover_eta)
+        children = recombine(parents, crossover_key, hyperparameters.crossover_probability, cross)
+        return polynomial(
+            jax.tree.map(lambda leaf: leaf[: self.population_size], children),
+            mutation_key,
+            hyperparameters.mutation_eta,
+            hyperparameters.mutation_probability,
+            hyperparameters.mutation_span,
+        )
+
+    def center(self, state: NSGA2State) -> Params:
+        """Return the individual of the front with the largest sum of objectives, each in units of its deviation."""
+        _, fitness, is_front = self.front(state)
+        std = jnp.std(fitness, axis=0, keepdims=True, where=jnp.isfinite(fitness))
+        scores = jnp.sum(fitness / jnp.where(std > 0.0, std, 1.0), axis=1)
+        index = jnp.argmax(jnp.where(is_front, scores, -jnp.inf))
+        return jax.tree.map(lambda leaf: leaf[index], state.population)
+
+    def front(self, state: NSGA2State) -> tuple[Params, Array, Array]:
+        """Return the parents `[P, ...]`, their fitness `[P, M]`, and who of them is on the Pareto front `[P]`."""
+        return state.population, state.fitness, pareto_front(state.fitness)
+
+    def report(self, state: NSGA2State) -> dict[str, Array]:
+        _, _, is_front = self.front(state)
+        return {"front_size": jnp.sum(is_front, dtype=jnp.float32)}
+
+
+@dataclass(frozen=True)
+class NSGA2Config(ECConfig):
+    """The shapes of NSGA-II; the objectives are measures of an episode, each of which is maximized."""
+
+    objectives: tuple[str, ...] = ("sum:reward", "last:obs.0")
+    crossover: str = "sbx"
+
+
+class NSGA2Workflow(ECWorkflow):
+    """NSGA-II, for several objectives."""
+
+    agent_name = "nsga2"
+    config_class = NSGA2Config
+    hyperparameters_class = NSGA2Hyperparameters
+    agent_class = PolicyAgent
+    optimizer_class = NSGA2
+    optimizer: NSGA2
+    has_best = False
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        return self.config.objectives
+
+    def fitness_of(self, episodes: PopulationEpisodes) -> Array:
+        return jnp.mean(episodes.measures, axis=1)
+
+    def describe_populations(self, state: Any) -> list[dict[str, Any]]:
+        return [self._describe(fitness) for fitness in self.of_seeds(state.evo_state.fitness)]
+
+    def _describe(self, fitness: Array) -> dict[str, Any]:
+        is_valid = np.isfinite(fitness).all(axis=1)
+        return {
+            "kind": "front",
+            "axes": list(self.config.objectives),
+            "points": fitness[is_valid].tolist(),
+            "is_front": np.asarray(pareto_front(jnp.asarray(fitness)))[is_valid].tolist(),
+        }

@@ -1,0 +1,195 @@
+"""Every strategy of evosax by its name there (Lange, 2022), as one of ours.
+
+evosax minimizes flat vectors, starts most of its strategies with a standard deviation of 1, and changes its state when
+it is asked. So a strategy sees z, where an individual is `params + initial_std * z` for the params that the search
+started at; its cost is the fitness with the other sign; and as soon as a fitness is told the next population is asked.
+"""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from evosax.algorithms import algorithms, population_based_algorithms
+from jax.flatten_util import ravel_pytree
+
+from rookery.errors import InvalidInputError, check_count, unknown_name
+from rookery.evolution.fitness import next_below
+from rookery.evolution.optimizer import ECState, EvoOptimizer
+from rookery.types import Array, Key, Params, PyTreeData, as_mappable_key, pytree_field, where_tree
+
+NEEDS_MORE_ARGUMENTS = {"RandomSearch", "SV_CMA_ES", "SV_Open_ES"}
+"""What cannot be built from the size of a population and of an individual alone."""
+
+STRATEGIES = sorted(algorithms.keys() - NEEDS_MORE_ARGUMENTS)
+"""The names that the bridge understands."""
+
+MAX_MATRIX_SIZE = 2_000
+"""The most parameters for a strategy that keeps a matrix over them: it takes seconds to decompose a larger one."""
+
+
+class EvosaxHyperparameters(PyTreeData):
+    """The numbers of the bridge; those of a strategy itself are its `params`."""
+
+    initial_std: Any = 1.0
+
+
+class EvosaxState(ECState):
+    """The state of the strategy and the population it asks to evaluate, `z` `[P, D]`.
+
+    `is_started` tells whether a population-based strategy has seen its first fitness; `worst_fitness` is the lowest
+    valid one so far.
+    """
+
+    origin: Array
+    initial_std: Array
+    z: Array
+    strategy_state: Any
+    is_started: Array
+    worst_fitness: Array
+
+
+class EvosaxOptimizer(EvoOptimizer):
+    """A strategy of evosax; `params` override the defaults of its parameters by name.
+
+    Distribution-based strategies start at the given params with their own spread, population-based ones with a Gaussian
+    cloud around them.
+    """
+
+    strategy: str = pytree_field(static=True)
+    params: tuple[tuple[str, float], ...] = pytree_field(static=True, default=())
+    hyperparameters: Any = pytree_field(default_factory=EvosaxHyperparameters)
+
+    def __post_init__(self) -> None:
+        check_count("population_size", self.population_size)
+        if self.strategy in NEEDS_MORE_ARGUMENTS:
+            raise InvalidInputError(
+                f"strategy={self.strategy!r} needs arguments that the bridge does not have: use another one."
+            )
+        if self.strategy not in STRATEGIES:
+            raise unknown_name("strategy", self.strategy, STRATEGIES, "They are the names of evosax.algorithms.")
+        self._strategy_params(num_dims=2)
+
+    def init(self, params: Params, key: Key) -> EvosaxState:
+        state_key, init_key, cloud_key, ask_key = jax.random.split(as_mappable_key(key), 4)
+        common = self.common_fields(params, state_key)
+        origin = ravel_pytree(params)[0]
+        algorithm, strategy_params = self._algorithm(origin.size), self._strategy_params(origin.size)
+        if self._starts_with_a_population:
+            z = jax.random.normal(cloud_key, (self.population_size, origin.size))
+            start: tuple[Array, ...] = (z, jnp.zeros(self.population_size))
+        else:
+            start = (jnp.zeros_like(origin),)
+        with relaxed_promotion():
+            self._check_matrices(jax.eval_shape(algorithm.init, init_key, *start, strategy_params), origin.size)
+            strategy_state = algorithm.init(init_key, *start, strategy_params)
+            if not self._starts_with_a_population:
+                z, strategy_state = algorithm.ask(ask_key, strategy_state, strategy_params)
+        return EvosaxState(
+            **common,
+            origin=origin,
+            initial_std=jnp.asarray(common["hyperparameters"].initial_std),
+            z=z,
+            strategy_state=with_strong_types(strategy_state),
+            is_started=jnp.asarray(not self._starts_with_a_population),
+            worst_fitness=jnp.float32(jnp.inf),
+        )
+
+    def sample(self, state: EvosaxState, key: Key) -> Params:
+        return jax.vmap(lambda z: self._individual(state, z))(self.share(state.z))
+
+    def update(self, state: EvosaxState, fitness: Array, key: Key) -> EvosaxState:
+        tell_key, ask_key = jax.random.split(key)
+        costs, worst_fitness = self._costs(state, fitness)
+        algorithm, strategy_params = self._algorithm(state.origin.size), self._strategy_params(state.origin.size)
+
+        def start() -> Any:
+            return with_strong_types(algorithm.init(tell_key, state.z, costs, strategy_params))
+
+        def learn() -> Any:
+            return with_strong_types(algorithm.tell(tell_key, state.z, costs, state.strategy_state, strategy_params)[0])
+
+        with relaxed_promotion():
+            told = jax.lax.cond(state.is_started, learn, start) if self._starts_with_a_population else learn()
+            is_any_valid = jnp.any(state.is_valid)
+            told = where_tree(is_any_valid, told, state.strategy_state)
+            is_started = state.is_started | is_any_valid
+            z, asked = algorithm.ask(ask_key, told, strategy_params)
+        return state.replace(
+            z=jnp.where(is_started, z, state.z),
+            strategy_state=with_strong_types(where_tree(is_started, asked, told)),
+            is_started=is_started,
+            worst_fitness=worst_fitness,
+        )
+
+    def center(self, state: EvosaxState) -> Params:
+        if self._starts_with_a_population:
+            return state.best_params
+        return self._individual(state, state.strategy_state.mean)
+
+    def report(self, state: EvosaxState) -> dict[str, Array]:
+        return {"step_size": state.initial_std * jnp.mean(jnp.std(state.z, axis=0))}
+
+    @property
+    def _starts_with_a_population(self) -> bool:
+        return self.strategy in population_based_algorithms
+
+    def _algorithm(self, num_dims: int) -> Any:
+        return _algorithm(self.strategy, self.population_size, num_dims)
+
+    def _strategy_params(self, num_dims: int) -> Any:
+        """Return the parameters of the strategy: its defaults, and what overrides them."""
+        with relaxed_promotion(), jax.ensure_compile_time_eval():
+            defaults = self._algorithm(num_dims).default_params
+            numbers = {name: value for name, value in vars(defaults).items() if jnp.ndim(value) == 0}
+        for name, _ in self.params:
+            if name not in numbers:
+                raise unknown_name(f"parameter of {self.strategy}", name, numbers)
+        return defaults.replace(
+            **{name: jnp.asarray(value, jnp.result_type(numbers[name])) for name, value in self.params}
+        )
+
+    def _costs(self, state: EvosaxState, fitness: Array) -> tuple[Array, Array]:
+        """Return what evosax minimizes, and the lowest valid fitness so far.
+
+        Strategies compare individuals with those of earlier generations: an invalid one must be worse than these too.
+        """
+        lowest = jnp.min(jnp.where(state.is_valid, fitness, jnp.inf))
+        worst_fitness = jnp.minimum(state.worst_fitness, lowest)
+        return -jnp.where(state.is_valid, fitness, next_below(worst_fitness)), worst_fitness
+
+    def _individual(self, state: EvosaxState, z: Array) -> Params:
+        unravel = ravel_pytree(state.best_params)[1]
+        return unravel(state.origin + state.initial_std * z)
+
+    def _check_matrices(self, strategy_state: Any, num_dims: int) -> None:
+        has_matrix = any(leaf.shape == (num_dims, num_dims) for leaf in jax.tree.leaves(strategy_state))
+        if has_matrix and num_dims > MAX_MATRIX_SIZE:
+            raise InvalidInputError(
+                f"{self.strategy} keeps a matrix over all parameters: {num_dims} are too many, it can have up to "
+                f"{MAX_MATRIX_SIZE}. Use a smaller network, or a method with a diagonal covariance like sep_cma_es."
+            )
+
+
+@functools.cache
+def _algorithm(strategy: str, population_size: int, num_dims: int) -> Any:
+    """Build a strategy of evosax, which compiles its methods for the instance: hence one for all traces."""
+    try:
+        with relaxed_promotion(), jax.ensure_compile_time_eval():
+            return algorithms[strategy](population_size, jnp.zeros(num_dims))
+    except AssertionError as error:
+        raise InvalidInputError(f"population_size={population_size} does not fit {strategy}: {error}") from error
+
+
+@contextmanager
+def relaxed_promotion() -> Iterator[None]:
+    """Trace code that is not written for strict promotion."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def with_strong_types(tree: Any) -> Any:
+    """Turn numbers into arrays whose types do not depend on what they meet, as a state needs them."""
+    return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.result_type(leaf)), tree)

@@ -1,0 +1,130 @@
+"""What a seed of evolution ends with beside one agent, read from `population.json` with nothing taken on trust."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rookery.errors import InvalidInputError
+
+LARGEST = float(np.finfo(np.float32).max)
+"""Fitness is computed in float32: what is larger is infinite."""
+
+
+@dataclass(frozen=True)
+class Front:
+    """Individuals by their objectives `points[n, m]`, and which of them are on the Pareto front."""
+
+    axes: tuple[str, ...]
+    points: np.ndarray
+    is_front: np.ndarray
+
+
+@dataclass(frozen=True)
+class Archive:
+    """The `fitness[c]` of the best in each cell of descriptors, NaN where it is empty.
+
+    A grid has `cells` along each of its axes, the last running fastest; other archives have `centroids[c, k]`.
+    """
+
+    axes: tuple[str, ...]
+    low: np.ndarray
+    high: np.ndarray
+    fitness: np.ndarray
+    cells: tuple[int, ...] | None
+    centroids: np.ndarray | None
+
+    @property
+    def num_filled(self) -> int:
+        return int(np.count_nonzero(~np.isnan(self.fitness)))
+
+    @property
+    def qd_score(self) -> float:
+        """The sum of the fitness over the filled cells."""
+        return float(np.nansum(self.fitness))
+
+
+def parse_populations(entries: Sequence[Any]) -> tuple[Front | Archive, ...]:
+    """Read the entries of all seeds; an error says which entry is damaged, and how."""
+    populations: list[Front | Archive] = []
+    for number, entry in enumerate(entries):
+        try:
+            populations.append(_parse(entry))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            problem = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+            raise InvalidInputError(f"entry {number} of population.json is damaged: {problem}.") from None
+        if (type(populations[0]), populations[0].axes) != (type(populations[-1]), populations[-1].axes):
+            raise InvalidInputError(f"entry {number} of population.json is of another kind than the first.")
+    return tuple(populations)
+
+
+def _parse(entry: Any) -> Front | Archive:
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"it is {entry!r:.80}, expected an object")
+    match entry["kind"]:
+        case "front":
+            return _parse_front(entry)
+        case "archive":
+            return _parse_archive(entry)
+        case kind:
+            raise ValueError(f"its kind is {kind!r:.80}, expected 'front' or 'archive'")
+
+
+def _parse_front(entry: Mapping[str, Any]) -> Front:
+    axes = _axes(entry, at_least=2)
+    points = _rows(entry, "points", len(axes))
+    is_front = np.array(entry["is_front"], bool)
+    _check_length("is_front", is_front, len(points))
+    is_valid = ~np.isnan(points).any(axis=1)
+    return Front(axes, points[is_valid], is_front[is_valid])
+
+
+def _parse_archive(entry: Mapping[str, Any]) -> Archive:
+    axes = _axes(entry, at_least=1)
+    low, high, fitness = (_numbers(entry, name) for name in ("low", "high", "fitness"))
+    _check_length("low", low, len(axes))
+    _check_length("high", high, len(axes))
+    if not np.all(low < high):
+        raise ValueError(f"low={low.tolist()} is not below high={high.tolist()}")
+    if entry["cells"] is None:
+        centroids = _rows(entry, "centroids", len(axes))
+        _check_length("fitness", fitness, len(centroids))
+        if not len(centroids):
+            raise ValueError("there are no cells")
+        if np.isnan(centroids).any():
+            raise ValueError("centroids are not all numbers")
+        return Archive(axes, low, high, fitness, None, centroids)
+    cells = tuple(int(number) for number in entry["cells"])
+    if len(cells) != len(axes) or min(cells) < 1:
+        raise ValueError(f"cells={list(cells)}, expected a number for each of {len(axes)} axes")
+    _check_length("fitness", fitness, math.prod(cells))
+    return Archive(axes, low, high, fitness, cells, None)
+
+
+def _axes(entry: Mapping[str, Any], at_least: int) -> tuple[str, ...]:
+    axes = entry["axes"]
+    if not isinstance(axes, list) or len(axes) < at_least:
+        raise ValueError(f"axes={axes!r:.80}, expected a list of at least {at_least}")
+    return tuple(map(str, axes))
+
+
+def _numbers(entry: Mapping[str, Any], name: str) -> np.ndarray:
+    """Read numbers; what is null, infinite or NaN becomes NaN."""
+    values = np.array(entry[name], np.float64)
+    return np.where(np.abs(values) <= LARGEST, values, np.nan)
+
+
+def _rows(entry: Mapping[str, Any], name: str, width: int) -> np.ndarray:
+    values = _numbers(entry, name)
+    if values.size == 0:
+        return values.reshape(0, width)
+    if values.shape[1:] != (width,):
+        raise ValueError(f"{name} has the shape {list(values.shape)}, expected {width} numbers in each row")
+    return values
+
+
+def _check_length(name: str, values: np.ndarray, length: int) -> None:
+    if values.shape != (length,):
+        raise ValueError(f"{name} has the shape {list(values.shape)}, expected {[length]}")

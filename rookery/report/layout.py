@@ -1,0 +1,81 @@
+"""What the sections of the page are made of: headings, rows of figures, and the figure of one metric of all runs."""
+
+from collections.abc import Sequence
+
+from rookery.report.curves import make_curve
+from rookery.report.loaded_run import LoadedRun
+from rookery.report.markup import Content, Markup, element
+from rookery.report.plots import ENV_STEPS, Line, legend, line_figure, swatch
+
+MAX_POINTS = 500
+"""The most points of a curve."""
+MAX_SEED_POINTS = 250
+"""The most points of the curve of a single seed."""
+MAX_SMALL_POINTS = 160
+"""The most points of a curve in a small figure."""
+
+
+def section(title: str, *content: Content) -> Markup:
+    """Put content under a heading."""
+    return element("section", element("h2", title), content)
+
+
+def note(text: Content) -> Markup:
+    """Say how to read what follows."""
+    return element("p", text, class_="note")
+
+
+def absent(reason: str) -> Markup:
+    """Say why there is no figure."""
+    return element("p", reason, class_="absent")
+
+
+def figures(*content: Content) -> Markup:
+    """Put large figures beside each other."""
+    return element("div", content, class_="figures")
+
+
+def small_figures(*content: Content) -> Markup:
+    """Put small figures beside each other."""
+    return element("div", content, class_="small-figures")
+
+
+def legend_of(runs: Sequence[LoadedRun]) -> Markup | None:
+    """List several runs with their colors."""
+    return legend("Runs", {run.style: run.name for run in runs}) if len(runs) > 1 else None
+
+
+def run_label(run: LoadedRun) -> Markup:
+    """Name a run beside its color."""
+    return element("span", swatch(run.style), run.name, class_="run-label")
+
+
+def metric_figure(
+    runs: Sequence[LoadedRun],
+    metric: str,
+    title: str,
+    small: bool = False,
+    with_seeds: bool = True,
+    x_label: str = ENV_STEPS,
+) -> Markup | None:
+    """Draw one metric of all runs that have it, over the same axis in every figure of these runs."""
+    with_metric = [run for run in runs if metric in run.series]
+    if not with_metric:
+        return None
+    max_points = MAX_SMALL_POINTS if small else MAX_POINTS
+    max_seed_points = MAX_SEED_POINTS if with_seeds else 0
+    lines = [
+        Line(run.name, run.style, make_curve(run.series[metric], max_points, max_seed_points)) for run in with_metric
+    ]
+    notes = []
+    num_not_finite = sum(run.series[metric].num_not_finite for run in with_metric)
+    if num_not_finite:
+        notes.append(f"Not drawn, being NaN or infinite: {num_not_finite:,}.")
+    if len(with_metric) < len(runs):
+        notes.append(f"Without values: {', '.join(run.name for run in runs if metric not in run.series)}.")
+    return line_figure(title, lines, last_record(runs), " ".join(notes), small, x_label)
+
+
+def last_record(runs: Sequence[LoadedRun]) -> int:
+    """Return where the last record of any run stands, in what the records of these runs are counted in."""
+    return max((int(series.steps[-1]) for run in runs for series in run.series.values()), default=0)

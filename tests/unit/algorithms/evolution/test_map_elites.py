@@ -1,0 +1,107 @@
+"""MAP-Elites on a problem whose best individual is known for every cell."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rookery.algorithms.evolution.map_elites import MAPElites, MAPElitesConfig, MAPElitesState
+from rookery.errors import InvalidInputError, UnknownNameError
+from rookery.types import Array
+
+GRID = {"archive": "grid", "cells": (16, 16), "low": (-1.0, -1.0), "high": (1.0, 1.0)}
+CVT = GRID | {"archive": "cvt", "cells": (256,)}
+
+
+def behave(genes: Array) -> tuple[Array, Array]:
+    """Describe individuals by their first two genes; the others should follow them, and then the fitness is 0."""
+    descriptors = genes[:, :2]
+    wanted = jnp.stack([descriptors[:, 0] * descriptors[:, 1], jnp.sin(3.0 * descriptors[:, 0])], axis=1)
+    return -jnp.sum((genes[:, 2:] - wanted) ** 2, axis=1), descriptors
+
+
+@pytest.mark.parametrize("settings", [GRID, CVT], ids=["grid", "cvt"])
+def test_every_cell_is_filled_with_an_individual_near_its_optimum(settings: dict) -> None:
+    optimizer = MAPElites(population_size=256, **settings)
+
+    def generation(state: MAPElitesState, _: None) -> tuple[MAPElitesState, None]:
+        population, state = optimizer.ask(state)
+        return optimizer.tell(state, *behave(population)), None
+
+    state = optimizer.init(jnp.full(4, 0.5), jax.random.key(0))
+    state, _ = jax.jit(lambda state: jax.lax.scan(generation, state, length=400))(state)
+    assert float(optimizer.report(state)["coverage"]) == 1.0
+    assert float(jnp.min(state.archive.fitness)) > -0.01
+    fitness, descriptors = behave(state.archive.params)
+    np.testing.assert_allclose(state.archive.fitness, fitness, atol=1e-6)
+    np.testing.assert_array_equal(optimizer.cell_archive.cells_of(descriptors), np.arange(256))
+    np.testing.assert_array_equal(optimizer.center(state), state.best_params)
+    assert float(optimizer.report(state)["qd_score"]) == pytest.approx(float(jnp.sum(fitness)), abs=1e-4)
+
+
+def told(optimizer: MAPElites, fitness: Array, descriptors: Array) -> tuple[Array, MAPElitesState]:
+    population, state = optimizer.ask(optimizer.init(jnp.full(3, 0.2), jax.random.key(1)))
+    return population, optimizer.tell(state, fitness, descriptors)
+
+
+@pytest.mark.parametrize("invalid", [np.nan, np.inf, -np.inf])
+def test_an_invalid_fitness_fills_no_cell_and_is_counted(invalid: float) -> None:
+    optimizer = MAPElites(population_size=3, **GRID)
+    descriptors = jnp.asarray([[-0.9, -0.9], [0.0, 0.0], [0.9, 0.9]])
+    population, state = told(optimizer, jnp.asarray([invalid, -7.0, invalid]), descriptors)
+    np.testing.assert_array_equal(np.asarray(state.archive.fitness)[np.asarray(state.archive.is_filled)], [-7.0])
+    np.testing.assert_array_equal(optimizer.center(state), population[1])
+    assert int(state.num_invalid) == 2
+
+
+def test_without_a_descriptor_an_individual_is_neither_kept_nor_the_center() -> None:
+    optimizer = MAPElites(population_size=3, **GRID)
+    descriptors = jnp.asarray([[jnp.nan, 0.0], [0.0, 0.0], [0.5, 0.5]])
+    population, state = told(optimizer, jnp.asarray([100.0, 1.0, 2.0]), descriptors)
+    np.testing.assert_array_equal(optimizer.center(state), population[2])
+    assert float(optimizer.report(state)["num_rejected"]) == 1.0
+    assert int(state.num_invalid) == 0
+
+
+def test_an_empty_archive_lets_the_first_population_vary() -> None:
+    optimizer = MAPElites(population_size=50, **GRID)
+    population, state = told(optimizer, jnp.full(50, jnp.nan), jnp.zeros((50, 2)))
+    assert not np.any(state.archive.is_filled)
+    np.testing.assert_array_equal(optimizer.center(state), np.full(3, 0.2, np.float32))
+    distances = np.asarray(state.population - population)
+    assert np.all(np.isfinite(distances))
+    assert 0.001 < np.abs(distances).mean() < 0.1
+
+
+def test_children_come_from_the_archive() -> None:
+    optimizer = MAPElites(population_size=200, **GRID)
+    fitness = jnp.where(jnp.arange(200) == 17, 1.0, 0.0)
+    population, state = told(optimizer, fitness, jnp.zeros((200, 2)))
+    distances = np.asarray(state.population) - np.asarray(population[17])[None]
+    np.testing.assert_allclose(distances.std(axis=0), 0.01, rtol=0.25)
+
+
+def test_a_generation_leaves_the_structure_of_the_state_as_it_was() -> None:
+    optimizer = MAPElites(population_size=3, **GRID)
+    before = optimizer.init(jnp.full(3, 0.2), jax.random.key(1))
+    _, after = told(optimizer, jnp.zeros(3), jnp.zeros((3, 2)))
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    jax.tree.map(lambda one, other: np.testing.assert_equal(one.shape, other.shape), after, before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"archive": "gird"}, UnknownNameError, "Did you mean 'grid'"),
+        ({"archive": "cvt"}, InvalidInputError, "one number of cells"),
+        ({"cells": (16,)}, InvalidInputError, "each of the 2 descriptors"),
+    ],
+)
+def test_impossible_archives_are_errors(changes: dict, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        MAPElites(population_size=3, **GRID | changes)
+
+
+def test_every_descriptor_needs_its_bounds() -> None:
+    with pytest.raises(InvalidInputError, match="a bound for each descriptor"):
+        MAPElitesConfig(descriptors=("last:obs.0",))

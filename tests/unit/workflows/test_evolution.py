@@ -1,0 +1,174 @@
+"""Generations: what counts, what is shared by a population, and what makes no difference."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rookery.algorithms.evolution.open_es import OpenESWorkflow
+from rookery.errors import InvalidInputError
+
+POPULATION_SIZE, NUM_EPISODES = 6, 2
+
+
+def make_workflow(env: dict | None = None, num_seeds: int = 1, network: dict | None = None, **agent: Any) -> Any:
+    agent = {
+        "population_size": POPULATION_SIZE,
+        "num_episodes": NUM_EPISODES,
+        "num_lanes": 4,
+        "noise_std": 0.5,
+        "network": {"hidden_sizes": [4], **(network or {})},
+        **agent,
+    }
+    return OpenESWorkflow.build_from_config(
+        {
+            "agent": agent,
+            "env": {"name": "classic/cartpole", "episode_length": 15, **(env or {})},
+            "evaluation": {"num_episodes": 3},
+            "total_timesteps": 10_000,
+            "num_seeds": num_seeds,
+            "recorders": [],
+        }
+    )
+
+
+def generations(workflow: Any, count: int) -> list[Any]:
+    """The states before and after some generations."""
+    states = [workflow.init(workflow.make_key())]
+    for _ in range(count):
+        states.append(workflow.step(states[-1])[1])
+    return states
+
+
+def assert_equal(one: Any, other: Any, **tolerance: float) -> None:
+    def compare(path: Any, left: Any, right: Any) -> None:
+        if jnp.issubdtype(left.dtype, jax.dtypes.prng_key):
+            left, right = jax.random.key_data(left), jax.random.key_data(right)
+        np.testing.assert_allclose(left, right, **{"rtol": 0, "atol": 0, **tolerance}, err_msg=str(path))
+
+    jax.tree_util.tree_map_with_path(compare, one, other)
+
+
+def test_the_number_of_lanes_makes_no_difference() -> None:
+    few, many = (generations(make_workflow(num_lanes=lanes, normalize_obs=True), 3)[-1] for lanes in (1, 12))
+    assert_equal(few, many)
+
+
+def test_every_step_of_every_episode_is_counted() -> None:
+    workflow = make_workflow()
+    metrics, state = workflow.step(workflow.init(workflow.make_key()))
+    assert int(state.env_steps) == round(float(metrics["rollout/ep_len_mean"]) * POPULATION_SIZE * NUM_EPISODES)
+    assert (int(state.iterations), int(state.evo_state.generation)) == (1, 1)
+
+
+def test_fitness_is_the_mean_return_of_an_individual() -> None:
+    metrics, _ = (workflow := make_workflow()).step(workflow.init(workflow.make_key()))
+    np.testing.assert_allclose(metrics["evolution/fitness_mean"], metrics["rollout/ep_rew_mean"], rtol=1e-6)
+    quantiles = [metrics[f"evolution/fitness_{name}"] for name in ("min", "q25", "median", "q75", "max")]
+    assert quantiles == sorted(quantiles)
+    assert metrics["evolution/best_fitness"] == metrics["evolution/fitness_max"]
+
+
+def test_running_statistics_are_those_of_all_observations_so_far_and_shared() -> None:
+    states = generations(make_workflow(normalize_obs=True), 2)
+    for state in states:
+        assert float(state.agent_state.obs_preprocessor_state.count.value) == int(state.env_steps)
+    assert np.all(np.asarray(states[1].agent_state.obs_preprocessor_state.std["obs"]) != 1.0)
+
+
+def test_fixed_statistics_are_taken_once_before_the_first_generation() -> None:
+    states = generations(make_workflow(normalize_obs=True, fixed_obs_statistics=True), 2)
+    first, last = states[0].agent_state.obs_preprocessor_state, states[-1].agent_state.obs_preprocessor_state
+    assert float(first.count.value) == 64 * 128
+    assert_equal(first, last)
+    assert np.all(np.asarray(first.std["obs"]) < 1.5)
+
+
+def test_normalization_makes_a_difference_to_what_individuals_see() -> None:
+    plain, normalized = (
+        make_workflow(normalize_obs=is_normalized, fixed_obs_statistics=is_normalized)
+        for is_normalized in (False, True)
+    )
+    returns = [generations(workflow, 1)[-1].evo_state.best_fitness for workflow in (plain, normalized)]
+    lengths = [int(generations(workflow, 1)[-1].env_steps) for workflow in (plain, normalized)]
+    assert (returns[0], lengths[0]) != (returns[1], lengths[1])
+
+
+def test_seeds_are_trained_as_if_each_were_alone() -> None:
+    together = generations(make_workflow(num_seeds=2), 2)[-1]
+    alone = generations(make_workflow(), 2)[-1]
+    assert_equal(jax.tree.map(lambda leaf: leaf[0], together), alone, rtol=1e-5, atol=1e-6)
+    leaves = jax.tree.leaves(together.agent_state.params)
+    assert any(np.any(leaf[0] != leaf[1]) for leaf in leaves)
+
+
+def test_schedules_go_by_env_steps() -> None:
+    workflow = make_workflow(noise_std={"start": 0.5, "end": 0.1})
+    state = workflow.init(workflow.make_key())
+    for _ in range(2):
+        steps = int(state.env_steps)
+        metrics, state = workflow.step(state)
+        np.testing.assert_allclose(metrics["evolution/step_size"], 0.5 - 0.4 * steps / 10_000, rtol=1e-5)
+
+
+def test_sampled_actions_differ_from_greedy_ones() -> None:
+    greedy, sampled = (generations(make_workflow(explore=explore), 1)[-1] for explore in (False, True))
+    assert int(greedy.env_steps) != int(sampled.env_steps)
+
+
+def test_the_center_and_the_best_are_evaluated_on_the_same_episodes() -> None:
+    workflow = make_workflow()
+    state = generations(workflow, 1)[-1]
+    metrics, after = workflow.evaluate(state)
+    assert set(metrics) == {
+        f"eval/{kind}{name}" for kind in ("", "best_") for name in ("mean_reward", "std_reward", "mean_ep_length")
+    }
+    same = state.replace(evo_state=state.evo_state.replace(best_params=state.agent_state.params))
+    metrics, _ = workflow.evaluate(same)
+    assert metrics["eval/mean_reward"] == metrics["eval/best_mean_reward"]
+    assert_equal(after.evo_state, state.evo_state)
+
+
+def test_an_individual_whose_return_is_not_a_number_is_counted_and_leads_nowhere() -> None:
+    workflow = make_workflow()
+    state = workflow.init(workflow.make_key())
+    fitness_of = workflow.fitness_of
+
+    def broken_fitness(episodes: Any) -> Any:
+        return fitness_of(episodes).at[0].set(jnp.nan).at[1].set(jnp.inf)
+
+    workflow.fitness_of = broken_fitness
+    metrics, state = workflow.step(state)
+    assert metrics["evolution/num_invalid"] == 2.0
+    assert np.isfinite(metrics["evolution/fitness_max"])
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((state.agent_state.params, state.evo_state.mean)))
+    assert np.isfinite(state.evo_state.best_fitness)
+
+
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        ({"population_size": 0}, "population_size=0 must be an integer of at least 1"),
+        ({"population_size": 7}, "population_size=7 must be even"),
+        ({"num_episodes": 0}, "num_episodes=0 must be an integer of at least 1"),
+        ({"noise_std": 0.0}, "agent.noise_std=0 must be at least 1e-09"),
+        ({"fitness_shaping": "rank"}, "unknown fitness_shaping 'rank'"),
+        ({"fixed_obs_statistics": True}, "no effect without normalize_obs=true"),
+    ],
+)
+def test_impossible_settings_are_refused_when_the_workflow_is_built(agent: dict, message: str) -> None:
+    with pytest.raises((InvalidInputError, LookupError), match=message):
+        make_workflow(**agent)
+
+
+@pytest.mark.parametrize("population_size", [64, 512])
+def test_a_generation_holds_its_population_about_once(population_size: int) -> None:
+    workflow = make_workflow(
+        population_size=population_size, num_episodes=1, num_lanes=4, network={"hidden_sizes": [64, 64]}
+    )
+    state = jax.eval_shape(workflow.init, workflow.make_key())
+    memory = jax.jit(workflow.step).lower(state).compile().memory_analysis()
+    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(state.agent_state.params))
+    assert memory.temp_size_in_bytes < 1.6 * population_size * num_parameters * 4 + 2**20
