@@ -50,14 +50,17 @@ STUDIES = (
     *(Study("ppo", f"classic/{task}") for task in ("cartpole", "acrobot", "mountain_car", "mountain_car_continuous")),
     Study("ppo", "classic/pendulum"),
     Study("ppo", "brax/inverted_pendulum", 4, SPRING),
-    Study("ppo", "brax/hopper", 4, SPRING),
-    Study("ppo", "gymnax/Breakout-MinAtar", 4),
+    Study("ppo", "brax/hopper", 2, SPRING),
+    Study("ppo", "gymnax/Breakout-MinAtar", 1),
     Study("a2c", "classic/cartpole"),
     Study("a2c", "classic/acrobot"),
     Study("impala", "classic/cartpole"),
     Study("impala", "classic/cartpole", overrides=("agent.actor_lag=4",), variant="-lag"),
     Study("impala", "classic/acrobot"),
     Study("impala", "classic/pendulum"),
+    *(Study(method, "classic/cartpole", 10) for method in ("openes", "ars", "cmaes", "sepcem", "ga")),
+    *(Study(method, "classic/pendulum", 4) for method in ("openes", "ars")),
+    *(Study(method, "brax/inverted_pendulum", 4, SPRING) for method in ("openes", "ars")),
 )
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.agent import Agent, AgentState
+from rookery.compilation import run_once_options
 from rookery.distributed import device_mesh
 from rookery.envs import AutoresetMode, MultiAgentEnv, VectorWrapper, create_env
 from rookery.errors import InvalidInputError
@@ -126,7 +127,7 @@ class Workflow(ABC):
 
             return jax.lax.while_loop(is_unfinished, body, (jnp.zeros((), jnp.int32), state, metrics))[1:]
 
-        self._init = self.program(layout.over_seeds(self.setup), (SAME,), specs)
+        self._init = self.program(layout.over_seeds(self.setup), (SAME,), specs, options=run_once_options())
         self._step = self.program(iterate, (specs,), (SAME, specs))
         self._advance = self.program(advance, (specs, SAME, SAME, SAME), (specs, SAME), donate=(0, 1))
         self._evaluate = Program(
@@ -144,10 +145,17 @@ class Workflow(ABC):
         num_devices = settings.train.devices or (jax.device_count() if enable_multi_devices else 1)
         return cls(settings, device_mesh(num_devices).size, enable_jit)
 
-    def program(self, function: Callable, in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()) -> Program:
+    def program(
+        self,
+        function: Callable,
+        in_specs: Any,
+        out_specs: Any,
+        donate: tuple[int, ...] = (),
+        options: dict[str, str] | None = None,
+    ) -> Program:
         """Make a program of a function that each device runs on its share."""
         on_devices = self.layout.over_devices(function, in_specs, out_specs)
-        return Program(on_devices, self.enable_jit, donate, self.compiler_options)
+        return Program(on_devices, self.enable_jit, donate, self.compiler_options if options is None else options)
 
     @property
     def compiler_options(self) -> dict[str, str]:

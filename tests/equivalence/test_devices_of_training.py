@@ -98,6 +98,33 @@ for name in metrics:
         assert_close(metrics[name].value, metrics_of_four[name].value, rtol=1e-3, atol=1e-5)
 '''
 
+SAME_GENERATIONS = """
+def generations(devices):
+    network = {"hidden_sizes": [8]}
+    agent = {"name": "openes", "population_size": 16, "normalize_obs": True, "noise_std": 0.3, "network": network}
+    workflow = build_workflow(
+        {
+            "agent": agent,
+            "env": {"name": "classic/cartpole", "episode_length": 30},
+            "evaluation": {"num_episodes": 4},
+            "devices": devices,
+        }
+    )
+    states = [workflow.init(jax.random.key(7))]
+    for _ in range(3):
+        metrics, state = workflow.step(states[-1])
+        states.append(state)
+    return metrics, states
+
+
+metrics, states = generations(1)
+metrics_of_four, states_of_four = generations(4)
+assert_close(states[0], states_of_four[0], rtol=0, atol=0)
+assert int(states[-1].env_steps) == int(states_of_four[-1].env_steps)
+assert_close(states[-1], states_of_four[-1], rtol=1e-4, atol=1e-5)
+assert_close(metrics, metrics_of_four, rtol=1e-4, atol=1e-5)
+"""
+
 LEARNS_AND_LOADS = """
 folder = Path(sys.argv[1])
 agent = {"name": "ppo", "learning_rate": 1e-2, "normalize_obs": True, "normalize_rewards": True, "num_minibatches": 2}
@@ -130,6 +157,10 @@ def run(program: str, *arguments: str) -> None:
 @pytest.mark.parametrize("method", ["ppo", "ppo gru", "a2c", "impala"])
 def test_four_devices_start_and_learn_from_a_trajectory_what_one_does(method: str) -> None:
     run(SAME_UPDATE, method)
+
+
+def test_four_devices_evolve_what_one_does() -> None:
+    run(SAME_GENERATIONS)
 
 
 def test_four_devices_solve_a_probe_and_their_checkpoint_loads_on_one(tmp_path: Path) -> None:

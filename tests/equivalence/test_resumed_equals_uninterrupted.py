@@ -35,6 +35,19 @@ METHODS = {
             "network": {"hidden_sizes": [8], "core": "gru", "core_size": 4},
         },
     },
+    "openes with several seeds": {
+        "agent": {
+            "name": "openes",
+            "population_size": 2,
+            "normalize_obs": True,
+            "noise_std": {"start": 0.5, "end": 0.1},
+            "network": {"hidden_sizes": [4]},
+        },
+        "num_seeds": 2,
+    },
+    "map_elites": {
+        "agent": {"name": "map_elites", "population_size": 2, "cells": [4, 4], "network": {"hidden_sizes": [4]}}
+    },
 }
 
 
