@@ -45,8 +45,7 @@ class Measure:
         value: Any = {**env_state.info, **known}
         for name in self.source.split("."):
             if not isinstance(value, Mapping) or name not in value:
-                names = value if isinstance(value, Mapping) else ()
-                raise unknown_name("measure", self.source, names, f"There are: {', '.join(sorted(names)) or 'none'}.")
+                raise unknown_name("measure", self.source, value if isinstance(value, Mapping) else ())
             value = value[name]
         numbers = jnp.ravel(jnp.asarray(value, jnp.float32))
         if self.index is None and numbers.size != 1:

@@ -102,6 +102,14 @@ class ECWorkflow(Workflow):
             measures=tuple(Measure.parse(text) for text in self.measures),
             track_obs=config.normalize_obs and not config.fixed_obs_statistics,
         )
+        if self.measures:
+            jax.eval_shape(self._measure_one_step, jax.random.key(0))  # raises for what the environment does not have
+
+    def _measure_one_step(self, key: Key) -> list[Array]:
+        env = self.population_evaluator.single_env
+        action = env.action_space.sample(key)
+        env_state = env.step(env.reset(key), action)
+        return [measure.at_step(action, env_state) for measure in self.population_evaluator.measures]
 
     @property
     def compiler_options(self) -> dict[str, str]:
