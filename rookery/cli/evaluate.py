@@ -16,6 +16,9 @@ def add_evaluate(commands: Any) -> None:
     command.add_argument("--episodes", type=int, default=32, metavar="N", help="how many for each seed (default: 32)")
     command.add_argument("--video", type=Path, metavar="FILE", help="also record one episode: .gif, .webp, .png")
     command.add_argument("--step", type=int, metavar="N", help="the checkpoint at this env step (default: the last)")
+    command.add_argument(
+        "--best", action="store_true", help="of evolution: the fittest individual instead of the center"
+    )
     command.add_argument("--seed", type=int, default=0, metavar="K", help="of the episodes (default: 0)")
     command.set_defaults(run_fn=run_evaluate)
 
@@ -26,7 +29,7 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
     from rookery.report.video import FORMATS
     from rookery.runs import RunDirectory
     from rookery.types import make_key
-    from rookery.workflows.workflow import counts_of
+    from rookery.workflows.workflow import env_steps_of
 
     check_count("--episodes", arguments.episodes)
     if arguments.video is not None and arguments.video.suffix.lower() not in FORMATS:
@@ -34,6 +37,11 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
     console = make_console()
     workflow = build_from_run(RunDirectory.open(arguments.run), devices=None)
     state = workflow.restore(arguments.step)
+    if arguments.best:
+        agents = workflow.evaluated_agents(state)
+        if "eval/best_" not in agents:
+            raise InvalidInputError(f"--best: {workflow.agent_name} keeps no best individual.")
+        state = state.replace(agent_state=agents["eval/best_"])
     train = workflow.settings.train
     key = make_key(arguments.seed)
     results = [
@@ -42,7 +50,7 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
     ]
     print_line(
         console,
-        f"{workflow.settings.agent_name} on {train.env.name} after {counts_of(state.env_steps)[0]:,} env steps, "
+        f"{workflow.settings.agent_name} on {train.env.name} after {env_steps_of(state):,} env steps, "
         f"{arguments.episodes:,} greedy episodes",
     )
     print_table(console, HEADER, [row(seed, result) for seed, result in zip(train.seeds, results, strict=True)])

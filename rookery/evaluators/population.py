@@ -137,7 +137,9 @@ class PopulationEvaluator(PyTreeNode):
             env_state = self.single_env.step(lane.env_state, actions)
             statistics = lane.obs_statistics
             if statistics is not None:
-                statistics = running_statistics.update(statistics, lane.env_state.obs)
+                is_finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(lane.env_state.obs)]
+                weight = jnp.all(jnp.stack(is_finite)).astype(jnp.float32)  # one that diverges must not spoil all
+                statistics = running_statistics.update(statistics, lane.env_state.obs, weight)
             return lane.replace(
                 env_state=env_state.replace(info=env_state.info.replace(episode_start=jnp.zeros((), jnp.float32))),
                 carry=carry,

@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 from rookery.errors import InvalidInputError, check_count, unknown_name
 from rookery.evolution.fitness import next_below
 from rookery.evolution.optimizer import ECState, EvoOptimizer
-from rookery.types import Array, Key, Params, PyTreeData, as_mappable_key, pytree_field, where_tree
+from rookery.types import Array, Key, Params, PyTreeData, as_mappable_key, pytree_field
 
 NEEDS_MORE_ARGUMENTS = {"RandomSearch", "SV_CMA_ES", "SV_Open_ES"}
 """What cannot be built from the size of a population and of an individual alone."""
@@ -113,15 +113,9 @@ class EvosaxOptimizer(EvoOptimizer):
 
         with relaxed_promotion():
             told = jax.lax.cond(state.is_started, learn, start) if self._starts_with_a_population else learn()
-            is_any_valid = jnp.any(state.is_valid)
-            told = where_tree(is_any_valid, told, state.strategy_state)
-            is_started = state.is_started | is_any_valid
             z, asked = algorithm.ask(ask_key, told, strategy_params)
         return state.replace(
-            z=jnp.where(is_started, z, state.z),
-            strategy_state=with_strong_types(where_tree(is_started, asked, told)),
-            is_started=is_started,
-            worst_fitness=worst_fitness,
+            z=z, strategy_state=with_strong_types(asked), is_started=jnp.asarray(True), worst_fitness=worst_fitness
         )
 
     def center(self, state: EvosaxState) -> Params:

@@ -1,7 +1,6 @@
 """Fitness made fit for use: invalid values, ranks, and the weights that strategies give to ranks.
 
-Equal fitness gives equal weights, so the order of the population makes no difference, and a population of equals moves
-nothing.
+Equal fitness gives equal weights, so the order of the population makes no difference.
 """
 
 from collections.abc import Callable
@@ -39,7 +38,8 @@ def standardized(fitness: Float[Array, " P"]) -> Float[Array, " P"]:
     """Center and scale to standard deviation 1; zeros if all are equal."""
     deviations = fitness - jnp.mean(fitness)
     std = jnp.std(fitness)
-    return deviations / jnp.where(std > 0.0, std, 1.0)
+    is_spread = jnp.max(fitness) > jnp.min(fitness)  # the mean of equals may differ from them by rounding
+    return jnp.where(is_spread, deviations / jnp.where(std > 0.0, std, 1.0), 0.0)
 
 
 def weights_by_rank(fitness: Float[Array, " P"], weights: Float[Array, " P"]) -> Float[Array, " P"]:

@@ -54,7 +54,7 @@ class EvoOptimizer(PyTreeNode, ABC):
 
     With `axis_name` the population is split over the devices of that mesh axis: `ask` gives this device its share,
     `tell` takes the fitness of the share, and the state is the same on all of them. The fitness of all travels to all;
-    individuals stay where they were made.
+    individuals do not. (Strategies whose state is a population keep all of it on every device.)
     """
 
     population_size: int = pytree_field(static=True)
@@ -98,8 +98,10 @@ class EvoOptimizer(PyTreeNode, ABC):
         """Learn from the fitness of the individuals that `ask` returned, in their order."""
         if state.asked is None:
             raise InvalidInputError("tell needs the state that ask returned: this one holds no population.")
-        if fitness.shape[:1] != (self.share_size,):
-            raise ShapeError(f"fitness is {list(fitness.shape)}; expected one value for each of {self.share_size}.")
+        if fitness.shape != self.fitness_shape:
+            raise ShapeError(
+                f"fitness is {list(fitness.shape)}; expected {list(self.fitness_shape)}, {self.fitness_axes}."
+            )
         fitness, is_valid = without_invalid(self.gathered(fitness))
         state = self._with_best(state, fitness, is_valid)
         key, update_key = jax.random.split(state.key)
@@ -127,6 +129,16 @@ class EvoOptimizer(PyTreeNode, ABC):
             "best_fitness": jnp.float32(-jnp.inf),
             "num_invalid": jnp.zeros((), jnp.int32),
         }
+
+    @property
+    def fitness_shape(self) -> tuple[int, ...]:
+        """The shape of the fitness that `tell` takes."""
+        return (self.share_size,)
+
+    @property
+    def fitness_axes(self) -> str:
+        """What that shape means, in words."""
+        return "one value for each individual"
 
     @property
     def group_size(self) -> int:

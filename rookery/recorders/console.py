@@ -61,7 +61,7 @@ class ConsoleRecorder(Recorder):
             label: [as_number(metric, row[metric]) for row in rows if metric in row]
             for label, metric in SHOWN_METRICS.items()
         }
-        self._display.progress.advance(int(rows[0][ENV_STEPS]))
+        self._display.progress.advance(int(min(row[ENV_STEPS] for row in rows)))
         self._display.record({label: format_values(numbers) for label, numbers in values.items() if numbers})
 
     def finish(self, message: str) -> None:

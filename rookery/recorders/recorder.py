@@ -32,22 +32,27 @@ class RunDescription:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a resumed run goes on: after its first `num_records` records, the last of them at or before `env_steps`."""
+    """Where a resumed run goes on: after its first `num_records` records, at `env_steps` of the seed with the fewest.
+
+    `recorded_steps` are the env steps of each seed at the last of these records, if they are not all `env_steps`.
+    """
 
     num_records: int
     env_steps: int
+    recorded_steps: tuple[int, ...] = ()
 
-    @property
-    def first_forgotten_step(self) -> int:
-        """The first number of env steps at which a record is not one of those kept."""
-        return self.env_steps + 1 if self.num_records else 0
+    def first_forgotten_step(self, seed_index: int) -> int:
+        """The first number of env steps at which a record of a seed is not one of those kept."""
+        if not self.num_records:
+            return 0
+        return (self.recorded_steps[seed_index] if self.recorded_steps else self.env_steps) + 1
 
 
 class Recorder(ABC):
     """Takes what happens in a run, in the order in which it happens.
 
     `open` is called first and `close` last, also after an error or an interrupt, even one inside `open`; a closed
-    recorder can be opened again. Env steps are those of one seed.
+    recorder can be opened again. Env steps are those of the seed with the fewest: in evolution they differ.
     """
 
     @abstractmethod
@@ -65,7 +70,7 @@ class Recorder(ABC):
 
     @abstractmethod
     def record(self, rows: Sequence[Mapping[str, float]]) -> None:
-        """Take one row of metrics per seed, all at the same number of env steps.
+        """Take one row of metrics per seed, all of the same iteration.
 
         A row has `seed` and `time/total_timesteps`; a metric without a value is absent. Values may be numbers of
         Python, NumPy or JAX.

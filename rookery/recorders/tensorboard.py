@@ -34,8 +34,8 @@ class TensorBoardRecorder(Recorder):
         if run.directory is None:
             return
         folder = RunDirectory(run.directory).tensorboard_path
-        first_step = 0 if resumed_from is None else resumed_from.first_forgotten_step
-        for seed in run.seeds:
+        for index, seed in enumerate(run.seeds):
+            first_step = 0 if resumed_from is None else resumed_from.first_forgotten_step(index)
             self._files[seed] = EventFile(folder / f"seed_{seed}" if len(run.seeds) > 1 else folder, first_step)
 
     def record(self, rows: Sequence[Mapping[str, float]]) -> None:

@@ -51,7 +51,7 @@ class WandbRecorder(Recorder):
         self._first_step = self._run.step
 
     def record(self, rows: Sequence[Mapping[str, float]]) -> None:
-        env_steps = int(rows[0][ENV_STEPS])
+        env_steps = int(min(row[ENV_STEPS] for row in rows))
         if env_steps < self._first_step:
             return
         metrics = {}

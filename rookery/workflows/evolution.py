@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rookery.agent import AgentState, RandomAgent
 from rookery.compilation import batch_invariant_options
@@ -20,7 +21,7 @@ from rookery.evaluators.population import PopulationEpisodes
 from rookery.evolution import EvoOptimizer
 from rookery.learning import running_statistics
 from rookery.learning.counter import Counter
-from rookery.learning.schedules import values_at
+from rookery.learning.schedules import LinearSchedule, values_at
 from rookery.metrics import Mean
 from rookery.networks.policy import PolicyConfig
 from rookery.rollout import rollout
@@ -92,7 +93,11 @@ class ECWorkflow(Workflow):
                 f"agent.population_size={config.population_size} does not split into pairs over {num_devices} devices: "
                 f"use a multiple of {whole}."
             )
+        if isinstance(getattr(settings.hyperparameters, "initial_std", None), LinearSchedule):
+            raise InvalidInputError("agent.initial_std is used once, at the start: give a number, not a schedule.")
         super().__init__(settings, num_devices, enable_jit)
+        if config.fixed_obs_statistics:
+            self.reference_env = self.make_env(REFERENCE_ENVS, AutoresetMode.NORMAL)
         self.population_evaluator = PopulationEvaluator(
             env=self.evaluator.env,
             agent_fn=self.agent.compute_actions if config.explore else self.agent.evaluate_actions,
@@ -194,6 +199,9 @@ class ECWorkflow(Workflow):
             num_updates=state.num_updates.add(1),
         )
 
+    def _counts(self, state: ECWorkflowState) -> dict[str, list[int]]:
+        return super()._counts(state) | {"evolution/num_invalid": np.ravel(state.evo_state.num_invalid).tolist()}
+
     def evaluated_agents(self, state: ECWorkflowState) -> dict[str, AgentState]:
         agents = {"eval/": state.agent_state}
         if self.has_best:
@@ -225,7 +233,7 @@ class ECWorkflow(Workflow):
     def _with_reference_statistics(self, agent_state: AgentState, key: Key) -> AgentState:
         """Take the statistics of observations from random play, as virtual batch normalization does."""
         reset_key, player_key, play_key = jax.random.split(key, 3)
-        env, player = self.make_env(REFERENCE_ENVS, AutoresetMode.NORMAL), RandomAgent()
+        env, player = self.reference_env, RandomAgent()
         player_state = player.init(env.obs_space, env.action_space, player_key)
         trajectory, _ = rollout(
             env.step, player.compute_actions, env.reset(reset_key), player_state, play_key, REFERENCE_STEPS
@@ -252,7 +260,6 @@ class ECWorkflow(Workflow):
         metrics |= {
             f"evolution/{name}": _if_finite(number) for name, number in self.optimizer.report(evo_state).items()
         }
-        metrics["evolution/num_invalid"] = Mean.of(evo_state.num_invalid.astype(jnp.float32))
         if fitness.ndim == 1:
             metrics["evolution/best_fitness"] = _if_finite(evo_state.best_fitness)
         center = jax.tree.leaves(self.optimizer.center(evo_state))

@@ -31,17 +31,19 @@ class Progress:
     compile_seconds: float = 0.0
     train_seconds: float = 0.0
     evaluate_seconds: float = 0.0
+    recorded_steps: tuple[int, ...] = ()
+    """The env steps of each seed at the last record."""
 
     def to_mapping(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        return cls(**mapping)
+        return cls(**{**mapping, "recorded_steps": tuple(mapping.get("recorded_steps", ()))})
 
     @property
     def position(self) -> Position:
-        return Position(num_records=self.num_records, env_steps=self.env_steps)
+        return Position(self.num_records, self.env_steps, self.recorded_steps)
 
     @property
     def elapsed_seconds(self) -> float:
@@ -162,6 +164,7 @@ class RunLog(contextlib.AbstractContextManager):
         for recorder in self._recorders:
             recorder.record(rows)
         progress.num_records += 1
+        progress.recorded_steps = tuple(env_steps)
         self._steps_at_record, self._train_seconds_at_record = sum(env_steps), progress.train_seconds
 
     @property

@@ -251,10 +251,11 @@ class Workflow(ABC):
             elif run is not None:
                 # What was saved later belongs to a past that is now left behind.
                 self._checkpoints(run).discard_after(resumed.env_steps)
+                run.population_path.unlink(missing_ok=True)
             has_to_train = env_steps < timetable.total_timesteps
             while env_steps < timetable.total_timesteps:
                 record_at = timetable.next_record(env_steps)
-                until = jax.tree.map(np.asarray, Counter.of(record_at))
+                until = jax.tree.map(np.asarray, Counter.of(record_at))  # of no device, so that every process has it
                 log.compile("training program", self._advance, state, metrics, np.int32(0), until)
                 while env_steps < record_at and not stop_agreed(stop):
                     at_most = log.iterations_within(SECONDS_PER_CALL)
@@ -317,7 +318,7 @@ class Workflow(ABC):
     def _evaluate_one(self, agents: dict[str, AgentState], eval_key: Key) -> tuple[PyTreeDict, Key]:
         next_key, play_key = jax.random.split(eval_key)
         metrics = PyTreeDict()
-        for prefix, agent_state in agents.items():
+        for prefix, agent_state in agents.items():  # the same episodes for all, so that they can be compared
             episodes = self.evaluator.evaluate(agent_state, play_key, self.settings.train.evaluation.num_episodes)
             metrics[f"{prefix}mean_reward"] = jnp.mean(episodes.episode_returns)
             metrics[f"{prefix}std_reward"] = jnp.std(episodes.episode_returns)

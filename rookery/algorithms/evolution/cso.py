@@ -14,7 +14,6 @@ from rookery.algorithms.policy_agent import PolicyAgent
 from rookery.errors import InvalidInputError
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.mutation import cloud_around
-from rookery.learning.schedules import values_at
 from rookery.types import Array, Key, Params, as_mappable_key, pytree_field
 from rookery.workflows.config import Hyperparameters, Scalar
 from rookery.workflows.evolution import ECConfig, ECWorkflow
@@ -49,7 +48,7 @@ class CSO(EvoOptimizer):
     def init(self, params: Params, key: Key) -> CSOState:
         state_key, cloud_key = jax.random.split(as_mappable_key(key))
         common = self.common_fields(params, state_key)
-        initial_std = values_at(common["hyperparameters"], 0).initial_std
+        initial_std = common["hyperparameters"].initial_std
         population = cloud_around(params, cloud_key, self.population_size, initial_std)
         return CSOState(**common, population=population, velocity=jax.tree.map(jnp.zeros_like, population))
 

@@ -12,7 +12,6 @@ from rookery.algorithms.policy_agent import PolicyAgent
 from rookery.distributed import DEVICE_AXIS
 from rookery.errors import InvalidInputError
 from rookery.evolution.evosax import EvosaxOptimizer
-from rookery.learning.schedules import values_at
 from rookery.networks.policy import PolicyConfig
 from rookery.workflows.config import Hyperparameters, Scalar
 from rookery.workflows.evolution import ECConfig, ECWorkflow
@@ -96,6 +95,6 @@ def evosax_optimizer(
         strategy=strategy,
         population_size=config.population_size,
         params=tuple(sorted((params or {}).items())),
-        hyperparameters=values_at(hyperparameters, 0),
+        hyperparameters=hyperparameters,
         axis_name=DEVICE_AXIS,
     )

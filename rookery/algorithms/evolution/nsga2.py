@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.algorithms.policy_agent import PolicyAgent
-from rookery.errors import InvalidInputError, ShapeError, unknown_name
+from rookery.errors import InvalidInputError, unknown_name
 from rookery.evaluators.population import PopulationEpisodes
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.crossover import recombine, simulated_binary, uniform
@@ -84,14 +84,13 @@ class NSGA2(EvoOptimizer):
     def sample(self, state: NSGA2State, key: Key) -> Params:
         return self.share(state.offspring)
 
-    def tell(self, state: NSGA2State, fitness: Array) -> NSGA2State:
-        """Learn from the fitness `[P, M]` of the individuals that `ask` returned, in their order."""
-        if fitness.shape != (self.share_size, len(self.objectives)):
-            raise ShapeError(
-                f"fitness is {list(fitness.shape)}; expected {[self.share_size, len(self.objectives)]}: a row for each "
-                f"individual, a column for each of the objectives {', '.join(self.objectives)}."
-            )
-        return super().tell(state, fitness)
+    @property
+    def fitness_shape(self) -> tuple[int, ...]:
+        return (self.share_size, len(self.objectives))
+
+    @property
+    def fitness_axes(self) -> str:
+        return f"a row for each individual, a column for each of the objectives {', '.join(self.objectives)}"
 
     def update(self, state: NSGA2State, fitness: Array, key: Key) -> NSGA2State:
         # Worse than the worst of this generation is not enough: parents may be worse still.

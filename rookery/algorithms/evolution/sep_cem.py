@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from rookery.algorithms.policy_agent import PolicyAgent
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.fitness import weights_by_rank
-from rookery.learning.schedules import values_at
 from rookery.types import Array, Key, Params, pytree_field
 from rookery.workflows.config import Hyperparameters, Scalar
 from rookery.workflows.evolution import ECConfig, ECWorkflow
@@ -54,7 +53,7 @@ class SepCEM(EvoOptimizer):
 
     def init(self, params: Params, key: Key) -> SepCEMState:
         common = self.common_fields(params, key)
-        initial_variance = values_at(common["hyperparameters"], 0).initial_std ** 2
+        initial_variance = common["hyperparameters"].initial_std ** 2
         variance = jax.tree.map(lambda mean: jnp.full_like(mean, initial_variance), params)
         return SepCEMState(**common, mean=params, variance=variance)
 

@@ -18,7 +18,6 @@ from rookery.algorithms.policy_agent import PolicyAgent
 from rookery.errors import InvalidInputError
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.fitness import weights_by_rank
-from rookery.learning.schedules import values_at
 from rookery.types import Array, Key, Params, pytree_field
 from rookery.workflows.config import Hyperparameters, Scalar
 from rookery.workflows.evolution import ECConfig, ECWorkflow
@@ -64,7 +63,7 @@ class SepCMAES(EvoOptimizer):
             **common,
             mean=params,
             variance=jax.tree.map(jnp.ones_like, params),
-            step_size=values_at(common["hyperparameters"], 0).initial_std,
+            step_size=common["hyperparameters"].initial_std,
             step_path=zeros,
             variance_path=zeros,
         )

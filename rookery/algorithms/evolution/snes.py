@@ -14,7 +14,6 @@ import numpy as np
 from rookery.algorithms.policy_agent import PolicyAgent
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.fitness import weights_by_rank
-from rookery.learning.schedules import values_at
 from rookery.types import Array, Key, Params, pytree_field
 from rookery.workflows.config import Hyperparameters, Scalar
 from rookery.workflows.evolution import ECConfig, ECWorkflow
@@ -48,7 +47,7 @@ class SNES(EvoOptimizer):
 
     def init(self, params: Params, key: Key) -> SNESState:
         common = self.common_fields(params, key)
-        initial_std = values_at(common["hyperparameters"], 0).initial_std
+        initial_std = common["hyperparameters"].initial_std
         std = jax.tree.map(lambda mean: jnp.full_like(mean, initial_std), params)
         return SNESState(**common, mean=params, std=std)
 

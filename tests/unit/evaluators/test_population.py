@@ -140,6 +140,19 @@ def test_statistics_of_observations_are_those_of_all_steps_the_agents_took_for_a
     np.testing.assert_allclose(statistics.std["obs"][1], counts.std(), rtol=1e-6)
 
 
+def test_an_observation_that_is_not_finite_is_left_out_of_the_statistics() -> None:
+    class BrokenShop(Shop):
+        def step(self, env_state: EnvState, action: Any) -> EnvState:
+            after = super().step(env_state, action)
+            return after.replace(obs=jnp.where(after.obs[1] == 2.0, jnp.nan, after.obs))
+
+    broken = EpisodeWrapper(BrokenShop(), None)
+    episodes = evaluator(earn, 4, broken, track_obs=True).play(population(), jax.random.key(1), NUM_EPISODES)
+    statistics = episodes.obs_statistics
+    assert 0 < float(statistics.count.value) < int(episodes.episode_lengths.sum())
+    assert np.all(np.isfinite(statistics.mean["obs"]))
+
+
 def test_a_part_of_a_population_plays_the_episodes_it_plays_in_the_whole() -> None:
     whole = evaluator(gamble, 4).play(population(), jax.random.key(2), NUM_EPISODES)
     part = jax.tree.map(lambda leaf: leaf[3:7], population())

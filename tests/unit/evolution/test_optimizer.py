@@ -104,13 +104,6 @@ def test_before_any_valid_fitness_the_best_are_the_first_params(shots: Shots) ->
     np.testing.assert_array_equal(state.best_params["bias"], PARAMS["bias"])
 
 
-def test_several_objectives_have_no_best(shots: Shots) -> None:
-    _, state = shots.ask(shots.init(PARAMS, jax.random.key(0)))
-    state = shots.tell(state, jnp.ones((4, 2)))
-    assert state.seen.shape == (4, 2)
-    assert float(state.best_fitness) == -jnp.inf
-
-
 def test_a_weighted_sum_runs_over_the_individuals(shots: Shots) -> None:
     population = {"bias": jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]])}
     total = shots.weighted_sum(jnp.array([1.0, 0.0, 2.0, -1.0]), population)
@@ -135,10 +128,11 @@ def test_telling_without_asking_is_an_error(shots: Shots) -> None:
         shots.tell(shots.init(PARAMS, jax.random.key(0)), jnp.zeros(4))
 
 
-def test_a_fitness_of_the_wrong_length_is_an_error(shots: Shots) -> None:
+@pytest.mark.parametrize(("shape", "given"), [((3,), r"\[3\]"), ((4, 1), r"\[4, 1\]")])
+def test_a_fitness_of_the_wrong_shape_is_an_error(shots: Shots, shape: tuple, given: str) -> None:
     _, state = shots.ask(shots.init(PARAMS, jax.random.key(0)))
-    with pytest.raises(ShapeError, match=r"fitness is \[3\]; expected one value for each of 4"):
-        shots.tell(state, jnp.zeros(3))
+    with pytest.raises(ShapeError, match=rf"fitness is {given}; expected \[4\], one value for each individual"):
+        shots.tell(state, jnp.zeros(shape))
 
 
 def test_a_population_has_somebody_in_it() -> None:

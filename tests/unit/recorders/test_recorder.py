@@ -55,5 +55,6 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
 
 
 def test_a_position_before_the_first_record_forgets_even_one_at_step_0() -> None:
-    assert Position(num_records=0, env_steps=0).first_forgotten_step == 0
-    assert Position(num_records=1, env_steps=0).first_forgotten_step == 1
+    assert Position(num_records=0, env_steps=0).first_forgotten_step(0) == 0
+    assert Position(num_records=1, env_steps=0).first_forgotten_step(0) == 1
+    assert Position(2, env_steps=10, recorded_steps=(50, 10)).first_forgotten_step(0) == 51

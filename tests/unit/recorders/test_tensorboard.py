@@ -89,6 +89,19 @@ def test_the_file_is_framed_as_the_library_would_frame_it(tmp_path: Path) -> Non
     assert path.read_bytes() == (tmp_path / "library").read_bytes()
 
 
+def test_seeds_that_stand_at_different_steps_are_each_resumed_where_they_were(tmp_path: Path) -> None:
+    recorder = TensorBoardRecorder()
+    recorder.open(describe(tmp_path, seeds=(0, 1)))
+    recorder.record([make_row(50, seed=0, loss=0.5), make_row(10, seed=1, loss=0.25)])
+    recorder.record([make_row(90, seed=0, loss=0.1), make_row(20, seed=1, loss=0.1)])
+    recorder.close()
+    recorder.open(describe(tmp_path, seeds=(0, 1)), Position(num_records=1, env_steps=10, recorded_steps=(50, 10)))
+    recorder.record([make_row(95, seed=0, loss=0.2), make_row(25, seed=1, loss=0.2)])
+    recorder.close()
+    assert read_curves(tmp_path / "tensorboard" / "seed_0")["train/loss"] == [(50, 0.5), (95, pytest.approx(0.2))]
+    assert read_curves(tmp_path / "tensorboard" / "seed_1")["train/loss"] == [(10, 0.25), (25, pytest.approx(0.2))]
+
+
 def test_several_seeds_have_a_folder_each(tmp_path: Path) -> None:
     recorder = TensorBoardRecorder()
     recorder.open(describe(tmp_path, seeds=(3, 4)))

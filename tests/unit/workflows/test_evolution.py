@@ -141,7 +141,7 @@ def test_an_individual_whose_return_is_not_a_number_is_counted_and_leads_nowhere
 
     workflow.fitness_of = broken_fitness
     metrics, state = workflow.step(state)
-    assert metrics["evolution/num_invalid"] == 2.0
+    assert int(state.evo_state.num_invalid) == 2
     assert np.isfinite(metrics["evolution/fitness_max"])
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((state.agent_state.params, state.evo_state.mean)))
     assert np.isfinite(state.evo_state.best_fitness)
@@ -156,6 +156,7 @@ def test_an_individual_whose_return_is_not_a_number_is_counted_and_leads_nowhere
         ({"noise_std": 0.0}, "agent.noise_std=0 must be at least 1e-09"),
         ({"fitness_shaping": "rank"}, "unknown fitness_shaping 'rank'"),
         ({"fixed_obs_statistics": True}, "no effect without normalize_obs=true"),
+        ({"num_lanes": 0}, "num_lanes=0 must be an integer of at least 1"),
     ],
 )
 def test_impossible_settings_are_refused_when_the_workflow_is_built(agent: dict, message: str) -> None:

@@ -65,9 +65,9 @@ def test_without_a_descriptor_an_individual_is_neither_kept_nor_the_center() -> 
 
 def test_an_empty_archive_lets_the_first_population_vary() -> None:
     optimizer = MAPElites(population_size=50, **GRID)
-    population, state = told(optimizer, jnp.full(50, jnp.nan), jnp.zeros((50, 2)))
+    population, state = told(optimizer, jnp.zeros(50), jnp.full((50, 2), jnp.nan))
     assert not np.any(state.archive.is_filled)
-    np.testing.assert_array_equal(optimizer.center(state), np.full(3, 0.2, np.float32))
+    np.testing.assert_array_equal(optimizer.center(state), state.best_params)
     distances = np.asarray(state.population - population)
     assert np.all(np.isfinite(distances))
     assert 0.001 < np.abs(distances).mean() < 0.1
