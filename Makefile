@@ -12,7 +12,7 @@ demo: $(VENV)/.core  ## set up, train PPO on CartPole, write a report
 	$(BIN)/rookery train agent=ppo env=classic/cartpole
 
 test: $(VENV)/.dev  ## set up and run all tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q --durations=20
 
 check: $(VENV)/.dev  ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

@@ -93,7 +93,8 @@ def check(override: "Override") -> None:
 def check_agent(name: Any) -> None:
     """Raise unless there is a method of this name."""
     if name not in agent_names():
-        raise unknown_name("agent", str(name), agent_names())
+        is_near = nearest_names(str(name), agent_names())
+        raise unknown_name("agent", str(name), agent_names(), "" if is_near else "`rookery list agents` shows all.")
 
 
 def provide_env(name: str) -> None:

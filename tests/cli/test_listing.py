@@ -36,4 +36,4 @@ def test_list_shows_every_agent_with_what_it_is(capsys: pytest.CaptureFixture[st
     assert cli.main(["list", "agents"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["agents", *agent_names()]
-    assert lines[1].startswith("  ppo     Proximal policy optimization")
+    assert lines[1].split(maxsplit=1)[1].startswith("Proximal policy optimization")

@@ -1,4 +1,4 @@
-"""Every environment of ours keeps every rule of `check_env`: bare, and vectorised with episodes of three steps."""
+"""Environments of ours keep every rule of `check_env`: all bare, and some vectorised with episodes of three steps."""
 
 import pytest
 
@@ -10,7 +10,7 @@ SINGLE_AGENT_ENVS = [
 ]
 IN_EVERY_MODE = ["classic/cartpole", "probe/counter"]
 VECTORISED = [
-    *((name, AutoresetMode.NORMAL) for name in SINGLE_AGENT_ENVS),
+    *((name, AutoresetMode.NORMAL) for name in [*env_names("classic"), "probe/counter", "probe/mask"]),
     *((name, mode) for name in IN_EVERY_MODE for mode in AutoresetMode if mode is not AutoresetMode.NORMAL),
 ]
 
