@@ -150,3 +150,11 @@ def few_memory_maps() -> Iterator[None]:
     if maps.exists() and maps.read_bytes().count(b"\n") > MAX_MEMORY_MAPS:
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture
+def optimized_programs() -> Iterator[None]:
+    """Compile to the fastest programs, as users run them: for long runs, and where rounding counts."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)

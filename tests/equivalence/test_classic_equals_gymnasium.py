@@ -142,6 +142,7 @@ CASES = {
     ]
 }
 
+pytestmark = pytest.mark.usefixtures("optimized_programs")
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 

@@ -1,6 +1,6 @@
 """Training through the public path: a composed config, the workflow that it describes, several seeds at once."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -46,11 +46,3 @@ def train() -> Callable[..., Trained]:
         return Trained(workflow, state, np.asarray(metrics["eval/mean_reward"]))
 
     return train
-
-
-@pytest.fixture
-def optimized_programs() -> Iterator[None]:
-    """Compile to the fastest programs, for runs that take longer than compiling them."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
