@@ -135,11 +135,6 @@ class PopulationEvaluator(PyTreeNode):
             step_key = jax.random.fold_in(lane.action_key, lane.lengths)
             actions, _, carry = act(self.agent_fn, lane.agent_state, lane.env_state, lane.carry, step_key)
             env_state = self.single_env.step(lane.env_state, actions)
-            statistics = lane.obs_statistics
-            if statistics is not None:
-                is_finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(lane.env_state.obs)]
-                weight = jnp.all(jnp.stack(is_finite)).astype(jnp.float32)  # one that diverges must not spoil all
-                statistics = running_statistics.update(statistics, lane.env_state.obs, weight)
             return lane.replace(
                 env_state=env_state.replace(info=env_state.info.replace(episode_start=jnp.zeros((), jnp.float32))),
                 carry=carry,
@@ -147,7 +142,7 @@ class PopulationEvaluator(PyTreeNode):
                 lengths=lane.lengths + 1,
                 discount_power=lane.discount_power * self.discount,
                 measures=self._measured(lane.measures, actions, env_state),
-                obs_statistics=statistics,
+                obs_statistics=_observed(lane.obs_statistics, lane.env_state.obs),
             )
 
         def step(state: tuple[Lanes, PopulationEpisodes, Array]) -> tuple[Lanes, PopulationEpisodes, Array]:
@@ -234,6 +229,14 @@ def merge_all(statistics: RunningStatistics) -> RunningStatistics:
         statistics = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), merged, rest)
         size -= half
     return jax.tree.map(lambda leaf: leaf[0], statistics)
+
+
+def _observed(statistics: RunningStatistics | None, obs: Any) -> RunningStatistics | None:
+    """Take an observation into the statistics, unless it is not finite: one that diverges must not spoil all."""
+    if statistics is None:
+        return None
+    is_finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(obs)])
+    return running_statistics.update(statistics, obs, jnp.all(is_finite).astype(jnp.float32))
 
 
 def _repeated(tree: Tree, count: int) -> Tree:
