@@ -6,7 +6,6 @@ Every measurement is a process of its own, on one core, by CPU time, or on all, 
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bench.peers import sizes
+from bench.processes import measure
 from bench.table import Row
 
 NUM_ENVS = (64, 512, 2048)
@@ -36,10 +36,10 @@ def rows() -> Iterator[Row]:
 
 def speed_rows(label: str, cores: list[int], num_devices: int = 1) -> Iterator[Row]:
     for num_envs in NUM_ENVS:
-        steps = measure("steps_per_second", num_envs, num_devices, cores=cores)
+        steps = measure("bench.ppo", "steps_per_second", num_envs, num_devices, cores=cores)
         yield compare(f"PPO, {num_envs} envs, {label}", steps, ("plain JAX", "rejax"))
     if num_devices == 1:
-        steps = measure("steps_per_second_beside_sb3", NUM_ENVS_OF_SB3, cores=cores)
+        steps = measure("bench.ppo", "steps_per_second_beside_sb3", NUM_ENVS_OF_SB3, cores=cores)
         yield compare(f"PPO, {NUM_ENVS_OF_SB3} envs, {label}", steps, ("Stable-Baselines3",))
 
 
@@ -54,7 +54,7 @@ def compare(name: str, steps_per_second: dict[str, float], peers: tuple[str, ...
 
 
 def compile_row(cores: list[int]) -> Row:
-    seconds = measure("compile_seconds", cores=cores)
+    seconds = measure("bench.ppo", "compile_seconds", cores=cores)
     ours = f"{seconds['rookery']:.1f} CPU s"
     if "rejax" not in seconds:
         return Row("PPO, compile", ours, f"rejax: {INSTALL}")
@@ -65,32 +65,11 @@ def start_row(cores: list[int]) -> Row:
     """From the start of the process to the end of the first iteration, when the programs have been compiled before."""
     with tempfile.TemporaryDirectory() as cache:
         seconds = [
-            measure("seconds_to_first_iteration", cores=cores, cache=cache)["rookery"] for _ in range(NUM_STARTS)
+            measure("bench.ppo", "seconds_to_first_iteration", cores=cores, cache=cache)["rookery"]
+            for _ in range(NUM_STARTS)
         ]
     first, later = seconds[0], min(seconds[1:])
     return Row("PPO, second start", f"{later:.1f} s", f"first start {first:.1f} s", first / later)
-
-
-def measure(function: str, *args: int, cores: list[int], cache: str | None = None) -> dict[str, float]:
-    """Call a function of this module in a fresh process that may use these cores only."""
-    cores_of_this_process = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)  # a child inherits them
-    try:
-        run = subprocess.run(
-            [sys.executable, "-m", "bench.ppo", function, *map(str, args)],
-            env={
-                **os.environ,
-                "JAX_PLATFORMS": "cpu",
-                "STARTED_AT": str(time.time()),
-                **({"ROOKERY_CACHE_DIR": cache} if cache else {}),
-            },
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-    finally:
-        os.sched_setaffinity(0, cores_of_this_process)
-    return json.loads(run.stdout.splitlines()[-1])
 
 
 # What the processes do.

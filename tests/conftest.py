@@ -26,7 +26,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Shapes in annotations are checked. This works only before the first import of the package: none of the above needs it.
-jaxtyping.install_import_hook(["rookery.learning", "rookery.evolution"], "beartype.beartype")
+jaxtyping.install_import_hook(["rookery.learning", "rookery.evolution", "rookery.replay_buffers"], "beartype.beartype")
 
 
 @pytest.fixture(autouse=True)

@@ -19,13 +19,13 @@ from rookery.metrics import Mean
 from rookery.rollout import Experience
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key
+from rookery.workflows.collecting import weights_of
 from rookery.workflows.config import Scalar
 from rookery.workflows.on_policy import (
     Learner,
     OnPolicyConfig,
     OnPolicyHyperparameters,
     OnPolicyWorkflow,
-    weights_of,
 )
 
 

@@ -23,6 +23,7 @@ from rookery.metrics import Mean
 from rookery.rollout import Experience
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key
+from rookery.workflows.collecting import weights_of
 from rookery.workflows.config import Scalar, Settings
 from rookery.workflows.on_policy import (
     Learner,
@@ -30,7 +31,6 @@ from rookery.workflows.on_policy import (
     OnPolicyHyperparameters,
     OnPolicyWorkflow,
     take_envs,
-    weights_of,
 )
 
 

@@ -8,7 +8,7 @@ import jax
 from rookery.agent import Agent, AgentState, Carry
 from rookery.errors import InvalidInputError
 from rookery.learning import running_statistics
-from rookery.networks.policy import PolicyConfig
+from rookery.networks.policy import TrunkConfig
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Shape, Space
 from rookery.types import Array, Key, PyTreeData, PyTreeDict, pytree_field
@@ -27,7 +27,7 @@ class NetworkAgent(Agent):
     alike; the statistics are part of the agent's state and change only by `update_obs_statistics`.
     """
 
-    config: PolicyConfig = pytree_field(static=True, default_factory=PolicyConfig)
+    config: TrunkConfig = pytree_field(static=True, default_factory=TrunkConfig)
     normalize_obs: bool = pytree_field(static=True, default=False)
 
     @abstractmethod

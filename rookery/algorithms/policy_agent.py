@@ -8,14 +8,16 @@ from typing import Any
 from rookery.agent import AgentState, Carry
 from rookery.algorithms.network_agent import NetworkAgent
 from rookery.networks.distributions import Distribution
-from rookery.networks.policy import PolicyNetwork
+from rookery.networks.policy import PolicyConfig, PolicyNetwork
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
-from rookery.types import Key, PyTreeDict
+from rookery.types import Key, PyTreeDict, pytree_field
 
 
 class PolicyAgent(NetworkAgent):
     """Acts by a policy network, feed-forward or recurrent, in any action space."""
+
+    config: PolicyConfig = pytree_field(static=True, default_factory=PolicyConfig)
 
     def make_network(self, obs_space: Space, action_space: Space) -> PolicyNetwork:
         return PolicyNetwork(obs_space, action_space, self.config)

@@ -24,6 +24,7 @@ from rookery.metrics import Mean
 from rookery.rollout import Experience
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key, PyTreeData, PyTreeDict, where_tree
+from rookery.workflows.collecting import weights_of
 from rookery.workflows.config import Scalar, Settings
 from rookery.workflows.on_policy import (
     Learner,
@@ -31,7 +32,6 @@ from rookery.workflows.on_policy import (
     OnPolicyHyperparameters,
     OnPolicyWorkflow,
     takeable,
-    weights_of,
 )
 
 

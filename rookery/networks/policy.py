@@ -95,6 +95,12 @@ class Trunk:
         """Return the features `[T, ..., F]` of a trajectory that starts with `carry`, and the carry after it."""
         return self._remember(RecurrentCore.unroll, params, obs, carry, episode_start)
 
+    def trace(
+        self, params: Params, obs: Any, carry: Carry = (), episode_start: Array | None = None
+    ) -> tuple[Array, Carry]:
+        """`unroll` that returns the carry after every step, `[T, ...]`, and not only the last."""
+        return self._remember(RecurrentCore.trace, params, obs, carry, episode_start)
+
     def _remember(
         self, advance: Callable, params: Params, obs: Any, carry: Carry, episode_start: Array | None
     ) -> tuple[Array, Carry]:

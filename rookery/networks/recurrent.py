@@ -52,6 +52,15 @@ class RecurrentCore:
 
         return jax.lax.scan(advance, carry, (inputs, episode_starts))
 
+    def trace(self, params: Params, carry: Carry, inputs: Array, episode_starts: Array) -> tuple[Carry, Array]:
+        """`unroll` that returns the carry after every step, `[T, ...]`, and not only the last."""
+
+        def advance(carry: Carry, step: tuple[Array, Array]) -> tuple[Carry, tuple[Carry, Array]]:
+            carry, outputs = self.step(params, carry, *step)
+            return carry, (carry, outputs)
+
+        return jax.lax.scan(advance, carry, (inputs, episode_starts))[1]
+
     @property
     def _cell(self) -> nn.RNNCellBase:
         return CELLS[self.kind](self.size, recurrent_kernel_init=orthogonal())

@@ -57,10 +57,14 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """How often a checkpoint is written, in env steps, and how many of the last are kept (None: all)."""
+    """How often a checkpoint is written, in env steps, and how many of the last are kept (None: all).
+
+    Without `replay` it does not hold the replay buffer, and a run that is resumed from it fills the buffer anew.
+    """
 
     interval: int | None = None
     keep: int | None = 3
+    replay: bool = True
 
     def __post_init__(self) -> None:
         _check_interval("interval", self.interval)

@@ -1,6 +1,5 @@
 """On-policy training: collect a trajectory with the present policy, learn from it, throw it away."""
 
-import time
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,12 +7,11 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
-from rookery.agent import Agent, AgentState, Carry
+from rookery.agent import AgentState, Carry
 from rookery.configuration import field_names
-from rookery.distributed import DEVICE_AXIS, check_divides
-from rookery.distributed.collectives import key_of_this_device, mean_over_devices, sum_over_devices
+from rookery.distributed import DEVICE_AXIS
+from rookery.distributed.collectives import key_of_this_device, mean_over_devices
 from rookery.errors import check_count
 from rookery.learning import reward_scaling
 from rookery.learning.counter import Counter
@@ -23,12 +21,18 @@ from rookery.learning.schedules import values_at
 from rookery.learning.updates import Optimizer, OptimizerState, gradients_in_chunks
 from rookery.metrics import Mean
 from rookery.networks import ActorCriticConfig
-from rookery.rollout import Experience, RolloutSource, RolloutState
-from rookery.sample_batch import SampleBatch
+from rookery.rollout import Experience, RolloutState
 from rookery.types import Array, Key, PyTreeData, PyTreeDict, Tree, where_tree
-from rookery.workflows.config import Hyperparameters, Scalar, Settings
+from rookery.workflows.collecting import (
+    CollectingWorkflow,
+    blank_dead_rows,
+    episode_metrics,
+    num_steps_of,
+    weights_of,
+)
+from rookery.workflows.config import Hyperparameters, Scalar
 from rookery.workflows.programs import SAME, SPLIT
-from rookery.workflows.workflow import Workflow, WorkflowState
+from rookery.workflows.workflow import WorkflowState
 
 
 @dataclass(frozen=True)
@@ -88,31 +92,12 @@ class OnPolicyState(WorkflowState):
     """What acts, where that may be older than what learns."""
 
 
-class OnPolicyWorkflow(Workflow):
+class OnPolicyWorkflow(CollectingWorkflow):
     """Collects and calls the method's `update`.
 
-    Where the experience comes from is the business of `source`. Statistics of observations are updated after the
-    losses have used them, so the policy that is improved is the one that acted.
+    Statistics of observations are updated after the losses have used them, so the policy that is improved is the one
+    that acted.
     """
-
-    agent_class: ClassVar[type]
-    agent: Any
-
-    def __init__(self, settings: Settings, num_devices: int, enable_jit: bool) -> None:
-        config = settings.method
-        check_divides("agent.num_envs", config.num_envs, num_devices)
-        self.num_devices = num_devices
-        self.optimizer = Optimizer(config.optimizer)
-        super().__init__(settings, num_devices, enable_jit)
-        self.source = self.make_source()
-
-    def make_agent(self) -> Agent:
-        return self.agent_class(config=self.config.network, normalize_obs=self.config.normalize_obs)
-
-    def make_source(self) -> RolloutSource:
-        """Build what experience comes from: this device's share of the environments."""
-        env = self.make_env(self.config.num_envs // self.num_devices, self.settings.train.env.autoreset_mode)
-        return RolloutSource(env=env, agent=self.agent, rollout_length=self.config.rollout_length)
 
     @property
     def actor_lag(self) -> int:
@@ -127,9 +112,7 @@ class OnPolicyWorkflow(Workflow):
 
     def setup(self, key: Key) -> OnPolicyState:
         key, eval_key, agent_key, env_key = jax.random.split(key, 4)
-        source, num_devices = self.source, self.num_devices
-        # The keys are those of all environments, so the same ones start whatever the number of devices.
-        env_keys = jax.random.split(env_key, num_devices * source.num_envs).reshape(num_devices, source.num_envs)
+        source = self.source
         agent_state = self.agent.init(source.obs_space, source.action_space, agent_key)
         return OnPolicyState(
             key=key,
@@ -140,7 +123,7 @@ class OnPolicyWorkflow(Workflow):
             env_steps=Counter.zero(),
             num_updates=Counter.zero(),
             optimizer_state=self.optimizer.init(agent_state.params),
-            source_state=source.init(env_keys[jax.lax.axis_index(DEVICE_AXIS)]),
+            source_state=self.start_source(env_key),
             reward_scaling=reward_scaling.init(source.num_envs) if self.config.normalize_rewards else None,
             actor_state=agent_state if self.actor_lag > 1 else None,
         )
@@ -173,7 +156,6 @@ class OnPolicyWorkflow(Workflow):
             agent_state=state.agent_state, optimizer_state=state.optimizer_state, num_updates=state.num_updates
         )
         metrics, learner = self.update(learner, experience, hyperparameters, key_of_this_device(update_key))
-        num_steps = trajectory.rewards.size if weights is None else jnp.sum(weights, dtype=jnp.int32)
         agent_state = self.agent.update_obs_statistics(learner.agent_state, trajectory.obs, weights, DEVICE_AXIS)
         iterations = state.iterations.add(1)
         actor_state = state.actor_state
@@ -185,28 +167,12 @@ class OnPolicyWorkflow(Workflow):
             optimizer_state=learner.optimizer_state,
             num_updates=learner.num_updates,
             iterations=iterations,
-            env_steps=state.env_steps.add(sum_over_devices(jnp.asarray(num_steps, jnp.int32))),
+            env_steps=state.env_steps.add(num_steps_of(trajectory)),
             source_state=source_state,
             reward_scaling=scaling,
             actor_state=actor_state,
         )
         return PyTreeDict(metrics | episode_metrics(trajectory)), state
-
-    def collect_seconds(self, state: OnPolicyState) -> float:
-        """Measure how long an iteration gathers experience: by itself, for inside an iteration nothing can be timed."""
-
-        def collect(state: OnPolicyState) -> Experience:
-            return self.source.collect(state.agent_state, state.source_state, key_of_this_device(state.key))[0]
-
-        specs: dict[str, Any] = {"trajectory": PartitionSpec(None, DEVICE_AXIS), "first_carry": SPLIT}
-        program = self.program(self.layout.over_seeds(collect), (self.state_specs(),), Experience(**specs))
-        jax.block_until_ready(program(state))
-        durations = []
-        for _ in range(3):
-            start = time.perf_counter()
-            jax.block_until_ready(program(state))
-            durations.append(time.perf_counter() - start)
-        return min(durations)
 
     def gradient_step(
         self, learner: Learner, loss_fn: LossFn, samples: Any, hyperparameters: Any, num_chunks: int = 1
@@ -233,40 +199,6 @@ class OnPolicyWorkflow(Workflow):
         return report | {"train/grad_norm": norm}, learner.replace(
             agent_state=agent_state, optimizer_state=optimizer_state, num_updates=learner.num_updates.add(1)
         )
-
-
-def weights_of(trajectory: SampleBatch) -> Array | None:
-    """Return 0 for the rows in which an env only reset itself and 1 for the others; None if there are no such rows."""
-    autoreset = trajectory.extras.env_extras.get("autoreset")
-    return None if autoreset is None else 1.0 - autoreset
-
-
-def blank_dead_rows(trajectory: SampleBatch) -> SampleBatch:
-    """Set what the policy saw and did to 0 where an env only reset itself: a weight of 0 would not help against NaN."""
-    weights = weights_of(trajectory)
-    if weights is None:
-        return trajectory
-
-    def blank(leaf: Array) -> Array:
-        is_live = weights.reshape(weights.shape + (1,) * (leaf.ndim - 2)) > 0
-        return jnp.where(is_live, leaf, jnp.zeros_like(leaf))
-
-    policy_extras = jax.tree.map(blank, trajectory.extras.policy_extras)
-    return trajectory.replace(
-        obs=jax.tree.map(blank, trajectory.obs),
-        rewards=blank(trajectory.rewards),
-        extras=trajectory.extras.replace(policy_extras=policy_extras),
-    )
-
-
-def episode_metrics(trajectory: SampleBatch) -> dict[str, Mean]:
-    """Return and length of the episodes that ended in a trajectory, over all devices."""
-    ended, info = trajectory.dones, trajectory.extras.env_extras
-    metrics = {
-        "rollout/ep_rew_mean": Mean.where(ended, info.episode_return),
-        "rollout/ep_len_mean": Mean.where(ended, info.steps),
-    }
-    return sum_over_devices(metrics)
 
 
 def take_envs(samples: Tree, carry: Carry, indexes: Array) -> tuple[Tree, Carry]:

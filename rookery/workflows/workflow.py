@@ -241,7 +241,7 @@ class Workflow(ABC):
             env_steps = env_steps_of(state)
 
             def save() -> None:
-                tree = gather((state, metrics))
+                tree = gather((self.without_unsaved(state), metrics))
                 if run is not None:
                     log.sync()
                     self._checkpoints(run).save(tree, env_steps, log.progress.to_mapping())
@@ -386,9 +386,19 @@ class Workflow(ABC):
     def _restore(self, step: int | None) -> tuple[tuple[Any, Any], Progress]:
         state = jax.eval_shape(self._init, self.make_key())
         metrics, _ = jax.eval_shape(self._step, state)
-        (state, metrics), metadata = self._checkpoints(self._run_directory()).restore((state, metrics), step)
-        layout, specs = self.layout, self.state_specs()
-        return (layout.place(state, specs), layout.place(metrics, SAME)), Progress.from_mapping(metadata)
+        wanted = self.without_unsaved(state), metrics
+        (state, metrics), metadata = self._checkpoints(self._run_directory()).restore(wanted, step)
+        layout, specs = self.layout, self.without_unsaved(self.state_specs())
+        state = self.with_unsaved(layout.place(state, specs))
+        return (state, layout.place(metrics, SAME)), Progress.from_mapping(metadata)
+
+    def without_unsaved(self, state: Any) -> Any:
+        """Leave out of a state what checkpoints do not hold."""
+        return state
+
+    def with_unsaved(self, state: Any) -> Any:
+        """Make anew what `without_unsaved` left out."""
+        return state
 
     def collect_seconds(self, state: Any) -> float | None:
         """Measure how long one iteration spends on gathering experience; None if that cannot be told."""

@@ -1,0 +1,206 @@
+"""Deep Q-networks (Mnih et al., 2015) with the improvements of Rainbow (Hessel et al., 2018) except noisy networks.
+
+Each is an option and they combine: `double` (van Hasselt et al., 2016), `network.dueling` (Wang et al., 2016),
+`prioritized` (Schaul et al., 2016), `n_step`, and `network.head` "categorical" (C51, Bellemare et al., 2017) or
+"quantile" (QR-DQN, Dabney et al., 2018). Departures: the target network follows slowly after every update, unless
+`target_update_interval` copies it as published.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from rookery.agent import Agent, AgentState, action_mask_of, sample_allowed
+from rookery.algorithms.replay_agent import ReplayAgent, Transitions
+from rookery.errors import InvalidInputError, check_count
+from rookery.learning.moments import check_same_shape
+from rookery.learning.schedules import LinearSchedule
+from rookery.learning.targets import categorical_projection, huber, quantile_huber_loss
+from rookery.metrics import Mean
+from rookery.networks.q_network import QNetwork, QNetworkConfig, outputs_of
+from rookery.sample_batch import SampleBatch
+from rookery.spaces import Discrete, Space
+from rookery.types import Array, Key, Params, PyTreeDict, pytree_field
+from rookery.workflows.config import Scalar
+from rookery.workflows.off_policy import (
+    OffPolicyConfig,
+    OffPolicyHyperparameters,
+    OffPolicyLearner,
+    OffPolicyWorkflow,
+    Replayed,
+    Report,
+)
+
+
+@dataclass(frozen=True)
+class DQNConfig(OffPolicyConfig):
+    """The shapes of DQN; `target_update_interval` is in gradient steps, and None follows after each of them."""
+
+    num_envs: int = 4
+    updates_per_step: float = 0.5
+    batch_size: int = 128
+    buffer_capacity: int = 100_000
+    double: bool = True
+    target_update_interval: int | None = None
+    network: QNetworkConfig = field(default_factory=QNetworkConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.target_update_interval is not None:
+            check_count("target_update_interval", self.target_update_interval)
+
+
+class DQNHyperparameters(OffPolicyHyperparameters):
+    """The numbers of DQN; `epsilon` is the share of random actions.
+
+    `target_update_rate` matters without a `target_update_interval` only.
+    """
+
+    RANGES: ClassVar = OffPolicyHyperparameters.RANGES | {
+        "learning_rate": (0.0, float("inf")),
+        "epsilon": (0.0, 1.0),
+        "target_update_rate": (0.0, 1.0),
+    }
+
+    learning_rate: Scalar = 5e-4
+    epsilon: Scalar = LinearSchedule(start=1.0, end=0.05, steps=50_000.0)
+    target_update_rate: Scalar = 0.005
+
+
+class DQNAgent(ReplayAgent):
+    """Takes the action of the highest value, or now and then any."""
+
+    config: QNetworkConfig = pytree_field(static=True, default_factory=QNetworkConfig)
+    double: bool = pytree_field(static=True, default=True)
+
+    def make_network(self, obs_space: Space, action_space: Space) -> QNetwork:
+        if not isinstance(action_space, Discrete):
+            raise InvalidInputError(
+                f"dqn compares all actions, but those of {action_space} cannot be: use Discrete ones."
+            )
+        return QNetwork(obs_space, action_space, self.config)
+
+    def init(self, obs_space: Space, action_space: Space, key: Key) -> AgentState:
+        agent_state = super().init(obs_space, action_space, key)
+        return agent_state.replace(
+            params=PyTreeDict(q=agent_state.params), action_postprocessor_state=PyTreeDict(epsilon=jnp.ones(()))
+        )
+
+    def explore_with(self, agent_state: AgentState, hyperparameters: Any) -> AgentState:
+        epsilon = jnp.asarray(hyperparameters.epsilon, jnp.float32)
+        return agent_state.replace(action_postprocessor_state=PyTreeDict(epsilon=epsilon))
+
+    def compute_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
+        """Act at random for a share epsilon, else greedily; the extras hold the `carry` if the agent is recurrent."""
+        greedy, memory = self._best_actions(agent_state, sample_batch)
+        choice_key, action_key = jax.random.split(key)
+        space, mask = agent_state.extra_state.network.action_space, action_mask_of(sample_batch.obs)
+        is_random = jax.random.uniform(choice_key, greedy.shape) < agent_state.action_postprocessor_state.epsilon
+        random = space.sample(action_key, greedy.shape) if mask is None else sample_allowed(action_key, mask, space)
+        return jnp.where(is_random, random, greedy), memory
+
+    def evaluate_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
+        """Take the best actions; the extras hold the `carry` if the agent is recurrent."""
+        return self._best_actions(agent_state, sample_batch)
+
+    def _best_actions(self, agent_state: AgentState, sample_batch: SampleBatch) -> tuple[Array, PyTreeDict]:
+        network: QNetwork = agent_state.extra_state.network
+        values, carry = network(agent_state.params.q, *self.network_inputs(agent_state, sample_batch))
+        return network.action(network.best(values, sample_batch.obs)), self.memory_extras(carry)
+
+    def targets(self, agent_state: AgentState, target_params: Params, transitions: Transitions) -> Array:
+        """Return what the outputs for the actions that were taken should be, `[T, N, K]`.
+
+        The target network says what the next action is worth; with `double` the trained one chooses it.
+        For a categorical head these are probabilities.
+        """
+        network: QNetwork = agent_state.extra_state.network
+
+        def next_outputs(q: Params) -> Array:
+            return network.head(q, self.features(network.trunk, q["trunk"], transitions)[1])
+
+        outputs = next_outputs(target_params.q)  # [T, N, n, K]
+        judged = next_outputs(agent_state.params.q) if self.double else outputs
+        outputs = outputs_of(outputs, network.best(network.values(judged), transitions.next_obs))  # [T, N, K]
+        with_discounted = jax.vmap(transitions.with_discounted, in_axes=-1, out_axes=-1)
+        if self.config.head != "categorical":
+            return with_discounted(outputs)
+        returns = with_discounted(jnp.broadcast_to(network.atoms, outputs.shape))
+        # After a termination all returns are the same, and any distribution will do that is not NaN.
+        probabilities = jax.nn.softmax(jnp.where(transitions.discounts[..., None] > 0.0, outputs, 0.0))
+        flat = (-1, self.config.num_atoms)
+        projected = categorical_projection(
+            probabilities.reshape(flat), returns.reshape(flat), jnp.asarray(network.atoms)
+        )
+        return projected.reshape(outputs.shape)
+
+    def loss(
+        self, agent_state: AgentState, q: Params, transitions: Transitions, targets: Array
+    ) -> tuple[Array, Report]:
+        """Return how far the outputs for the actions that were taken are from the targets."""
+        network: QNetwork = agent_state.extra_state.network
+        features, _ = self.features(network.trunk, q["trunk"], transitions)
+        outputs = outputs_of(network.head(q, features), network.index(transitions.actions))
+        losses, errors = self._losses(outputs, targets)
+        loss = transitions.corrected_mean(losses)
+        metrics = {"train/loss": loss, "train/value": transitions.mean(network.values(outputs))}
+        return loss, Report(metrics=metrics, errors=transitions.errors_that_count(errors))
+
+    def _losses(self, outputs: Array, targets: Array) -> tuple[Array, Array]:
+        """Return the losses of the rows `[T, N]`, and the errors that decide how soon they are replayed again."""
+        check_same_shape(outputs=outputs, targets=targets)
+        if self.config.head == "expected":
+            errors = (targets - outputs)[..., 0]
+            return huber(errors), jnp.abs(errors)
+        if self.config.head == "quantile":
+            flat = (-1, self.config.num_atoms)
+            losses = quantile_huber_loss(outputs.reshape(flat), targets.reshape(flat)).reshape(outputs.shape[:-1])
+        else:
+            # The divergence, which replay goes by in Rainbow; its gradient is that of the cross entropy of C51.
+            losses = jnp.sum(jax.scipy.special.xlogy(targets, targets) - targets * jax.nn.log_softmax(outputs), axis=-1)
+        return losses, losses
+
+
+class DQNWorkflow(OffPolicyWorkflow):
+    """Deep Q-learning: a step towards the targets, then the target network follows."""
+
+    agent_name = "dqn"
+    config_class = DQNConfig
+    hyperparameters_class = DQNHyperparameters
+    agent_class = DQNAgent
+    agent: DQNAgent
+    target_parts = ("q",)
+
+    def make_agent(self) -> Agent:
+        return super().make_agent().replace(double=self.config.double)
+
+    def update(
+        self, learner: OffPolicyLearner, replayed: Replayed, hyperparameters: Any, key: Key
+    ) -> tuple[dict[str, Mean], Array, OffPolicyLearner]:
+        agent, agent_state = self.agent, learner.agent_state
+        transitions = agent.transitions(agent_state, replayed, hyperparameters.discount)
+        targets = agent.targets(agent_state, learner.target_params, transitions)
+
+        def loss(q: Params) -> tuple[Array, Report]:
+            return agent.loss(agent_state, q, transitions, targets)
+
+        report, learner = self.gradient_step(
+            learner, "q", loss, hyperparameters.learning_rate, hyperparameters.max_grad_norm
+        )
+        learner = self.follow(learner, self._follow_rate(learner, hyperparameters))
+        metrics = report.metrics | {
+            "train/learning_rate": hyperparameters.learning_rate,
+            "rollout/exploration_rate": hyperparameters.epsilon,
+        }
+        return {name: Mean.of(value) for name, value in metrics.items()}, report.errors, learner
+
+    def _follow_rate(self, learner: OffPolicyLearner, hyperparameters: Any) -> Array:
+        """Return how far the target network goes after this update: all the way or nowhere, with an interval."""
+        interval = self.config.target_update_interval
+        if interval is None:
+            return hyperparameters.target_update_rate
+        # The lower half of the counter is enough: once in 2^32 updates one interval is shorter.
+        is_due = learner.num_updates.add(1).low % interval == 0
+        return is_due.astype(jnp.float32)

@@ -1,0 +1,228 @@
+"""Soft actor-critic (Haarnoja et al., 2018, "Soft actor-critic algorithms and applications").
+
+For discrete actions the expectations over the policy are sums (Christodoulou, 2019). Departures: discrete policies aim
+at half of the largest entropy unless told otherwise, since 0.98 of it, as published, hardly lets go of chance.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from rookery.agent import AgentState
+from rookery.algorithms.replay_agent import ReplayAgent, Transitions, mean_squared_errors
+from rookery.metrics import Mean
+from rookery.networks.critic import ActorCriticsConfig, ActorCriticsNetwork, SquashedGaussianConfig
+from rookery.networks.distributions import Categorical, Distribution
+from rookery.sample_batch import SampleBatch
+from rookery.spaces import Discrete, Space
+from rookery.types import Array, Key, Params, PyTreeDict, pytree_field
+from rookery.workflows.config import Scalar
+from rookery.workflows.off_policy import (
+    OffPolicyConfig,
+    OffPolicyHyperparameters,
+    OffPolicyLearner,
+    OffPolicyWorkflow,
+    Replayed,
+    Report,
+)
+
+DISCRETE_ENTROPY_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class SACGaussianConfig(SquashedGaussianConfig):
+    """How SAC acts in a `Box`: with a standard deviation for each state."""
+
+    state_dependent_std: bool = True
+    min_log_std: float = -5.0
+
+
+@dataclass(frozen=True)
+class SACNetworkConfig(ActorCriticsConfig):
+    """The shape of the policy and of the critics."""
+
+    gaussian: SACGaussianConfig = field(default_factory=SACGaussianConfig)
+
+
+@dataclass(frozen=True)
+class SACConfig(OffPolicyConfig):
+    """The shapes of SAC."""
+
+    network: SACNetworkConfig = field(default_factory=SACNetworkConfig)
+
+
+class SACHyperparameters(OffPolicyHyperparameters):
+    """The numbers of SAC; `temperature=None` learns it, from 1 on, such that the policy has the `target_entropy`.
+
+    `target_entropy=None` is minus the number of entries of a continuous action, or half the entropy of uniform
+    discrete ones.
+    """
+
+    RANGES: ClassVar = OffPolicyHyperparameters.RANGES | {
+        "actor_learning_rate": (0.0, float("inf")),
+        "critic_learning_rate": (0.0, float("inf")),
+        "temperature_learning_rate": (0.0, float("inf")),
+        "temperature": (1e-9, float("inf")),
+        "target_update_rate": (0.0, 1.0),
+    }
+
+    actor_learning_rate: Scalar = 3e-4
+    critic_learning_rate: Scalar = 1e-3
+    temperature_learning_rate: Scalar = 3e-4
+    temperature: Scalar | None = None
+    target_entropy: Scalar | None = None
+    target_update_rate: Scalar = 0.005
+
+
+class SACAgent(ReplayAgent):
+    """A policy that is as random as its reward allows, and critics that count randomness as reward."""
+
+    config: ActorCriticsConfig = pytree_field(static=True, default_factory=SACNetworkConfig)
+
+    def make_network(self, obs_space: Space, action_space: Space) -> ActorCriticsNetwork:
+        return ActorCriticsNetwork(obs_space, action_space, self.config)
+
+    def compute_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
+        """Sample actions; the extras hold the `carry` if the agent is recurrent."""
+        distribution, memory = self._act(agent_state, sample_batch)
+        return distribution.action(distribution.sample(key)), memory
+
+    def evaluate_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
+        """Take the most likely actions; the extras hold the `carry` if the agent is recurrent."""
+        distribution, memory = self._act(agent_state, sample_batch)
+        return distribution.action(distribution.mode()), memory
+
+    def _act(self, agent_state: AgentState, sample_batch: SampleBatch) -> tuple[Distribution, PyTreeDict]:
+        policy = agent_state.extra_state.network.policy
+        distribution, carry = policy(agent_state.params.policy, *self.network_inputs(agent_state, sample_batch))
+        return distribution, self.memory_extras(carry)
+
+    def init(self, obs_space: Space, action_space: Space, key: Key) -> AgentState:
+        agent_state = super().init(obs_space, action_space, key)
+        return agent_state.replace(params=agent_state.params.replace(log_temperature=jnp.zeros(())))
+
+    def temperature(self, params: Params, hyperparameters: Any) -> Array:
+        """Return how much entropy is worth."""
+        return jnp.exp(params.log_temperature) if hyperparameters.temperature is None else hyperparameters.temperature
+
+    def targets(
+        self, agent_state: AgentState, target_params: Params, transitions: Transitions, temperature: Array, key: Key
+    ) -> Array:
+        """Return what the critics should say of the actions that were taken, `[T, N]` (eq. 2 and 3)."""
+        params, network = agent_state.params, agent_state.extra_state.network
+        _, next_features = self.features(network.policy.trunk, params.policy["trunk"], transitions)
+        distribution = network.policy.distribution(params.policy, next_features, transitions.next_obs)
+
+        def seen_next(critic_params: Params) -> Array:
+            return self.features(network.critic.trunk, critic_params["trunk"], transitions)[1]
+
+        next_values, _ = soft_values(network, target_params.critics, seen_next, distribution, temperature, key)
+        return jax.lax.stop_gradient(transitions.with_discounted(next_values))
+
+    def critic_loss(
+        self, agent_state: AgentState, critics: Params, transitions: Transitions, targets: Array
+    ) -> tuple[Array, Report]:
+        """Return the squared errors of all critics (eq. 5)."""
+        critic = agent_state.extra_state.network.critic
+
+        def values_of(critic_params: Params) -> Array:
+            features, _ = self.features(critic.trunk, critic_params["trunk"], transitions)
+            return critic(critic_params, features, transitions.actions)
+
+        return mean_squared_errors(jax.vmap(values_of)(critics), targets, transitions)
+
+    def actor_loss(
+        self, agent_state: AgentState, policy_params: Params, transitions: Transitions, temperature: Array, key: Key
+    ) -> tuple[Array, Report]:
+        """Return minus the soft value of the policy (eq. 7)."""
+        params, network = agent_state.params, agent_state.extra_state.network
+        features, _ = self.features(network.policy.trunk, policy_params["trunk"], transitions)
+        distribution = network.policy.distribution(policy_params, features, transitions.obs)
+
+        def seen(critic_params: Params) -> Array:
+            return self.features(network.critic.trunk, critic_params["trunk"], transitions)[0]
+
+        values, entropies = soft_values(network, params.critics, seen, distribution, temperature, key)
+        loss = -transitions.mean(values)
+        return loss, Report(metrics={"train/actor_loss": loss, "train/entropy": transitions.mean(entropies)})
+
+    def target_entropy(self, agent_state: AgentState, hyperparameters: Any) -> Array | float:
+        """Return the entropy that a learned temperature keeps up."""
+        if hyperparameters.target_entropy is not None:
+            return hyperparameters.target_entropy
+        space = agent_state.extra_state.network.action_space
+        if isinstance(space, Discrete):
+            return DISCRETE_ENTROPY_SHARE * math.log(space.n)
+        return -float(space.size)
+
+
+def soft_values(
+    network: ActorCriticsNetwork,
+    critics: Params,
+    features_of: Callable[[Params], Array],
+    distribution: Distribution,
+    temperature: Array,
+    key: Key,
+) -> tuple[Array, Array]:
+    """Return the expected value of a policy, entropy included, and its entropy, both `[T, N]`.
+
+    Of several critics the lowest counts. Discrete policies are summed over, continuous ones sampled once.
+    """
+    if isinstance(distribution, Categorical):
+        every = jax.vmap(lambda params: network.critic.of_all_actions(params, features_of(params)))(critics)
+        probs, entropies = jnp.exp(distribution.log_probs), distribution.entropy()
+        return jnp.sum(probs * jnp.min(every, axis=0), axis=-1) + temperature * entropies, entropies
+    raw_actions = distribution.sample(key)
+    actions, entropies = distribution.action(raw_actions), -distribution.log_prob(raw_actions)
+    values = jax.vmap(lambda params: network.critic(params, features_of(params), actions))(critics)
+    return jnp.min(values, axis=0) + temperature * entropies, entropies
+
+
+class SACWorkflow(OffPolicyWorkflow):
+    """Soft actor-critic: critics, policy, temperature and the slow copy of the critics, one after the other."""
+
+    agent_name = "sac"
+    config_class = SACConfig
+    hyperparameters_class = SACHyperparameters
+    agent_class = SACAgent
+    agent: SACAgent
+    target_parts = ("critics",)
+
+    def update(
+        self, learner: OffPolicyLearner, replayed: Replayed, hyperparameters: Any, key: Key
+    ) -> tuple[dict[str, Mean], Array, OffPolicyLearner]:
+        agent, agent_state = self.agent, learner.agent_state
+        target_key, actor_key = jax.random.split(key)
+        transitions = agent.transitions(agent_state, replayed, hyperparameters.discount)
+        temperature = agent.temperature(agent_state.params, hyperparameters)
+        targets = agent.targets(agent_state, learner.target_params, transitions, temperature, target_key)
+
+        def critic_loss(critics: Params) -> tuple[Array, Report]:
+            return agent.critic_loss(agent_state, critics, transitions, targets)
+
+        of_critics, learner = self.gradient_step(
+            learner, "critics", critic_loss, hyperparameters.critic_learning_rate, hyperparameters.max_grad_norm
+        )
+        improved = learner.agent_state
+
+        def actor_loss(policy: Params) -> tuple[Array, Report]:
+            return agent.actor_loss(improved, policy, transitions, temperature, actor_key)
+
+        of_actor, learner = self.gradient_step(
+            learner, "policy", actor_loss, hyperparameters.actor_learning_rate, hyperparameters.max_grad_norm
+        )
+        if hyperparameters.temperature is None:
+            surplus = of_actor.metrics["train/entropy"] - agent.target_entropy(agent_state, hyperparameters)
+            _, learner = self.gradient_step(
+                learner,
+                "log_temperature",
+                lambda log_temperature: (log_temperature * surplus, Report()),  # eq. 18, of its logarithm
+                hyperparameters.temperature_learning_rate,
+            )
+        learner = self.follow(learner, hyperparameters.target_update_rate)
+        metrics = of_critics.metrics | of_actor.metrics | {"train/ent_coef": temperature}
+        return {name: Mean.of(value) for name, value in metrics.items()}, of_critics.errors, learner

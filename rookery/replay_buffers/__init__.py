@@ -1,0 +1,17 @@
+"""Replay on the device: a ring of rows for each env, from which windows of consecutive rows are drawn.
+
+One-step, n-step and sequence replay differ in the `sequence_length` of the windows alone.
+"""
+
+from rookery.replay_buffers.prioritized import PrioritizedBuffer, importance_weights
+from rookery.replay_buffers.replay_buffer import ReplayBuffer, ReplaySample, ReplayState
+from rookery.replay_buffers.uniform import UniformBuffer
+
+__all__ = [
+    "PrioritizedBuffer",
+    "ReplayBuffer",
+    "ReplaySample",
+    "ReplayState",
+    "UniformBuffer",
+    "importance_weights",
+]

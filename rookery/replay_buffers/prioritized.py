@@ -1,0 +1,114 @@
+"""Replay that draws windows in proportion to their priorities (Schaul et al., "Prioritized experience replay", 2016).
+
+The proportional variant (section 3.3) with stratified draws (appendix B.2.1) and importance weights (section 3.4).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt32
+
+from rookery.errors import check_count
+from rookery.replay_buffers import sum_tree
+from rookery.replay_buffers.replay_buffer import ReplayBuffer, ReplaySample, ReplayState
+from rookery.types import Key, PyTreeData, as_one_key, pytree_field
+
+EPSILON = 1e-6
+"""Added to every priority, so that a window whose error was 0 is drawn again some day."""
+MIN_PRIORITY, MAX_PRIORITY = 1e-12, 1e12
+"""Between these, the sum over all windows, the share of each and the inverse of that are finite float32 numbers."""
+
+
+class Priorities(PyTreeData):
+    """Priorities to the power of the exponent; windows that cannot be drawn have 0, all others more."""
+
+    levels: sum_tree.Levels
+    """One tree per env, with a leaf for the window that starts at each row of the ring."""
+    max_priority: Array
+    """The largest so far, which new windows get."""
+
+
+class PrioritizedBuffer(ReplayBuffer):
+    """Draws each window in proportion to its priority; a new one has the largest priority seen so far.
+
+    Under a mapped device axis, give its name: the largest priority is then that of all devices.
+    """
+
+    axis_name: str | None = pytree_field(static=True, default=None)
+
+    def init(self, transition: Any) -> ReplayState:
+        levels = sum_tree.build(jnp.zeros((self.num_envs, self.rows), jnp.float32))
+        return super().init(transition).replace(priorities=Priorities(levels=levels, max_priority=jnp.ones(())))
+
+    def add(self, state: ReplayState, transitions: Any) -> ReplayState:
+        state = super().add(state, transitions)
+        num_added = jax.tree.leaves(transitions)[0].shape[0]
+        # The windows that the new rows complete or overwrite, from the one that starts at the newest row backwards.
+        num_touched = min(num_added + self.sequence_length - 1, self.rows)
+        places = (state.head - 1 - jnp.arange(num_touched, dtype=jnp.int32)) % self.rows
+        weights = jnp.where(self._is_window(state, places), state.priorities.max_priority, 0.0)
+        weights = jnp.broadcast_to(weights, (self.num_envs, num_touched))
+        levels = sum_tree.update(state.priorities.levels, places, weights)
+        return state.replace(priorities=state.priorities.replace(levels=levels))
+
+    def sample(self, state: ReplayState, key: Key, batch_size: int) -> ReplaySample:
+        check_count("batch_size", batch_size)
+        positions = stratified_positions(key, batch_size)
+        envs, places, probabilities = sum_tree.draw(state.priorities.levels, positions)
+        indexes = envs * self.rows + places
+        return ReplaySample(sequence=self.windows(state, indexes), indexes=indexes, probabilities=probabilities)
+
+    def update_priorities(
+        self,
+        state: ReplayState,
+        indexes: Int[Array, " N"],
+        priorities: Float[Array, " N"],
+        exponent: float | Float[Array, ""] = 0.6,
+    ) -> ReplayState:
+        """Give the windows at these indexes of a sample new priorities, such as their TD errors; signs do not matter.
+
+        A priority that is NaN or infinite counts as the largest so far. Where a window has been overwritten since it
+        was drawn, the priority goes to the one that has taken its place, if that is already whole.
+        """
+        largest = state.priorities.max_priority
+        weights = (jnp.abs(priorities.astype(jnp.float32)) + EPSILON) ** exponent
+        weights = jnp.where(jnp.isfinite(weights), jnp.clip(weights, MIN_PRIORITY, MAX_PRIORITY), largest)
+        envs, places = indexes // self.rows, indexes % self.rows
+        weights = jnp.where(self._is_window(state, places), weights, 0.0)
+        largest = jnp.maximum(largest, jnp.max(weights))
+        if self.axis_name is not None:
+            largest = jax.lax.pmax(largest, self.axis_name)
+        levels = sum_tree.update(state.priorities.levels, places, weights, envs)
+        return state.replace(priorities=Priorities(levels=levels, max_priority=largest))
+
+    def _is_window(self, state: ReplayState, places: Array) -> Array:
+        """Tell whether the rows that follow from here have all been written, before the head comes."""
+        age = (state.head - 1 - places) % self.rows
+        return (age >= self.sequence_length - 1) & (age < state.num_rows)
+
+
+def stratified_positions(key: Key, batch_size: int) -> UInt32[Array, " N"]:
+    """Draw one position in each of `batch_size` equal parts of `0..2^32 - 1`."""
+    starts = (np.arange(batch_size, dtype=np.uint64) * 2**32 // batch_size).astype(np.uint32)
+    return jax.random.bits(as_one_key(key), (batch_size,), jnp.uint32) // np.uint32(batch_size) + starts
+
+
+def importance_weights(
+    probabilities: Float[Array, " N"],
+    num_windows: int | Int[Array, ""],
+    exponent: float | Float[Array, ""],
+    axis_name: str | None = None,
+) -> Float[Array, " N"]:
+    """Weigh samples so that rarely drawn ones count as much as they would if all windows were equally likely.
+
+    `exponent` is the beta of the paper: 1 corrects in full, 0 not at all. The largest weight of the batch is 1; under
+    a mapped device axis, that of the batches of all devices.
+    """
+    relative = probabilities * jnp.asarray(num_windows).astype(probabilities.dtype)
+    weights = relative**-exponent
+    largest = jnp.max(weights)
+    if axis_name is not None:
+        largest = jax.lax.pmax(largest, axis_name)
+    return weights / largest

@@ -1,0 +1,169 @@
+"""Off-policy training on four devices is training on one: the same starts, the same update, the same replay."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PRELUDE = """
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+jax.config.update("jax_num_cpu_devices", 4)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+from rookery.distributed import DEVICE_AXIS
+from rookery.registry import build_workflow
+from rookery.workflows.off_policy import OffPolicyLearner, Replayed
+from rookery.workflows.programs import SAME, SPLIT, gather
+
+
+def build(devices, agent, env="classic/pendulum", mode="envpool", **settings):
+    squash = {"bounds": "squash", "state_dependent_std": True}
+    shapes = {"num_envs": 8, "batch_size": 16, "warmup_steps": 48, "updates_per_step": 0.25}
+    network = {"hidden_sizes": [8], "gaussian": squash, "output_init_scale": 1.0}
+    return build_workflow(
+        {
+            "agent": shapes | {"network": network} | agent,
+            "env": {"name": env, "episode_length": 5, "autoreset_mode": mode},
+            "evaluation": {"num_episodes": 4},
+            "devices": devices,
+            "recorders": ["jsonl"],
+            "total_timesteps": 400,
+            **settings,
+        }
+    )
+
+
+def host(tree):
+    is_key = lambda leaf: jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.tree.map(lambda leaf: np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf), gather(tree))
+
+
+def assert_close(left, right, **tolerance):
+    jax.tree_util.tree_map_with_path(
+        lambda path, a, b: np.testing.assert_allclose(a, b, err_msg=jax.tree_util.keystr(path), **tolerance),
+        host(left),
+        host(right),
+    )
+"""
+
+SAME_UPDATE = '''
+# Without noise in the targets: every device draws its own.
+agent, env = {
+    "td3": ({"name": "td3", "target_noise": 0.0, "policy_delay": 1}, "classic/pendulum"),
+    "sac": ({"name": "sac", "actor_learning_rate": 1e-2, "temperature_learning_rate": 1e-2}, "probe/memory"),
+}[sys.argv[1]]
+agent |= {"normalize_obs": True, "prioritized": True}
+one, four = build(1, dict(agent), env), build(4, dict(agent), env)
+key = jax.random.key(7)
+state, state_on_four = one.init(key), four.init(key)
+for part in ("hyperparameters", "target_params", "optimizer_states", "key", "num_updates"):
+    assert_close(getattr(state, part), getattr(state_on_four, part), rtol=0, atol=0)
+assert_close(state.agent_state.params, state_on_four.agent_state.params, rtol=0, atol=0)
+assert state.buffer_state.storage["float32"].shape == state_on_four.buffer_state.storage["float32"].shape
+# The envs start at the same places; then every device acts at random by itself.
+first_rows = [host(s.buffer_state.layout.unpack(s.buffer_state.storage).obs)[:, 0] for s in (state, state_on_four)]
+np.testing.assert_array_equal(*first_rows)
+for s in (state, state_on_four):
+    rows = host(s.buffer_state.layout.unpack(s.buffer_state.storage))
+    num_rows = int(s.buffer_state.num_rows)
+    actions = rows.actions[:, :num_rows].reshape(8, -1)
+    assert len(np.unique(actions, axis=0)) > 2, "the devices draw different actions"
+    live = 1.0 - rows.extras.env_extras.autoreset[:, :num_rows]
+    assert 48 <= int(s.env_steps) == live.sum() < 8 * num_rows
+    statistics = s.agent_state.obs_preprocessor_state
+    assert statistics.count.value == live.sum()
+    seen = rows.obs[:, :num_rows][live > 0].astype(np.float64)
+    np.testing.assert_allclose(jax.tree.leaves(statistics.mean)[0], seen.mean(axis=0), rtol=1e-4, atol=1e-5)
+
+
+def update_of(workflow):
+    """The update of a method on a batch that is split over the devices."""
+
+    def update(learner, replayed, hyperparameters):
+        return workflow.update(learner, replayed, hyperparameters, jax.random.key(1))
+
+    split = Replayed(windows=PartitionSpec(None, DEVICE_AXIS), importance=SPLIT)
+    return workflow.program(update, (SAME, split, SAME), (SAME, PartitionSpec(None, DEVICE_AXIS), SAME)), split
+
+
+rows = host(state.buffer_state.layout.unpack(state.buffer_state.storage))
+windows = jax.tree.map(lambda leaf: leaf[:, :6].swapaxes(0, 1).reshape(1, 48, *leaf.shape[2:]), rows)
+dead_on_each = windows.extras.env_extras.autoreset.reshape(4, 12).sum(axis=1)
+assert len(set(dead_on_each)) > 1, "the devices count different numbers of rows"
+replayed = Replayed(windows=windows, importance=np.linspace(0.1, 1.0, 48, dtype=np.float32))
+results = []
+for workflow in (one, four):
+    learner = OffPolicyLearner(
+        agent_state=gather(state.agent_state),
+        target_params=gather(jax.tree.map(lambda leaf: 0.5 * leaf, state.target_params)),
+        optimizer_states=gather(state.optimizer_states),
+        num_updates=gather(state.num_updates),
+    )
+    program, split = update_of(workflow)
+    placed = workflow.layout.place(replayed, split)
+    hyperparameters = workflow.layout.place(gather(state.hyperparameters), SAME)
+    results.append(program(workflow.layout.place(learner, SAME), placed, hyperparameters))
+(metrics, errors, learned), (metrics_of_four, errors_of_four, learned_on_four) = results
+assert_close(learned.agent_state.params, learned_on_four.agent_state.params, rtol=1e-4, atol=2e-5)
+assert_close(learned.target_params, learned_on_four.target_params, rtol=1e-4, atol=2e-5)
+assert_close(errors, errors_of_four, rtol=1e-4, atol=1e-5)
+for name in metrics:
+    assert_close(metrics[name].value, metrics_of_four[name].value, rtol=1e-4, atol=1e-5)
+before, after = host(state.agent_state.params), host(learned.agent_state.params)
+change = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, after)
+assert all(max(jax.tree.leaves(change[part])) > 1e-4 for part in change), change
+'''
+
+LEARNS_AND_LOADS = """
+folder = Path(sys.argv[1])
+agent = {"name": "ddpg", "prioritized": True, "normalize_obs": True, "buffer_capacity": 90}
+settings = {"env": "probe/continuous", "run_dir": str(folder / "run")}
+four = build(4, dict(agent), **settings)
+state = four.learn(four.init(four.make_key()))
+assert int(state.env_steps) >= 400, "steps of all devices are counted together"
+assert int(state.num_updates) == 2 * int(state.iterations), "a batch is shared, not made on every device"
+
+# What must be the same on all devices is.
+replicated = (state.agent_state.params, state.target_params, state.optimizer_states, state.env_steps)
+replicated += (state.buffer_state.head, state.buffer_state.num_rows, state.buffer_state.priorities.max_priority)
+for leaf in jax.tree.leaves(replicated):
+    for shard in leaf.addressable_shards:
+        np.testing.assert_array_equal(shard.data, np.asarray(leaf.addressable_shards[0].data))
+
+one = build(1, dict(agent), **settings)
+restored = one.restore()
+assert_close(state, restored, rtol=0, atol=0)
+assert int(restored.buffer_state.num_rows) == 90 // 8
+metrics, after = one.step(restored)
+assert np.isfinite(metrics["train/critic_loss"])
+"""
+
+
+def run(program: str, *arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + program, *arguments],
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(Path(".cache/jax").resolve())},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("method", ["td3", "sac"])
+def test_four_devices_start_and_learn_from_a_batch_what_one_does(method: str) -> None:
+    run(SAME_UPDATE, method)
+
+
+def test_what_four_devices_learned_and_stored_loads_on_one(tmp_path: Path) -> None:
+    run(LEARNS_AND_LOADS, str(tmp_path))

@@ -1,0 +1,144 @@
+"""An off-policy run that is stopped and goes on is the run that was never stopped, bit for bit, replay included."""
+
+import json
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rookery.recorders import RECORDERS, Position, Recorder, RunDescription
+from rookery.registry import build_workflow
+from rookery.workflows.checkpoint import Checkpoints
+from rookery.workflows.interruption import Interrupted
+
+NUM_ENVS, ROLLOUT_LENGTH, WARMUP_STEPS = 2, 2, 16
+ITERATION = NUM_ENVS * ROLLOUT_LENGTH
+SIZES = {
+    "num_envs": NUM_ENVS,
+    "rollout_length": ROLLOUT_LENGTH,
+    "warmup_steps": WARMUP_STEPS,
+    "batch_size": 4,
+    "buffer_capacity": 40,  # less than the run: the ring is written more than once
+    "updates_per_step": 0.75,
+    "normalize_obs": True,
+}
+SQUASH = {"bounds": "squash", "state_dependent_std": True}
+METHODS: dict[str, dict[str, Any]] = {
+    "sac with several seeds": {
+        "agent": {"name": "sac", **SIZES, "network": {"hidden_sizes": [8], "gaussian": SQUASH}},
+        "env": {"name": "classic/pendulum", "episode_length": 7},
+        "num_seeds": 2,
+    },
+    "td3, prioritized, over several steps": {
+        "agent": {
+            "name": "td3",
+            **SIZES,
+            "prioritized": True,
+            "n_step": 2,
+            "exploration_noise": {"start": 0.5, "end": 0.0},
+            "network": {"hidden_sizes": [8], "gaussian": SQUASH},
+        },
+        "env": {"name": "classic/pendulum", "episode_length": 7, "autoreset_mode": "envpool"},
+    },
+    "discrete sac with memory, prioritized": {
+        "agent": {
+            "name": "sac",
+            **SIZES,
+            "prioritized": True,
+            "sequence_length": 2,
+            "burn_in": 1,
+            "network": {"hidden_sizes": [8], "core": "gru", "core_size": 4},
+        },
+        "env": {"name": "probe/memory", "episode_length": 5},
+    },
+}
+
+
+class StoppingRecorder(Recorder):
+    """Asks the process to stop once a number of env steps is reached."""
+
+    stop_at: ClassVar[int | None] = None
+
+    def open(self, run: RunDescription, resumed_from: Position | None = None) -> None:
+        pass
+
+    def advance(self, env_steps: int) -> None:
+        if self.stop_at is not None and env_steps >= self.stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def record(self, rows: Sequence[Mapping[str, float]]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add the recorder."""
+    monkeypatch.setitem(RECORDERS, "stopping", f"{__name__}:StoppingRecorder")
+
+
+def build(method: str, run_dir: Path) -> Any:
+    return build_workflow(
+        {
+            **METHODS[method],
+            "total_timesteps": WARMUP_STEPS + 12 * ITERATION - 1,
+            "record_interval": 2 * ITERATION,
+            "evaluation": {"interval": 6 * ITERATION, "num_episodes": 2},
+            "checkpoint": {"interval": 4 * ITERATION, "keep": None},
+            "run_dir": str(run_dir),
+            "recorders": ["jsonl", "stopping"],
+        }
+    )
+
+
+def records_of(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl` without what the clock says."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    by_the_clock = ("time/fps", "time/time_elapsed")
+    return [{name: value for name, value in row.items() if name not in by_the_clock} for row in rows]
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    def compare(path: Any, left: Any, right: Any) -> None:
+        if jnp.issubdtype(left.dtype, jax.dtypes.prng_key):
+            left, right = jax.random.key_data(left), jax.random.key_data(right)
+        np.testing.assert_array_equal(left, right, err_msg=jax.tree_util.keystr(path))
+
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    jax.tree_util.tree_map_with_path(compare, one, other)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_stopped_between_and_at_records_ends_as_the_one_that_was_not(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = build(method, tmp_path / "whole")
+    expected = whole.learn(whole.init(whole.make_key()))
+    assert np.all(np.asarray(expected.buffer_state.num_rows) == 40 // NUM_ENVS)
+    assert len(records_of(tmp_path / "whole")) >= 6
+
+    workflow = build(method, tmp_path / "stopped")
+    # After the first iteration, which is a call of its own, and in the midst of the run.
+    monkeypatch.setattr(StoppingRecorder, "stop_at", WARMUP_STEPS + 1)
+    with pytest.raises(Interrupted):
+        workflow.learn(workflow.init(workflow.make_key()))
+    assert Checkpoints(tmp_path / "stopped" / "checkpoints").steps()[-1] <= WARMUP_STEPS + ITERATION
+    monkeypatch.setattr(StoppingRecorder, "stop_at", WARMUP_STEPS + 5 * ITERATION)
+    with pytest.raises(Interrupted):
+        workflow.resume()
+    monkeypatch.setattr(StoppingRecorder, "stop_at", None)
+    assert_equal(build(method, tmp_path / "stopped").resume(), expected)
+    assert records_of(tmp_path / "stopped") == records_of(tmp_path / "whole")
+
+    # From an earlier checkpoint: what came after it is forgotten and comes again.
+    middle = Checkpoints(tmp_path / "stopped" / "checkpoints").steps()[2]
+    assert_equal(workflow.resume(middle), expected)
+    assert records_of(tmp_path / "stopped") == records_of(tmp_path / "whole")

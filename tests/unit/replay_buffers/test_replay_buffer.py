@@ -1,0 +1,308 @@
+"""The ring against plain lists, the exact draw of indexes, and memory that does not grow with the capacity."""
+
+import functools
+from collections import deque
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rookery.errors import InvalidInputError, ShapeError
+from rookery.replay_buffers import PrioritizedBuffer, ReplayBuffer, UniformBuffer
+from rookery.replay_buffers.replay_buffer import multiply_high, uniform_indexes
+from rookery.sample_batch import SampleBatch
+from rookery.types import PyTreeDict
+
+BUFFERS = [UniformBuffer, PrioritizedBuffer]
+ID = jax.ShapeDtypeStruct((), jnp.int32)
+
+
+def ids(start: int, num_rows: int, num_envs: int) -> np.ndarray:
+    """Name rows `start...` of every env by a number that no other row has: `[T, B]`."""
+    return (np.arange(start, start + num_rows)[:, None] * num_envs + np.arange(num_envs)).astype(np.int32)
+
+
+def contents(buffer: ReplayBuffer, state: Any) -> set[tuple[int, ...]]:
+    """Return all windows that a few thousand draws find."""
+    sequence = jax.jit(buffer.sample, static_argnums=2)(state, jax.random.key(7), 4096).sequence
+    return set(map(tuple, np.asarray(sequence).T.tolist()))
+
+
+@pytest.mark.parametrize("buffer_class", BUFFERS)
+@pytest.mark.parametrize(("capacity", "num_envs", "sequence_length"), [(23, 3, 1), (26, 2, 4), (8, 2, 4)])
+def test_windows_are_those_of_plain_lists_after_adds_of_any_length(
+    buffer_class: type[ReplayBuffer], capacity: int, num_envs: int, sequence_length: int
+) -> None:
+    buffer = buffer_class(capacity=capacity, num_envs=num_envs, sequence_length=sequence_length)
+    model = [deque(maxlen=capacity // num_envs) for _ in range(num_envs)]
+    state, add, written = buffer.init(ID), jax.jit(buffer.add), 0
+    rng = np.random.default_rng(capacity)
+    assert not buffer.can_sample(state)
+    for length in [1, 1, 1, *rng.choice([1, 3, 14], 20)]:
+        rows = ids(written, int(length), num_envs)
+        written += len(rows)
+        for env in range(num_envs):
+            model[env].extend(rows[:, env].tolist())
+        state = add(state, rows)
+        runs = [list(kept) for kept in model]
+        expected = {
+            tuple(run[start : start + sequence_length])
+            for run in runs
+            for start in range(len(run) - sequence_length + 1)
+        }
+        assert int(buffer.num_windows(state)) == len(expected)
+        assert bool(buffer.can_sample(state)) == (len(expected) > 0)
+        if expected:
+            assert contents(buffer, state) == expected
+
+
+@pytest.mark.parametrize("buffer_class", BUFFERS)
+def test_indexes_say_which_env_and_row_a_window_starts_at(buffer_class: type[ReplayBuffer]) -> None:
+    buffer = buffer_class(capacity=21, num_envs=2, sequence_length=3)
+    state = buffer.add(buffer.init(ID), ids(0, 14, 2))
+    sample = buffer.sample(state, jax.random.key(0), 100)
+    times, envs = np.asarray(sample.sequence[0]) // 2, np.asarray(sample.sequence[0]) % 2
+    np.testing.assert_array_equal(sample.indexes, envs * buffer.rows + times % buffer.rows)
+    again = buffer.windows(state, sample.indexes)
+    np.testing.assert_array_equal(again, sample.sequence)
+
+
+TRANSITIONS = {
+    "dict": {"pixels": jnp.zeros((4, 5), jnp.uint8), "done": jnp.zeros((), bool), "count": jnp.zeros(2, jnp.int32)},
+    "sample_batch": SampleBatch(
+        obs=PyTreeDict(position=jnp.zeros(3), mask=jnp.zeros(2, bool)),
+        actions=jnp.zeros((), jnp.int32),
+        rewards=jnp.zeros(()),
+        extras=PyTreeDict(policy_extras=PyTreeDict(carry=(jnp.zeros((2, 2), jnp.bfloat16), jnp.zeros(1)))),
+    ),
+    "array": jnp.zeros((), jnp.float16),
+    "shapes": [jax.ShapeDtypeStruct((3, 0), jnp.int8), (jax.ShapeDtypeStruct((2,), jnp.bfloat16),), None],
+}
+
+
+def random_rows(transition: Any, num_rows: int, num_envs: int, seed: int) -> Any:
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(
+            rng.integers(0, 2 if leaf.dtype == bool else 100, (num_rows, num_envs, *leaf.shape))
+        ).astype(leaf.dtype),
+        transition,
+    )
+
+
+@pytest.mark.parametrize("buffer_class", BUFFERS)
+@pytest.mark.parametrize("name", TRANSITIONS)
+def test_any_tree_comes_back_with_its_structure_dtypes_and_values(name: str, buffer_class: type[ReplayBuffer]) -> None:
+    buffer = buffer_class(capacity=10, num_envs=2, sequence_length=2)
+    rows = random_rows(TRANSITIONS[name], 5, 2, seed=0)
+    state = buffer.add(buffer.init(TRANSITIONS[name]), rows)
+    sample = buffer.sample(state, jax.random.key(1), 9)
+    envs, starts = np.asarray(sample.indexes) // 5, np.asarray(sample.indexes) % 5
+    assert jax.tree.structure(sample.sequence) == jax.tree.structure(rows)
+    for taken, leaf in zip(jax.tree.leaves(sample.sequence), jax.tree.leaves(rows), strict=True):
+        assert taken.dtype == leaf.dtype
+        expected = np.stack([np.asarray(leaf)[starts, envs], np.asarray(leaf)[starts + 1, envs]])
+        np.testing.assert_array_equal(np.asarray(taken), expected)
+
+
+def test_nan_and_infinity_are_kept_as_they_are() -> None:
+    buffer = UniformBuffer(capacity=1, num_envs=1)
+    row = jnp.asarray([[[jnp.nan, jnp.inf, -0.0]]])
+    state = buffer.add(buffer.init(row[0, 0]), row)
+    np.testing.assert_array_equal(buffer.sample(state, jax.random.key(0), 1).sequence, row)
+
+
+@pytest.mark.parametrize("buffer_class", BUFFERS)
+def test_a_batch_may_be_larger_than_what_is_stored(buffer_class: type[ReplayBuffer]) -> None:
+    buffer = buffer_class(capacity=100, num_envs=1)
+    state = buffer.add(buffer.init(ID), ids(0, 3, 1))
+    sample = buffer.sample(state, jax.random.key(0), 1000)
+    assert set(np.asarray(sample.sequence).ravel().tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("buffer_class", BUFFERS)
+def test_adding_no_rows_changes_nothing(buffer_class: type[ReplayBuffer]) -> None:
+    buffer = buffer_class(capacity=10, num_envs=2, sequence_length=2)
+    state = buffer.add(buffer.init(ID), ids(0, 7, 2))
+    same = buffer.add(state, ids(7, 0, 2))
+    jax.tree.map(np.testing.assert_array_equal, same, state)
+
+
+@pytest.mark.parametrize("buffer_class", BUFFERS)
+def test_in_a_state_arrays_lead_with_the_envs_and_the_rest_are_scalars(buffer_class: type[ReplayBuffer]) -> None:
+    state = buffer_class(capacity=50, num_envs=7).init(TRANSITIONS["sample_batch"])
+    assert {leaf.shape[:1] for leaf in jax.tree.leaves(state)} == {(), (7,)}
+
+
+def fill_and_draw(buffer: ReplayBuffer, key: jax.Array, offset: jax.Array) -> tuple[Any, Any]:
+    """Add and draw by turns in one compiled loop, with a priority for whatever is drawn."""
+
+    def turn(state: Any, step: jax.Array) -> tuple[Any, Any]:
+        rows = offset + step * 6 + jnp.arange(6, dtype=jnp.int32).reshape(3, 2)
+        state = buffer.add(state, rows)
+        sample = buffer.sample(state, jax.random.fold_in(key, step), 8)
+        state = buffer.update_priorities(state, sample.indexes, sample.sequence[0].astype(jnp.float32))
+        return state, sample
+
+    return jax.lax.scan(turn, buffer.init(ID), jnp.arange(10, dtype=jnp.int32))
+
+
+@pytest.mark.parametrize("buffer_class", BUFFERS)
+def test_three_seeds_at_once_are_three_single_ones(buffer_class: type[ReplayBuffer]) -> None:
+    buffer = buffer_class(capacity=15, num_envs=2, sequence_length=2)
+    run = functools.partial(fill_and_draw, buffer)
+    keys, offsets = jax.random.split(jax.random.key(0), 3), jnp.asarray([0, 1000, 2000], jnp.int32)
+    together = jax.jit(jax.vmap(run))(keys, offsets)
+    for seed in range(3):
+        alone = jax.jit(run)(keys[seed], offsets[seed])
+        for one, other in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
+            np.testing.assert_allclose(one[seed], other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("buffer_class", BUFFERS)
+def test_a_compiled_loop_does_what_single_calls_do(buffer_class: type[ReplayBuffer]) -> None:
+    buffer = buffer_class(capacity=15, num_envs=2, sequence_length=2)
+    key, state = jax.random.key(0), buffer.init(ID)
+    looped, samples = jax.jit(functools.partial(fill_and_draw, buffer))(key, jnp.asarray(0, jnp.int32))
+    for step in range(10):
+        state = buffer.add(state, ids(step * 3, 3, 2))
+        sample = buffer.sample(state, jax.random.fold_in(key, step), 8)
+        state = buffer.update_priorities(state, sample.indexes, sample.sequence[0].astype(jnp.float32))
+        np.testing.assert_array_equal(sample.sequence, samples.sequence[step])
+    for one, other in zip(jax.tree.leaves(looped), jax.tree.leaves(state), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def memory(buffer: ReplayBuffer, form: str, num_added: int) -> tuple[Any, int]:
+    """Compile adding and drawing with a donated state; return the compiler's account and the size of the state."""
+    row = {"obs": jax.ShapeDtypeStruct((3,), jnp.float32), "action": jax.ShapeDtypeStruct((), jnp.int32)}
+
+    def turn(step: Any, carry: Any) -> Any:
+        state, key, total = carry
+        state = buffer.add(state, jax.tree.map(lambda leaf: jnp.ones((num_added, 1, *leaf.shape), leaf.dtype), row))
+        sample_key, key = jax.random.split(key)
+        sample = buffer.sample(state, sample_key, 16)
+        errors = jnp.sum(sample.sequence["obs"], axis=(0, 2))
+        state = buffer.update_priorities(state, sample.indexes, errors)
+        return state, key, total + jnp.sum(errors * sample.probabilities)
+
+    def several(carry: Any) -> Any:
+        return jax.lax.fori_loop(0, 3, turn, carry)
+
+    def start(key: jax.Array) -> Any:
+        return buffer.init(row), key, jnp.zeros(())
+
+    program = {"once": functools.partial(turn, 0), "loop": several, "seeds": jax.vmap(several)}[form]
+    keys = jax.random.split(jax.random.key(0), 2)
+    carry = jax.eval_shape(jax.vmap(start), keys) if form == "seeds" else jax.eval_shape(start, keys[0])
+    state_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(carry[0]))
+    return jax.jit(program, donate_argnums=0).lower(carry).compile().memory_analysis(), state_bytes
+
+
+@pytest.mark.usefixtures("optimized_programs")
+@pytest.mark.parametrize("buffer_class", BUFFERS)
+@pytest.mark.parametrize(("form", "num_added", "sequence_length"), [("once", 1, 1), ("loop", 5, 2), ("seeds", 1, 1)])
+def test_a_donated_buffer_is_written_in_place_at_any_capacity(
+    buffer_class: type[ReplayBuffer], form: str, num_added: int, sequence_length: int
+) -> None:
+    small, large = (
+        memory(buffer_class(capacity=capacity, num_envs=1, sequence_length=sequence_length), form, num_added)
+        for capacity in (10_000, 1_000_000)
+    )
+    # A tree of a million has a few more levels to climb, each for the 16 windows of the sample.
+    assert large[0].temp_size_in_bytes <= small[0].temp_size_in_bytes + 20_000
+    assert large[0].alias_size_in_bytes >= large[1]
+
+
+@pytest.mark.parametrize("num_indexes", [1, 2, 3, 1000, 65_537, 2**31 - 1])
+def test_the_upper_half_of_a_product_is_exact(num_indexes: int) -> None:
+    numbers = np.random.default_rng(0).integers(0, 2**32, 10_000, dtype=np.uint64)
+    numbers[:4] = [0, 1, 2**31, 2**32 - 1]
+    high = multiply_high(jnp.asarray(numbers.astype(np.uint32)), jnp.asarray(num_indexes, jnp.uint32))
+    np.testing.assert_array_equal(high, numbers * np.uint64(num_indexes) >> np.uint64(32))
+
+
+def test_indexes_reach_all_of_many_millions() -> None:
+    num_indexes = 2**30
+    indexes = np.asarray(uniform_indexes(jax.random.key(0), 100_000, jnp.asarray(num_indexes, jnp.int32)))
+    assert (np.bincount(indexes % 64, minlength=64) > 0).all()
+    assert 0 <= indexes.min() < num_indexes // 1000 < num_indexes - num_indexes // 1000 < indexes.max() < num_indexes
+
+
+def test_legacy_keys_are_accepted() -> None:
+    buffer = UniformBuffer(capacity=10, num_envs=1)
+    state = buffer.add(buffer.init(ID), ids(0, 10, 1))
+    samples = [buffer.sample(state, key, 5).indexes for key in (jax.random.PRNGKey(3), jax.random.key(3))]
+    np.testing.assert_array_equal(*samples)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"capacity": 10, "num_envs": 4, "sequence_length": 3}, "keeps 2 rows .* use a capacity of at least 12"),
+        ({"capacity": 3, "num_envs": 4}, "keeps 0 rows .* use a capacity of at least 4"),
+        ({"capacity": 0, "num_envs": 1}, "capacity=0 must be an integer of at least 1"),
+        ({"capacity": 10, "num_envs": 1, "sequence_length": 0}, "sequence_length=0 must be"),
+        ({"capacity": 2**30 + 1, "num_envs": 1}, r"at most 2\^30"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        UniformBuffer(**settings)
+
+
+@pytest.mark.parametrize(
+    ("transitions", "message"),
+    [
+        ({"obs": np.zeros((5, 2, 3), np.float32)}, r"missing are \['done'\], unknown are none"),
+        (
+            {"obs": np.zeros((5, 2, 3), np.float32), "dones": np.zeros((5, 2), bool)},
+            r"missing are \['done'\], unknown are \['dones'\]",
+        ),
+        (
+            {"obs": np.zeros((5, 3, 3), np.float32), "done": np.zeros((5, 2), bool)},
+            r"transitions\['obs'\] is float32\[5, 3, 3\]; expected float32\[5, 2, 3\]",
+        ),
+        (
+            {"obs": np.zeros((5, 2, 3), np.float32), "done": np.zeros((5, 2, 1), bool)},
+            r"transitions\['done'\] is bool\[5, 2, 1\]; expected bool\[5, 2\]",
+        ),
+        (
+            {"obs": np.zeros((5, 2, 3), np.float32), "done": np.zeros((4, 2), bool)},
+            r"transitions\['obs'\] is float32\[5, 2, 3\]; expected float32\[4, 2, 3\]",
+        ),
+        (
+            {"obs": np.zeros((5, 2, 3), np.float32), "done": np.zeros((5, 2), np.float32)},
+            r"transitions\['done'\] is float32\[5, 2\]; expected bool\[5, 2\]",
+        ),
+    ],
+)
+def test_transitions_that_do_not_fit_are_refused_by_the_name_of_the_leaf(transitions: Any, message: str) -> None:
+    buffer = UniformBuffer(capacity=10, num_envs=2)
+    state = buffer.init({"obs": jnp.zeros(3), "done": jnp.zeros((), bool)})
+    with pytest.raises(ShapeError, match=message):
+        buffer.add(state, transitions)
+
+
+def test_a_transition_of_scalars_where_rows_were_expected_is_refused() -> None:
+    buffer = UniformBuffer(capacity=10, num_envs=2)
+    with pytest.raises(ShapeError, match=r"transitions is int32\[\]; expected int32\[T, 2\]"):
+        buffer.add(buffer.init(ID), jnp.zeros((), jnp.int32))
+
+
+@pytest.mark.parametrize(
+    ("transition", "message"),
+    [({}, "holds no arrays"), ({"key": jax.random.key(0)}, r"transition\['key'\] is a random key")],
+)
+def test_transitions_that_cannot_be_kept_are_refused(transition: Any, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        UniformBuffer(capacity=10, num_envs=2).init(transition)
+
+
+@pytest.mark.parametrize("buffer_class", BUFFERS)
+def test_an_empty_batch_is_refused(buffer_class: type[ReplayBuffer]) -> None:
+    buffer = buffer_class(capacity=10, num_envs=1)
+    with pytest.raises(InvalidInputError, match="batch_size=0"):
+        buffer.sample(buffer.init(ID), jax.random.key(0), 0)
