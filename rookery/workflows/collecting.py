@@ -1,6 +1,5 @@
 """What workflows that learn from trajectories have in common: a source of experience, and how its rows count."""
 
-import functools
 import time
 from typing import Any, ClassVar
 
@@ -40,11 +39,10 @@ class CollectingWorkflow(Workflow):
     def make_agent(self) -> Agent:
         return self.agent_class(config=self.config.network, normalize_obs=self.config.normalize_obs)
 
-    @functools.cached_property
-    def source(self) -> RolloutSource:
-        """What experience comes from: this device's share of the environments."""
+    def prepare(self) -> None:
+        """Build what experience comes from: this device's share of the environments."""
         env = self.make_env(self.config.num_envs // self.num_devices, self.settings.train.env.autoreset_mode)
-        return RolloutSource(env=env, agent=self.agent, rollout_length=self.config.rollout_length)
+        self.source = RolloutSource(env=env, agent=self.agent, rollout_length=self.config.rollout_length)
 
     def start_source(self, key: Key) -> RolloutState:
         """Start this device's environments: the same ones altogether, whatever the number of devices."""

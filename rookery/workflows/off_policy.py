@@ -1,6 +1,5 @@
 """Off-policy training: keep what was experienced, and learn from batches drawn from all of it."""
 
-import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable
@@ -194,15 +193,22 @@ class OffPolicyWorkflow(CollectingWorkflow):
                 "example, and agent.burn_in, to 8."
             )
 
-    @functools.cached_property
-    def warmup_source(self) -> RolloutSource:
-        """What the first steps come from."""
+    def prepare(self) -> None:
+        super().prepare()
         source = self.source.replace(rollout_length=1)
-        if self.config.warmup == "policy":
-            return source
-        return source.replace(
-            agent=RandomActions(agent=self.agent, obs_space=source.obs_space, action_space=source.action_space)
-        )
+        if self.config.warmup == "random":
+            source = source.replace(
+                agent=RandomActions(agent=self.agent, obs_space=source.obs_space, action_space=source.action_space)
+            )
+        self.warmup_source = source
+        rows = jax.eval_shape(self._first_rows, jax.random.key(0))
+        self.row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), rows)
+
+    def _first_rows(self, key: Key) -> SampleBatch:
+        source = self.warmup_source
+        agent_state = self.agent.init(source.obs_space, source.action_space, key)
+        experience, _ = source.collect(agent_state, source.init(jax.random.split(key, source.num_envs)), key)
+        return rows_of(experience.trajectory)
 
     def make_agent(self) -> Agent:
         config = self.config
@@ -273,7 +279,7 @@ class OffPolicyWorkflow(CollectingWorkflow):
             target_params=PyTreeDict({part: params[part] for part in self.target_parts}),
             optimizer_states=PyTreeDict({part: self.optimizer.init(params[part]) for part in params}),
             source_state=self.start_source(env_key),
-            buffer_state=self.buffer.init(self._row_shapes),
+            buffer_state=self.buffer.init(self.row),
         )
         first_values = values_at(state.hyperparameters, jnp.zeros(()))
         state = state.replace(agent_state=self.agent.explore_with(agent_state, first_values))
@@ -291,7 +297,7 @@ class OffPolicyWorkflow(CollectingWorkflow):
 
     def state_specs(self) -> Any:
         specs: dict[str, Any] = dict.fromkeys(field_names(OffPolicyState), SAME) | {"source_state": SPLIT}
-        buffer_shapes = jax.eval_shape(self.buffer.init, self._row_shapes)
+        buffer_shapes = jax.eval_shape(self.buffer.init, self.row)
         specs["buffer_state"] = jax.tree.map(lambda leaf: SPLIT if leaf.ndim else SAME, buffer_shapes)
         return OffPolicyState(**specs)
 
@@ -302,19 +308,6 @@ class OffPolicyWorkflow(CollectingWorkflow):
         if state.buffer_state is not None:
             return state
         return state.replace(buffer_state=self.init(self.make_key()).buffer_state)
-
-    @functools.cached_property
-    def _row_shapes(self) -> SampleBatch:
-        """The shapes and dtypes of one row, as it is stored."""
-
-        def collect(key: Key) -> SampleBatch:
-            source = self.warmup_source
-            agent_state = self.agent.init(source.obs_space, source.action_space, key)
-            experience, _ = source.collect(agent_state, source.init(jax.random.split(key, source.num_envs)), key)
-            return rows_of(experience.trajectory)
-
-        rows = jax.eval_shape(collect, self.make_key().flatten()[0])
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), rows)
 
     def _collect(self, source: RolloutSource, state: OffPolicyState, key: Key) -> tuple[SampleBatch, OffPolicyState]:
         """Take steps, store them and count them."""

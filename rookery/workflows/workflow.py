@@ -106,6 +106,7 @@ class Workflow(ABC):
             mesh=device_mesh(num_devices), num_seeds=settings.train.num_seeds, side_by_side=self.seeds_side_by_side
         )
         self.agent = self.make_agent()
+        self.prepare()
         self.timetable = Timetable.of(settings.train)
         self.evaluator = self._make_evaluator()
         names = settings.train.recorders if jax.process_index() == 0 else ()
@@ -167,6 +168,9 @@ class Workflow(ABC):
     @abstractmethod
     def make_agent(self) -> Agent:
         """Build the agent."""
+
+    def prepare(self) -> None:  # noqa: B027
+        """Build what the programs need, environments above all: never while one of them is traced."""
 
     @abstractmethod
     def setup(self, key: Key) -> Any:
