@@ -9,11 +9,13 @@ from typing import Any
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of what is run here is over at once: compile in less time to slower programs, in child processes too.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 import jax
 import jax.numpy as jnp
 import jaxtyping
 import pytest
+from jax._src import compiler
 
 from rookery.envs import EnvState, Wrapper
 from rookery.sample_batch import SampleBatch
@@ -153,8 +155,15 @@ def few_memory_maps() -> Iterator[None]:
 
 
 @pytest.fixture
-def optimized_programs() -> Iterator[None]:
+def optimized_programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Compile to the fastest programs, as users run them: for long runs, and where rounding counts."""
+    with_options = compiler.get_compile_options  # JAX has no setting for it that holds for all programs
+
+    def with_users_options(*args: Any, env_options_overrides: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+        overrides = {"xla_cpu_use_fusion_emitters": True} | dict(env_options_overrides or {})
+        return with_options(*args, env_options_overrides=overrides, **kwargs)
+
+    monkeypatch.setattr(compiler, "get_compile_options", with_users_options)
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)

@@ -169,7 +169,7 @@ from tests.contracts.test_evo_optimizers import OPTIMIZERS, PARAMS, generations,
 mesh = jax.make_mesh((4,), ("dp",))
 for name, make in OPTIMIZERS.items():
     one, split = make(population_size=16), make(population_size=16, axis_name="dp")
-    state = one.init(PARAMS, jax.random.key(0))
+    state = jax.jit(one.init)(PARAMS, jax.random.key(0))
     four = jax.shard_map(
         partial(generations, split, num_generations=3),
         mesh=mesh,

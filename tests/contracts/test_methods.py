@@ -1,5 +1,6 @@
 """What every method of the registry does: build, train, evaluate, record under known names, and describe itself."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from rookery.registry import AGENTS, build_workflow, workflow_class
 from rookery.runs import RunDirectory
 from rookery.types import PyTreeDict
 from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.off_policy import OffPolicyWorkflow
 from rookery.workflows.on_policy import OnPolicyWorkflow
+from rookery.workflows.workflow import Workflow
 
 METHODS = sorted(AGENTS)
 EVOLUTION = [method for method in METHODS if issubclass(workflow_class(method), ECWorkflow)]
 ON_POLICY = [method for method in METHODS if issubclass(workflow_class(method), OnPolicyWorkflow)]
+OFF_POLICY = [method for method in METHODS if issubclass(workflow_class(method), OffPolicyWorkflow)]
 ENV_OVERRIDES = {
     "counter": ["env=probe/counter", "env.kwargs.dict_obs=true"],
     "mask": ["env=probe/mask", "env.autoreset_mode=envpool", "agent.normalize_obs=true"],
@@ -29,7 +33,18 @@ ENV_OVERRIDES = {
 OVERRIDES_OF_FAMILIES = {
     "on-policy": {"multi_discrete": ["agent.network.shared=true"], "continuous": ["agent.normalize_rewards=true"]},
     "evolution": {"continuous": ["agent.explore=true"], "memory": ["agent.network.core_size=4"]},
+    "off-policy": {
+        "mask": ["agent.prioritized=true", "agent.n_step=3"],
+        "memory": ["agent.sequence_length=4", "agent.burn_in=2"],
+    },
 }
+KINDS_OF_OFF_POLICY = {
+    "dqn": ("counter", "mask", "memory"),
+    "ddpg": ("continuous",),
+    "td3": ("continuous",),
+    "sac": ("counter", "mask", "continuous", "memory"),
+}
+"""What the actions of each of them may be."""
 MEASURES = {
     "nsga2": ["agent.objectives=[sum:reward,mean:reward]"],
     "map_elites": ["agent.descriptors=[sum:reward,last:reward]"],
@@ -37,12 +52,17 @@ MEASURES = {
 """What any environment has."""
 ACTOR_CRITIC = {"train/loss", "train/value_loss", "train/entropy_loss", "train/grad_norm"}
 ACTOR_CRITIC |= {"train/learning_rate", "train/n_updates"}
+CRITICS = {"train/actor_loss", "train/critic_loss", "train/value", "train/n_updates"}
 TRAIN_METRICS = {
     "ppo": ACTOR_CRITIC
     | {"train/policy_gradient_loss", "train/approx_kl", "train/clip_fraction", "train/clip_range"}
     | {"train/explained_variance"},
     "a2c": ACTOR_CRITIC | {"train/policy_loss", "train/explained_variance"},
     "impala": ACTOR_CRITIC | {"train/policy_loss", "train/approx_kl"},
+    "dqn": {"train/loss", "train/value", "train/learning_rate", "rollout/exploration_rate", "train/n_updates"},
+    "ddpg": CRITICS,
+    "td3": CRITICS,
+    "sac": CRITICS | {"train/entropy", "train/ent_coef"},
 }
 """The names that Stable-Baselines3 gives to the same numbers; it has none for the norm of the gradient."""
 QUANTILES = ("min", "q25", "median", "q75", "max", "mean", "std")
@@ -65,19 +85,22 @@ def kinds_of(tree: Any) -> list[tuple]:
 
 
 def test_every_method_belongs_to_a_family_that_is_tested_here() -> None:
-    assert sorted(EVOLUTION + ON_POLICY) == METHODS
-    assert set(TRAIN_METRICS) == set(ON_POLICY)
+    assert sorted(EVOLUTION + ON_POLICY + OFF_POLICY) == METHODS
+    assert set(TRAIN_METRICS) == {*ON_POLICY, *OFF_POLICY}
+    assert set(KINDS_OF_OFF_POLICY) == set(OFF_POLICY)
 
 
 @pytest.mark.parametrize(
     ("method", "kind"),
     [(method, kind) for method in [*ON_POLICY, "openes"] for kind in ENV_OVERRIDES]
-    + [(method, "counter") for method in EVOLUTION if method != "openes"],
+    + [(method, "counter") for method in EVOLUTION if method != "openes"]
+    + [(method, kind) for method, kinds in KINDS_OF_OFF_POLICY.items() for kind in kinds],
 )
 def test_it_can_be_traced_with_its_defaults_on_environments_of_every_kind(method: str, kind: str) -> None:
-    family = "evolution" if method in EVOLUTION else "on-policy"
+    family = "evolution" if method in EVOLUTION else "on-policy" if method in ON_POLICY else "off-policy"
     overrides = [*ENV_OVERRIDES[kind], *OVERRIDES_OF_FAMILIES[family].get(kind, []), *MEASURES.get(method, [])]
     workflow = build_workflow(compose([f"agent={method}", *overrides, "env.episode_length=10"]))
+    workflow.make_env = None  # environments are built before anything is traced
     state = jax.eval_shape(workflow.init, workflow.make_key())
     metrics, after = jax.eval_shape(workflow.step, state)
     assert jax.tree.structure(after) == jax.tree.structure(state)
@@ -95,7 +118,8 @@ def evaluation_of(method: str) -> set[str]:
 def test_its_config_describes_it_completely(method: str) -> None:
     names = [name for name in field_names(workflow_class(method).hyperparameters_class) if name != "initial_std"]
     schedule = [f"agent.{name}={{start: 0.5, end: 0.25}}" for name in names[:1]]
-    workflow = build_workflow(compose([f"agent={method}", "env=classic/pendulum", *schedule, "num_seeds=2"]))
+    env = f"env=classic/{'cartpole' if method == 'dqn' else 'pendulum'}"
+    workflow = build_workflow(compose([f"agent={method}", env, *schedule, "num_seeds=2"]))
     mapping = workflow.settings.to_mapping()
     again = build_workflow(yaml.safe_load(yaml.safe_dump(mapping)))
     assert again.settings.to_mapping() == mapping
@@ -105,89 +129,156 @@ def test_its_config_describes_it_completely(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_its_yaml_and_its_dataclasses_have_the_same_defaults(method: str) -> None:
-    composed = build_workflow(compose([f"agent={method}", "env=probe/counter", "env.episode_length=5"]))
-    bare = build_workflow({"agent": {"name": method}, "env": {"name": "probe/counter", "episode_length": 5}})
+    env = "probe/continuous" if method in ("ddpg", "td3") else "probe/counter"
+    composed = build_workflow(compose([f"agent={method}", f"env={env}", "env.episode_length=5"]))
+    bare = build_workflow({"agent": {"name": method}, "env": {"name": env, "episode_length": 5}})
     assert composed.settings.to_mapping() == bare.settings.to_mapping()
 
 
-@pytest.mark.parametrize("method", ON_POLICY)
-def test_an_on_policy_method_does_all_that_a_workflow_does(method: str, tmp_path: Path) -> None:
+def on_policy_workflow(method: str, run_dir: Path) -> OnPolicyWorkflow:
+    """Train for 4 iterations of 32 steps, with a record after every other one."""
     agent: dict[str, Any] = {"name": method, "num_envs": 4, "rollout_length": 8, "network": {"hidden_sizes": [8]}}
-    workflow = build_workflow(
+    return build_workflow(
         {
             "agent": agent,
             "env": {"name": "probe/cue_reward", "episode_length": 5},
             "total_timesteps": 4 * 8 * 4,
             "record_interval": 4 * 8 * 2,
             "evaluation": {"num_episodes": 3, "interval": 10**6},
-            "run_dir": str(tmp_path / "run"),
+            "run_dir": str(run_dir),
             "recorders": ["jsonl"],
         }
     )
-    state = workflow.init(workflow.make_key())
-    metrics, stepped = workflow.step(state)
-    assert isinstance(metrics, PyTreeDict)
-    assert set(metrics) == TRAIN_METRICS[method] - {"train/n_updates"} | EPISODES
-    assert all(np.isfinite(value) for value in metrics.values())
-    assert int(stepped.env_steps) == 32
-    assert int(stepped.num_updates) > 0
-    before = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.agent_state.params)])
-    after = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(stepped.agent_state.params)])
-    assert np.any(before != after)
-
-    evaluation, evaluated = workflow.evaluate(stepped)
-    assert set(evaluation) == EVALUATION
-    assert -1.0 <= evaluation["eval/mean_reward"] <= 1.0
-    assert np.any(jax.random.key_data(evaluated.eval_key) != jax.random.key_data(stepped.eval_key))
-
-    learned = workflow.learn(state)
-    workflow.close()
-    assert int(learned.iterations) == 4
-    first, last = RunDirectory.open(tmp_path / "run").read_metrics()
-    assert set(first) == ALWAYS | TRAIN_METRICS[method] | EPISODES
-    assert set(last) == set(first) | EVALUATION
-    assert last["train/n_updates"] == int(learned.num_updates)
 
 
-@pytest.mark.parametrize("method", EVOLUTION)
-def test_an_evolutionary_method_does_all_that_a_workflow_does(method: str, tmp_path: Path) -> None:
-    population_size, num_episodes, episode_length = 8, 2, 5
-    steps = population_size * num_episodes * episode_length
-    workflow = build_workflow(
+def off_policy_workflow(method: str, run_dir: Path) -> OffPolicyWorkflow:
+    """Warm up for 32 steps, then train for 3 iterations of 32 steps and 2 updates each; a record at 64 and at 128."""
+    agent: dict[str, Any] = {"num_envs": 4, "rollout_length": 8, "updates_per_step": 1 / 16, "batch_size": 8}
+    agent |= {"name": method, "warmup_steps": 32, "network": {"hidden_sizes": [8]}}
+    return build_workflow(
+        {
+            "agent": agent,
+            "env": {"name": f"probe/{'cue_reward' if method == 'dqn' else 'continuous'}", "episode_length": 5},
+            "total_timesteps": 4 * 32,
+            "record_interval": 2 * 32,
+            "evaluation": {"num_episodes": 3, "interval": 10**6},
+            "run_dir": str(run_dir),
+            "recorders": ["jsonl"],
+        }
+    )
+
+
+def evolutionary_workflow(method: str, run_dir: Path) -> ECWorkflow:
+    """Train for 4 generations of 8 individuals with 2 episodes of 5 steps, with a record after every other one."""
+    return build_workflow(
         {
             "agent": {
                 "name": method,
-                "population_size": population_size,
-                "num_episodes": num_episodes,
+                "population_size": 8,
+                "num_episodes": 2,
                 "num_lanes": 3,
                 "network": {"hidden_sizes": [4]},
             },
-            "env": {"name": "classic/pendulum", "episode_length": episode_length},
-            "total_timesteps": 4 * steps,
-            "record_interval": 2 * steps,
+            "env": {"name": "classic/pendulum", "episode_length": 5},
+            "total_timesteps": 4 * 80,
+            "record_interval": 2 * 80,
             "evaluation": {"num_episodes": 3, "interval": 10**6},
-            "run_dir": str(tmp_path / "run"),
+            "run_dir": str(run_dir),
             "recorders": ["jsonl"],
         }
     )
-    expected = EVOLUTION_METRICS.get(method, FITNESS | {"evolution/step_size"}) | EPISODES
-    state = workflow.init(workflow.make_key())
-    metrics, stepped = workflow.step(state)
-    assert set(metrics) - CENTER == expected
-    assert all(np.isfinite(value) for value in metrics.values())
-    assert int(stepped.env_steps) == steps
-    before = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.agent_state.params)])
-    after = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(stepped.agent_state.params)])
-    assert np.any(before != after)
 
-    evaluation, _ = workflow.evaluate(stepped)
-    assert set(evaluation) == evaluation_of(method)
+
+def params_of(state: Any) -> np.ndarray:
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.agent_state.params)])
+
+
+@pytest.fixture
+def nothing_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the program that times how experience is gathered: it is the same for all methods of a family."""
+    for workflow in (OnPolicyWorkflow, OffPolicyWorkflow, ECWorkflow):
+        monkeypatch.setattr(workflow, "collect_seconds", Workflow.collect_seconds)
+
+
+@pytest.mark.usefixtures("nothing_timed")
+@pytest.mark.parametrize("method", ON_POLICY)
+def test_an_on_policy_method_learns_and_records_under_known_names(method: str, tmp_path: Path) -> None:
+    workflow = on_policy_workflow(method, tmp_path / "run")
+    state = workflow.init(workflow.make_key())
+    metrics, _ = jax.eval_shape(workflow.step, state)
+    assert isinstance(metrics, PyTreeDict)
+    assert set(metrics) == TRAIN_METRICS[method] - {"train/n_updates"} | EPISODES
 
     learned = workflow.learn(state)
     workflow.close()
-    assert int(learned.iterations) == 4
+    assert (int(learned.iterations), int(learned.env_steps)) == (4, 4 * 32)
+    assert int(learned.num_updates) > 0
+    assert np.any(params_of(learned) != params_of(state))
+    assert np.any(jax.random.key_data(learned.eval_key) != jax.random.key_data(state.eval_key))
+    first, last = RunDirectory.open(tmp_path / "run").read_metrics()
+    assert set(first) == ALWAYS | TRAIN_METRICS[method] | EPISODES
+    assert set(last) == set(first) | EVALUATION
+    assert all(np.isfinite(value) for value in (first | last).values())
+    assert last["train/n_updates"] == int(learned.num_updates)
+    assert -1.0 <= last["eval/mean_reward"] <= 1.0
+
+
+@pytest.mark.usefixtures("nothing_timed")
+@pytest.mark.parametrize("method", OFF_POLICY)
+def test_an_off_policy_method_learns_and_records_under_known_names(method: str, tmp_path: Path) -> None:
+    workflow = off_policy_workflow(method, tmp_path / "run")
+    state = workflow.init(workflow.make_key())
+    assert int(state.env_steps) == 32
+    metrics, _ = jax.eval_shape(workflow.step, state)
+    assert set(metrics) == TRAIN_METRICS[method] - {"train/n_updates"} | EPISODES
+
+    learned = workflow.learn(state)
+    workflow.close()
+    assert (int(learned.iterations), int(learned.env_steps)) == (3, 4 * 32)
+    assert int(learned.num_updates) == 3 * 2
+    assert np.any(params_of(learned) != params_of(state))
+    first, last = RunDirectory.open(tmp_path / "run").read_metrics()
+    assert set(first) == ALWAYS | TRAIN_METRICS[method] | EPISODES
+    assert set(last) == set(first) | EVALUATION
+    assert all(np.isfinite(value) for value in (first | last).values())
+    assert last["train/n_updates"] == 6
+
+
+@pytest.mark.usefixtures("nothing_timed")
+@pytest.mark.parametrize("method", EVOLUTION)
+def test_an_evolutionary_method_learns_and_records_under_known_names(method: str, tmp_path: Path) -> None:
+    workflow = evolutionary_workflow(method, tmp_path / "run")
+    expected = EVOLUTION_METRICS.get(method, FITNESS | {"evolution/step_size"}) | EPISODES
+    state = workflow.init(workflow.make_key())
+    metrics, _ = jax.eval_shape(workflow.step, state)
+    assert set(metrics) - CENTER == expected
+
+    learned = workflow.learn(state)
+    workflow.close()
+    assert (int(learned.iterations), int(learned.env_steps)) == (4, 4 * 80)
     assert int(learned.evo_state.generation) == 4
+    assert np.any(params_of(learned) != params_of(state))
     first, last = RunDirectory.open(tmp_path / "run").read_metrics()
     assert set(first) - CENTER == ALWAYS | {"train/n_updates", "evolution/num_invalid"} | expected
-    assert last["evolution/num_invalid"] == 0
     assert set(last) == set(first) | evaluation_of(method)
+    assert all(np.isfinite(value) for value in (first | last).values())
+    assert last["evolution/num_invalid"] == 0
+
+
+@pytest.mark.parametrize(("make", "method"), [(on_policy_workflow, "ppo"), (evolutionary_workflow, "openes")])
+def test_of_every_family_one_is_stepped_evaluated_and_timed_by_itself(
+    make: Callable[[str, Path], Workflow], method: str, tmp_path: Path
+) -> None:
+    workflow = make(method, tmp_path / "run")
+    state = workflow.init(workflow.make_key())
+    metrics, stepped = workflow.step(state)
+    assert isinstance(metrics, PyTreeDict)
+    assert all(np.isfinite(value) for value in metrics.values())
+    assert (int(stepped.iterations), int(stepped.env_steps)) == (1, workflow.settings.train.total_timesteps // 4)
+    assert int(stepped.num_updates) > 0
+    assert np.any(params_of(stepped) != params_of(state))
+    evaluation, evaluated = workflow.evaluate(stepped)
+    assert set(evaluation) == evaluation_of(method)
+    assert np.any(jax.random.key_data(evaluated.eval_key) != jax.random.key_data(stepped.eval_key))
+    assert workflow.collect_seconds(stepped) > 0.0
+    workflow.close()

@@ -44,9 +44,8 @@ def test_random_cart_poles_fall_after_a_few_dozen_steps_in_every_mode(make_key: 
 
 
 @pytest.mark.third_party
-def test_a_random_hopper_of_brax_falls_after_a_few_dozen_steps() -> None:
+def test_a_random_pole_of_brax_falls_after_a_few_steps() -> None:
     mean_return, mean_length = run(
-        lambda **kwargs: create_wrapped_brax_env("hopper", **kwargs), jax.random.key, AutoresetMode.NORMAL
+        lambda **kwargs: create_wrapped_brax_env("inverted_pendulum", **kwargs), jax.random.key, AutoresetMode.NORMAL
     )
-    assert 10 < mean_length < 100
-    assert 0 < mean_return < 2 * mean_length
+    assert 5 < mean_return == mean_length < 20

@@ -110,6 +110,7 @@ def network_action_fn(agent_state: AgentState, sample_batch: SampleBatch, key: K
     return hidden, PyTreeDict()
 
 
+@pytest.mark.usefixtures("optimized_programs")
 def test_networks_on_a_continuous_env_earn_the_same_to_the_bit_for_any_number_of_lanes() -> None:
     keys = jax.random.split(jax.random.key(0), 3)
     shapes = [(3, 64), (64, 64), (64, 1)]
@@ -189,6 +190,7 @@ def test_a_recurrent_agent_gets_a_clear_memory_in_every_episode_of_a_lane(cue_ag
     np.testing.assert_array_equal(metrics.episode_lengths, np.full((POPULATION_SIZE, NUM_EPISODES), 4))
 
 
+@pytest.mark.usefixtures("optimized_programs")
 def test_of_a_vectorised_env_the_single_env_is_taken() -> None:
     vectorised = wrap_env(Shop(), parallel=5, autoreset_mode=AutoresetMode.NORMAL)
     single = evaluator(gamble, 4).evaluate(population(), jax.random.key(6))

@@ -51,6 +51,7 @@ def assert_equal(one: Any, other: Any, **tolerance: float) -> None:
     jax.tree_util.tree_map_with_path(compare, one, other)
 
 
+@pytest.mark.usefixtures("optimized_programs")
 def test_the_number_of_lanes_makes_no_difference() -> None:
     few, many = (generations(make_workflow(num_lanes=lanes, normalize_obs=True), 3)[-1] for lanes in (1, 12))
     assert_equal(few, many)
