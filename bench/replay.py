@@ -62,7 +62,7 @@ def uniform(capacity: int) -> dict[str, float]:
             state = buffer.add(state, row)
             return state, buffer.sample(state, key).experience.first["obs"]
 
-        contenders["flashbax"] = rounds(buffer.init(transition()), flashbax_round, buffer.add)
+        contenders["flashbax"] = rounds(capacity, buffer.init(transition()), flashbax_round, buffer.add)
     return microseconds_of(contenders)
 
 
@@ -80,7 +80,7 @@ def prioritized(capacity: int) -> dict[str, float]:
             obs = sample.experience.first["obs"]
             return buffer.set_priorities(state, sample.indices, abs(obs[:, 0]) + 0.5), obs
 
-        contenders["flashbax"] = rounds(buffer.init(transition()), flashbax_round, buffer.add)
+        contenders["flashbax"] = rounds(capacity, buffer.init(transition()), flashbax_round, buffer.add)
     return microseconds_of(contenders)
 
 
@@ -102,11 +102,11 @@ def rookery_rounds(capacity: int, is_prioritized: bool) -> Callable[[], Any]:
             state = buffer.update_priorities(state, sample.indexes, abs(obs[:, 0]) + 0.5)
         return state, obs
 
-    return rounds(buffer.init(transition()), one_round, add)
+    return rounds(capacity, buffer.init(transition()), one_round, add)
 
 
-def rounds(state: Any, one_round: Callable, add: Callable) -> Callable[[], Any]:
-    """Rounds as one program; each call goes on from the last."""
+def rounds(capacity: int, state: Any, one_round: Callable, add: Callable) -> Callable[[], Any]:
+    """Rounds on a full buffer as one program; each call goes on from the last."""
     import jax
     import jax.numpy as jnp
 
@@ -116,7 +116,7 @@ def rounds(state: Any, one_round: Callable, add: Callable) -> Callable[[], Any]:
     def fill(index: Any, state: Any) -> Any:
         return add(state, row(index.astype(jnp.float32)))
 
-    state = jax.jit(lambda state: jax.lax.fori_loop(0, BATCH_SIZE + 1, fill, state), donate_argnums=0)(state)
+    state = jax.jit(lambda state: jax.lax.fori_loop(0, capacity, fill, state), donate_argnums=0)(state)
 
     def advance(state: Any, key: Any, total: Any) -> tuple[Any, Any, Any]:
         def body(index: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:

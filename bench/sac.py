@@ -22,25 +22,21 @@ INSTALL = "pip install -c constraints.txt -e '.[bench]'"
 
 def rows() -> Iterator[Row]:
     cores = sorted(os.sched_getaffinity(0))[:1]
-    for peer, function in {"rejax": "steps_per_second_beside_rejax", "SBX": "steps_per_second_beside_sbx"}.items():
-        yield compare(peer, measure("bench.sac", function, cores=cores))
-    capacities = (10_000, 100_000, 1_000_000)
-    speeds = measure("bench.sac", "steps_per_second_by_capacity", *capacities, cores=cores)
-    first, *others = capacities
-    for capacity in others:
-        yield Row(
-            f"SAC, replay of {capacity:,} steps",
-            f"{speeds[str(capacity)]:,.0f} steps/s",
-            f"replay of {first:,} steps {speeds[str(first)]:,.0f} steps/s",
-            speeds[str(capacity)] / speeds[str(first)],
-        )
+    for capacity in (sac_sizes.SMALL_CAPACITY, sac_sizes.BUFFER_CAPACITY):
+        speeds = measure("bench.sac", "steps_per_second_beside_rejax", capacity, cores=cores)
+        yield compare(f"SAC, replay of {capacity:,}", "rejax", speeds)
+    speeds = measure("bench.sac", "steps_per_second_beside_sbx", cores=cores)
+    yield compare(f"SAC, replay of {sac_sizes.BUFFER_CAPACITY:,}", "SBX", speeds)
+    small, large = 10_000, 1_000_000
+    speeds = measure("bench.sac", "steps_per_second_by_capacity", small, large, cores=cores)
+    yield compare(f"SAC, replay of {large:,}", f"replay of {small:,}", speeds)
 
 
-def compare(peer: str, speeds: dict[str, float]) -> Row:
+def compare(name: str, peer: str, speeds: dict[str, float]) -> Row:
     ours = f"{speeds['rookery']:,.0f} steps/s"
     if peer not in speeds:
-        return Row("SAC, Pendulum, 1 core", ours, f"{peer}: {INSTALL}")
-    return Row("SAC, Pendulum, 1 core", ours, f"{peer} {speeds[peer]:,.0f} steps/s", speeds["rookery"] / speeds[peer])
+        return Row(name, ours, f"{peer}: {INSTALL}")
+    return Row(name, ours, f"{peer} {speeds[peer]:,.0f} steps/s", speeds["rookery"] / speeds[peer])
 
 
 # What the processes do.
@@ -64,11 +60,15 @@ def steps_per_second_beside_sbx() -> dict[str, float]:
     return speeds_of(contenders)
 
 
-def steps_per_second_by_capacity(*capacities: int) -> dict[str, float]:
-    return speeds_of({str(capacity): rookery_training(capacity) for capacity in capacities})
+def steps_per_second_by_capacity(small: int, large: int) -> dict[str, float]:
+    """Measure with full buffers."""
+    contenders = {"rookery": large, f"replay of {small:,}": small}
+    return speeds_of({name: rookery_training(size, warmup_steps=size) for name, size in contenders.items()})
 
 
-def rookery_training(capacity: int = sac_sizes.BUFFER_CAPACITY) -> Callable[[], Any]:
+def rookery_training(
+    capacity: int = sac_sizes.BUFFER_CAPACITY, warmup_steps: int = sac_sizes.WARMUP_STEPS
+) -> Callable[[], Any]:
     """The program that `learn` runs between two records, metrics included; each call goes on from the last."""
     import numpy as np
 
@@ -78,7 +78,7 @@ def rookery_training(capacity: int = sac_sizes.BUFFER_CAPACITY) -> Callable[[], 
     agent = {
         "batch_size": sac_sizes.BATCH_SIZE,
         "buffer_capacity": capacity,
-        "warmup_steps": sac_sizes.WARMUP_STEPS,
+        "warmup_steps": warmup_steps,
         "target_update_rate": sac_sizes.TARGET_UPDATE_RATE,
         "network": {"hidden_sizes": list(sac_sizes.HIDDEN_SIZES), "activation": "relu"},
     }

@@ -9,14 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.agent import AgentState
-from rookery.algorithms.replay_agent import ReplayAgent, Transitions, mean_squared_errors
+from rookery.algorithms.actor_critics import ActorCriticsAgent
+from rookery.algorithms.replay_agent import Transitions
 from rookery.control_flow import cond_any
 from rookery.errors import InvalidInputError, check_count
 from rookery.metrics import Mean
 from rookery.networks.critic import ActorCriticsConfig, ActorCriticsNetwork
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Space
-from rookery.types import Array, Key, Params, PyTreeDict, pytree_field, where_tree
+from rookery.types import Array, Key, Params, PyTreeDict, where_tree
 from rookery.workflows.config import Scalar
 from rookery.workflows.off_policy import (
     OffPolicyConfig,
@@ -58,10 +59,8 @@ class DeterministicHyperparameters(OffPolicyHyperparameters):
     exploration_noise: Scalar = 0.1
 
 
-class DeterministicAgent(ReplayAgent):
+class DeterministicAgent(ActorCriticsAgent):
     """Acts by the middle of its policy, and adds normal noise to explore."""
-
-    config: ActorCriticsConfig = pytree_field(static=True, default_factory=ActorCriticsConfig)
 
     @abstractmethod
     def target_actions(self, actions: Array, space: Box, hyperparameters: Any, key: Key) -> Array:
@@ -70,7 +69,7 @@ class DeterministicAgent(ReplayAgent):
     def make_network(self, obs_space: Space, action_space: Space) -> ActorCriticsNetwork:
         if not isinstance(action_space, Box) or not action_space.bounded:
             raise InvalidInputError(f"{type(self).__name__} needs actions in a Box with finite bounds: {action_space}.")
-        return ActorCriticsNetwork(obs_space, action_space, self.config)
+        return super().make_network(obs_space, action_space)
 
     def init(self, obs_space: Space, action_space: Space, key: Key) -> AgentState:
         agent_state = super().init(obs_space, action_space, key)
@@ -108,18 +107,6 @@ class DeterministicAgent(ReplayAgent):
 
         next_values = jnp.min(jax.vmap(value_of)(target_params.critics), axis=0)
         return jax.lax.stop_gradient(transitions.with_discounted(next_values))
-
-    def critic_loss(
-        self, agent_state: AgentState, critics: Params, transitions: Transitions, targets: Array
-    ) -> tuple[Array, Report]:
-        """Return the squared errors of all critics."""
-        critic = agent_state.extra_state.network.critic
-
-        def values_of(params: Params) -> Array:
-            features, _ = self.features(critic.trunk, params["trunk"], transitions)
-            return critic(params, features, transitions.actions)
-
-        return mean_squared_errors(jax.vmap(values_of)(critics), targets, transitions)
 
     def actor_loss(
         self, agent_state: AgentState, policy_params: Params, transitions: Transitions

@@ -12,7 +12,7 @@ from rookery.learning.moments import check_same_shape, weighted_mean
 from rookery.learning.targets import n_step, take_rows
 from rookery.networks.policy import Trunk
 from rookery.types import Array, Params, PyTreeData, pytree_field
-from rookery.workflows.off_policy import Replayed, Report
+from rookery.workflows.off_policy import Replayed
 
 
 class Transitions(PyTreeData):
@@ -108,12 +108,3 @@ class ReplayAgent(NetworkAgent):
         no_start = jnp.zeros_like(transitions.returns)
         next_features, _ = trunk(params, transitions.next_obs, take_rows(carries, transitions.last), no_start)
         return features[: transitions.returns.shape[0]], next_features
-
-
-def mean_squared_errors(values: Array, targets: Array, transitions: Transitions) -> tuple[Array, Report]:
-    """Return the loss of several critics whose values are `[C, T, N]`, all with the same targets `[T, N]`."""
-    check_same_shape(values=values[0], targets=targets)
-    errors = values - targets[None]
-    loss = transitions.corrected_mean(0.5 * jnp.sum(errors**2, axis=0))
-    metrics = {"train/critic_loss": loss, "train/value": transitions.mean(values[0])}
-    return loss, Report(metrics=metrics, errors=transitions.errors_that_count(jnp.mean(jnp.abs(errors), axis=0)))

@@ -12,8 +12,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from rookery.agent import AgentState
-from rookery.algorithms.replay_agent import ReplayAgent, Transitions, mean_squared_errors
+from rookery.agent import AgentState, action_mask_of
+from rookery.algorithms.actor_critics import ActorCriticsAgent
+from rookery.algorithms.replay_agent import Transitions
+from rookery.distributed.collectives import mean_over_devices
 from rookery.metrics import Mean
 from rookery.networks.critic import ActorCriticsConfig, ActorCriticsNetwork, SquashedGaussianConfig
 from rookery.networks.distributions import Categorical, Distribution
@@ -78,13 +80,10 @@ class SACHyperparameters(OffPolicyHyperparameters):
     target_update_rate: Scalar = 0.005
 
 
-class SACAgent(ReplayAgent):
+class SACAgent(ActorCriticsAgent):
     """A policy that is as random as its reward allows, and critics that count randomness as reward."""
 
     config: ActorCriticsConfig = pytree_field(static=True, default_factory=SACNetworkConfig)
-
-    def make_network(self, obs_space: Space, action_space: Space) -> ActorCriticsNetwork:
-        return ActorCriticsNetwork(obs_space, action_space, self.config)
 
     def compute_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
         """Sample actions; the extras hold the `carry` if the agent is recurrent."""
@@ -123,18 +122,6 @@ class SACAgent(ReplayAgent):
         next_values, _ = soft_values(network, target_params.critics, seen_next, distribution, temperature, key)
         return jax.lax.stop_gradient(transitions.with_discounted(next_values))
 
-    def critic_loss(
-        self, agent_state: AgentState, critics: Params, transitions: Transitions, targets: Array
-    ) -> tuple[Array, Report]:
-        """Return the squared errors of all critics (eq. 5)."""
-        critic = agent_state.extra_state.network.critic
-
-        def values_of(critic_params: Params) -> Array:
-            features, _ = self.features(critic.trunk, critic_params["trunk"], transitions)
-            return critic(critic_params, features, transitions.actions)
-
-        return mean_squared_errors(jax.vmap(values_of)(critics), targets, transitions)
-
     def actor_loss(
         self, agent_state: AgentState, policy_params: Params, transitions: Transitions, temperature: Array, key: Key
     ) -> tuple[Array, Report]:
@@ -150,14 +137,18 @@ class SACAgent(ReplayAgent):
         loss = -transitions.mean(values)
         return loss, Report(metrics={"train/actor_loss": loss, "train/entropy": transitions.mean(entropies)})
 
-    def target_entropy(self, agent_state: AgentState, hyperparameters: Any) -> Array | float:
-        """Return the entropy that a learned temperature keeps up."""
+    def target_entropy(self, agent_state: AgentState, transitions: Transitions, hyperparameters: Any) -> Array | float:
+        """Return the entropy that a learned temperature keeps up, on the average over these transitions."""
         if hyperparameters.target_entropy is not None:
             return hyperparameters.target_entropy
-        space = agent_state.extra_state.network.action_space
-        if isinstance(space, Discrete):
+        space, mask = agent_state.extra_state.network.action_space, action_mask_of(transitions.obs)
+        if not isinstance(space, Discrete):
+            return -float(space.size)
+        if mask is None:
             return DISCRETE_ENTROPY_SHARE * math.log(space.n)
-        return -float(space.size)
+        num_allowed = jnp.sum(mask.astype(jnp.float32), axis=-1)
+        num_allowed = jnp.where(num_allowed > 0.0, num_allowed, float(space.n))  # none allowed stands for all
+        return transitions.mean(DISCRETE_ENTROPY_SHARE * jnp.log(num_allowed))
 
 
 def soft_values(
@@ -216,7 +207,8 @@ class SACWorkflow(OffPolicyWorkflow):
             learner, "policy", actor_loss, hyperparameters.actor_learning_rate, hyperparameters.max_grad_norm
         )
         if hyperparameters.temperature is None:
-            surplus = of_actor.metrics["train/entropy"] - agent.target_entropy(agent_state, hyperparameters)
+            target = mean_over_devices(jnp.asarray(agent.target_entropy(agent_state, transitions, hyperparameters)))
+            surplus = of_actor.metrics["train/entropy"] - target
             _, learner = self.gradient_step(
                 learner,
                 "log_temperature",

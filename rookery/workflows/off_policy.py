@@ -45,8 +45,9 @@ class OffPolicyConfig:
     """The shapes that off-policy methods have in common; `num_envs`, `batch_size` and capacity are over all devices.
 
     `updates_per_step` gradient steps are taken for every step of an environment, in groups after `rollout_length` steps
-    of each. A batch has windows of rows: of `n_step` rows, whose rewards are summed up; with a recurrent core
-    `sequence_length` of such sums, after `burn_in` rows that only build up the memory.
+    of each; here the rows in which ENVPOOL environments only reset themselves count as steps. A batch has windows of
+    rows: of `n_step` rows, whose rewards are summed up; with a recurrent core `sequence_length` of such sums, after
+    `burn_in` rows that only build up the memory.
     """
 
     num_envs: int = 1
@@ -70,9 +71,14 @@ class OffPolicyConfig:
             raise InvalidInputError(f"burn_in={self.burn_in} must be at least 0.")
         if self.warmup not in WARMUPS:
             raise InvalidInputError(f"warmup={self.warmup!r}: choose 'random' or 'policy'.")
-        if self.warmup_steps < self.num_windows_steps:
+        if self.buffer_capacity < self.min_warmup_steps:
             raise InvalidInputError(
-                f"warmup_steps={self.warmup_steps} leaves nothing to learn from: use at least {self.num_windows_steps}."
+                f"buffer_capacity={self.buffer_capacity} does not hold a window of {self.window_length} steps for each "
+                f"of num_envs={self.num_envs}: use at least {self.min_warmup_steps}."
+            )
+        if self.warmup_steps < self.min_warmup_steps:
+            raise InvalidInputError(
+                f"warmup_steps={self.warmup_steps} leaves nothing to learn from: use at least {self.min_warmup_steps}."
             )
         steps = self.num_envs * self.rollout_length
         if self.num_updates < 1 or not math.isclose(self.num_updates, self.updates_per_step * steps):
@@ -93,7 +99,7 @@ class OffPolicyConfig:
         return self.burn_in + self.sequence_length + self.n_step - 1
 
     @property
-    def num_windows_steps(self) -> int:
+    def min_warmup_steps(self) -> int:
         """The number of steps after which every environment has filled a window."""
         return self.num_envs * self.window_length
 
@@ -167,7 +173,6 @@ class OffPolicyWorkflow(CollectingWorkflow):
 
     def __init__(self, settings: Settings, num_devices: int, enable_jit: bool) -> None:
         config, train = settings.method, settings.train
-        check_divides("agent.num_envs", config.num_envs, num_devices)
         check_divides("agent.batch_size", config.batch_size, num_devices)
         self._check_memory(config)
         warmup_steps = -(-config.warmup_steps // config.num_envs) * config.num_envs
@@ -307,7 +312,9 @@ class OffPolicyWorkflow(CollectingWorkflow):
     def with_unsaved(self, state: OffPolicyState) -> OffPolicyState:
         if state.buffer_state is not None:
             return state
-        return state.replace(buffer_state=self.init(self.make_key()).buffer_state)
+        # With the environments that filled it: the rows of a buffer continue one another.
+        fresh = self.init(self.make_key())
+        return state.replace(buffer_state=fresh.buffer_state, source_state=fresh.source_state)
 
     def _collect(self, source: RolloutSource, state: OffPolicyState, key: Key) -> tuple[SampleBatch, OffPolicyState]:
         """Take steps, store them and count them."""
@@ -337,10 +344,9 @@ class OffPolicyWorkflow(CollectingWorkflow):
             sample = self.buffer.sample(buffer_state, sample_key, self.config.batch_size // self.num_devices)
             replayed = self._replayed(buffer_state, sample, hyperparameters)
             metrics, errors, learner = self.update(learner, replayed, hyperparameters, learn_key)
-            if self.config.prioritized:
-                buffer_state = self.buffer.update_priorities(
-                    buffer_state, sample.indexes, priorities_of(errors), hyperparameters.priority_exponent
-                )
+            buffer_state = self.buffer.update_priorities(
+                buffer_state, sample.indexes, priorities_of(errors), hyperparameters.priority_exponent
+            )
             learner = learner.replace(num_updates=learner.num_updates.add(1))
             return (learner, buffer_state), metrics
 

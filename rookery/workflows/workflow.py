@@ -202,7 +202,10 @@ class Workflow(ABC):
         return self._init(key)
 
     def step(self, state: Any) -> tuple[PyTreeDict, Any]:
-        """Train for one iteration; can be jitted and vmapped over states."""
+        """Train for one iteration; can be jitted and vmapped over states.
+
+        The state that is given stays valid, so all of it is copied, a replay buffer too: `learn` overwrites its own.
+        """
         metrics, state = self._step(state)
         return values_of(metrics), state
 
@@ -213,9 +216,10 @@ class Workflow(ABC):
 
     def learn(self, state: Any) -> Any:
         """Train until `total_timesteps`, with records, evaluations and checkpoints; return the last state."""
-        # The training program overwrites the state it is given: let that be a copy.
+        # The training program overwrites the state it is given: let that be a copy, and hold on to no other.
+        state = jax.tree.map(jnp.copy, state)
         with self._create_run() as run:
-            return self._train(run, jax.tree.map(jnp.copy, state), self._no_metrics(state), None)
+            return self._train(run, state, self._no_metrics(state), None)
 
     def resume(self, step: int | None = None) -> Any:
         """Go on from a checkpoint of the run directory, the last one unless `step` says another.

@@ -142,3 +142,55 @@ def test_a_run_stopped_between_and_at_records_ends_as_the_one_that_was_not(
     middle = Checkpoints(tmp_path / "stopped" / "checkpoints").steps()[2]
     assert_equal(workflow.resume(middle), expected)
     assert records_of(tmp_path / "stopped") == records_of(tmp_path / "whole")
+
+
+class CountingRecorder(Recorder):
+    """Notes how many arrays of the size of the replay buffer are alive."""
+
+    size: ClassVar[int] = 0
+    counts: ClassVar[list[int]] = []
+
+    def open(self, run: RunDescription, resumed_from: Position | None = None) -> None:
+        self.counts.clear()
+
+    def advance(self, env_steps: int) -> None:
+        self.counts.append(sum(array.size == self.size for array in jax.live_arrays()))
+
+    def record(self, rows: Sequence[Mapping[str, float]]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_run_holds_its_replay_buffer_once_and_may_leave_it_out_of_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RECORDERS, "counting", f"{__name__}:CountingRecorder")
+    workflow = build_workflow(
+        {
+            "agent": {"name": "ddpg", **SIZES, "n_step": 2, "network": {"hidden_sizes": [8]}},
+            "env": {"name": "classic/pendulum", "episode_length": 7},
+            "total_timesteps": 80,
+            "checkpoint": {"replay": False},
+            "run_dir": str(tmp_path / "run"),
+            "recorders": ["counting"],
+        }
+    )
+    fresh = workflow.init(workflow.make_key())
+    storage = fresh.buffer_state.storage["float32"]
+    monkeypatch.setattr(CountingRecorder, "size", storage.size)
+    fresh = jax.device_get((fresh.buffer_state, fresh.source_state.env_state.obs))
+    del storage
+
+    learned = workflow.learn(workflow.init(workflow.make_key()))
+    assert CountingRecorder.counts
+    assert set(CountingRecorder.counts) == {1}
+
+    restored = workflow.restore()
+    for one, other in [
+        (restored.agent_state.params, learned.agent_state.params),
+        ((restored.buffer_state, restored.source_state.env_state.obs), fresh),  # the rows go on where the envs are
+    ]:
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(one), jax.device_get(other))
+    assert int(restored.env_steps) == 80

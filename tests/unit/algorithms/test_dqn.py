@@ -342,7 +342,7 @@ def make_workflow(env_name: str = "probe/cue_reward", network: dict | None = Non
 def counting_up(learner: Any, part: str, *_: Any) -> tuple[Report, Any]:
     """Stand for a gradient step: every parameter grows by 1."""
     params = jax.tree.map(lambda leaf: leaf + 1.0, learner.agent_state.params)
-    return Report(errors=jnp.zeros(1)), learner.replace(agent_state=learner.agent_state.replace(params=params))
+    return Report(errors=jnp.zeros((1, 4))), learner.replace(agent_state=learner.agent_state.replace(params=params))
 
 
 @pytest.mark.parametrize("interval", [1, 4, None])

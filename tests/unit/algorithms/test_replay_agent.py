@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from rookery.agent import AgentState
+from rookery.algorithms.actor_critics import mean_squared_errors
 from rookery.algorithms.ddpg import DDPGAgent
-from rookery.algorithms.replay_agent import Transitions, mean_squared_errors
+from rookery.algorithms.replay_agent import Transitions
 from rookery.distributed import DEVICE_AXIS
 from rookery.errors import ShapeError
 from rookery.networks.critic import ActorCriticsConfig

@@ -223,7 +223,24 @@ def test_the_target_entropy_goes_by_the_action_space_unless_it_is_given(
     action_space: Any, given: float | None, expected: float
 ) -> None:
     agent, state = linear_agent(action_space)
-    assert agent.target_entropy(state, SACHyperparameters(target_entropy=given)) == pytest.approx(expected)
+    seen = SampleBatch(obs=jnp.zeros((1, 4, 3)))
+    assert agent.target_entropy(state, seen, SACHyperparameters(target_entropy=given)) == pytest.approx(expected)
+
+
+def test_actions_that_are_not_allowed_make_the_target_entropy_lower() -> None:
+    agent, state = linear_agent(Discrete(NUM_ACTIONS))
+    hyperparameters = jax.tree.map(jnp.float32, SACHyperparameters())
+    mask = jnp.array([[[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]])
+    transitions = make_transitions(agent, state, Discrete(NUM_ACTIONS)).replace(
+        obs=PyTreeDict(action_mask=mask), weights=jnp.array([[1.0, 1.0, 1.0, 0.0]])
+    )
+    expected = 0.5 * (np.log(2.0) + np.log(1.0) + np.log(4.0)) / 3.0  # a row that allows nothing allows everything
+
+    def target_of(transitions: Transitions) -> Any:
+        return agent.target_entropy(state, transitions, hyperparameters)
+
+    on_one_device = jax.vmap(target_of, in_axes=None, out_axes=None, axis_size=1, axis_name=DEVICE_AXIS)
+    assert on_one_device(transitions) == pytest.approx(expected, rel=1e-6)
 
 
 def make_workflow(env: Any = "classic/pendulum", network: dict | None = None, **agent: Any) -> SACWorkflow:

@@ -489,7 +489,10 @@ def test_an_env_whose_last_observation_is_not_a_number_does_no_harm() -> None:
         ({"updates_per_step": -1.0}, "agent.updates_per_step=-1 must make"),
         ({"batch_size": 0}, "agent.batch_size=0"),
         ({"burn_in": -1}, "agent.burn_in=-1 must be at least 0"),
-        ({"buffer_capacity": 8, "n_step": 3}, "use a capacity of at least 9"),
+        (
+            {"buffer_capacity": 8, "n_step": 3},
+            "agent.buffer_capacity=8 does not hold a window of 3 steps for each of num_envs=3: use at least 9",
+        ),
         ({"warmup_step": 9}, "unknown key 'warmup_step'. Did you mean 'warmup_steps'"),
         ({"discount": 1.5}, "agent.discount=1.5 must lie between 0 and 1"),
     ],
