@@ -1,4 +1,4 @@
-"""rejax's SAC on gymnax's Pendulum."""
+"""rejax's SAC on gymnax's Pendulum; as a program, what eight seeds of it return after 20k steps."""
 
 from typing import Any
 
@@ -38,3 +38,10 @@ class RejaxSAC:
     def iterate(self, state: Any) -> Any:
         """Take one step of the environment and one update."""
         return self.algorithm.train_iteration(state)
+
+
+if __name__ == "__main__":
+    algorithm = RejaxSAC(total_timesteps=20_000, eval_freq=5_000).algorithm
+    _, (_, returns) = jax.jit(jax.vmap(algorithm.train))(jax.random.split(jax.random.key(0), 8))
+    last = returns[:, -1].mean(axis=-1)
+    print(f"mean {last.mean():.1f}, by seed {last.round(1)}")
