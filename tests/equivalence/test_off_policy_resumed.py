@@ -1,14 +1,10 @@
 """An off-policy run that is stopped and goes on is the run that was never stopped, bit for bit, replay included."""
 
-import json
-import os
-import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,6 +12,7 @@ from rookery.recorders import RECORDERS, Position, Recorder, RunDescription
 from rookery.registry import build_workflow
 from rookery.workflows.checkpoint import Checkpoints
 from rookery.workflows.interruption import Interrupted
+from tests.equivalence.interrupted_runs import StoppingRecorder, assert_equal, records_of
 
 NUM_ENVS, ROLLOUT_LENGTH, WARMUP_STEPS = 2, 2, 16
 ITERATION = NUM_ENVS * ROLLOUT_LENGTH
@@ -60,29 +57,10 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-class StoppingRecorder(Recorder):
-    """Asks the process to stop once a number of env steps is reached."""
-
-    stop_at: ClassVar[int | None] = None
-
-    def open(self, run: RunDescription, resumed_from: Position | None = None) -> None:
-        pass
-
-    def advance(self, env_steps: int) -> None:
-        if self.stop_at is not None and env_steps >= self.stop_at:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def record(self, rows: Sequence[Mapping[str, float]]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.fixture(autouse=True)
 def stopping(monkeypatch: pytest.MonkeyPatch) -> None:
     """Add the recorder."""
-    monkeypatch.setitem(RECORDERS, "stopping", f"{__name__}:StoppingRecorder")
+    monkeypatch.setitem(RECORDERS, "stopping", f"{StoppingRecorder.__module__}:StoppingRecorder")
 
 
 def build(method: str, run_dir: Path) -> Any:
@@ -97,23 +75,6 @@ def build(method: str, run_dir: Path) -> Any:
             "recorders": ["jsonl", "stopping"],
         }
     )
-
-
-def records_of(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl` without what the clock says."""
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    by_the_clock = ("time/fps", "time/time_elapsed")
-    return [{name: value for name, value in row.items() if name not in by_the_clock} for row in rows]
-
-
-def assert_equal(one: Any, other: Any) -> None:
-    def compare(path: Any, left: Any, right: Any) -> None:
-        if jnp.issubdtype(left.dtype, jax.dtypes.prng_key):
-            left, right = jax.random.key_data(left), jax.random.key_data(right)
-        np.testing.assert_array_equal(left, right, err_msg=jax.tree_util.keystr(path))
-
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    jax.tree_util.tree_map_with_path(compare, one, other)
 
 
 @pytest.mark.parametrize("method", METHODS)
