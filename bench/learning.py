@@ -61,7 +61,7 @@ STUDIES = (
     Study("dqn", "classic/cartpole", 8),
     Study("dqn", "gymnax/Breakout-MinAtar", 1),
     *(Study(method, "classic/pendulum", 8) for method in ("ddpg", "td3", "sac")),
-    *(Study(method, "brax/inverted_pendulum", 2, SPRING) for method in ("td3", "sac")),
+    *(Study(method, "brax/inverted_pendulum", 8, SPRING) for method in ("td3", "sac")),
     *(Study(method, "classic/cartpole", 10) for method in ("openes", "ars", "cmaes", "sepcem", "ga")),
     *(Study(method, "classic/pendulum", 4) for method in ("openes", "ars")),
     *(Study(method, "brax/inverted_pendulum", 4, SPRING) for method in ("openes", "ars")),
