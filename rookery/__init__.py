@@ -1,8 +1,12 @@
 """Rookery trains agents by gradient, by evolution and by both."""
 
-from rookery.agent import Agent, AgentState, RandomAgent
-from rookery.sample_batch import MultiAgentBatch, SampleBatch
-from rookery.types import PyTreeData, PyTreeDict, PyTreeNode, State, pytree_field
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rookery.agent import Agent, AgentState, RandomAgent
+    from rookery.sample_batch import MultiAgentBatch, SampleBatch
+    from rookery.types import PyTreeData, PyTreeDict, PyTreeNode, State, pytree_field
 
 __version__ = "0.1.0"
 
@@ -18,3 +22,21 @@ __all__ = [
     "State",
     "pytree_field",
 ]
+
+_HOMES = {
+    "rookery.agent": ("Agent", "AgentState", "RandomAgent"),
+    "rookery.sample_batch": ("MultiAgentBatch", "SampleBatch"),
+    "rookery.types": ("PyTreeData", "PyTreeDict", "PyTreeNode", "State", "pytree_field"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name on first use, so that processes which only step environments start without JAX."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
+    raise AttributeError(f"module 'rookery' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

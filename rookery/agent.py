@@ -49,6 +49,15 @@ class Agent(PyTreeNode, ABC):
     def evaluate_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
         """Act as well as the agent knows, for evaluation."""
 
+    def extras_of_logged(
+        self, agent_state: AgentState, sample_batch: SampleBatch, actions: Any, key: Key
+    ) -> PyTreeDict:
+        """Say what `compute_actions` would have said beside these actions, had it chosen them.
+
+        For actions that an external simulator took itself. Agents whose extras depend on the action define it.
+        """
+        return self.compute_actions(agent_state, sample_batch, key)[1]
+
     def initial_carry(self, batch_shape: Shape = ()) -> Carry:
         """Make the memory with which an episode starts."""
         return ()

@@ -29,6 +29,13 @@ class PolicyAgent(NetworkAgent):
         extras = PyTreeDict(log_prob=distribution.log_prob(raw_action), raw_action=raw_action)
         return distribution.action(raw_action), extras | memory
 
+    def extras_of_logged(
+        self, agent_state: AgentState, sample_batch: SampleBatch, actions: Any, key: Key
+    ) -> PyTreeDict:
+        distribution, memory = self._act(agent_state, sample_batch)
+        raw_action = distribution.raw_of(actions)
+        return PyTreeDict(log_prob=distribution.log_prob(raw_action), raw_action=raw_action) | memory
+
     def evaluate_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
         """Take the most likely actions; the extras hold the `carry` if the agent is recurrent."""
         distribution, memory = self._act(agent_state, sample_batch)

@@ -19,7 +19,8 @@ from rookery.envs.wrappers.autoreset import VECTOR_WRAPPERS
 from rookery.errors import InvalidInputError, check_count, missing_extra, nearest_names, unknown_name
 
 ENTRY_POINT_GROUP = "rookery.envs"
-HOST_LIBRARIES = ("gymnasium", "pettingzoo")
+HOST_LIBRARIES = ("ale", "envpool", "gymnasium", "pettingzoo")
+"""The libraries whose environments are Python objects: `rookery.runners.host_envs` makes those."""
 
 
 class EnvLibrary(Protocol):
@@ -92,10 +93,11 @@ def make_env(name: str, episode_length: int | None = None, **library_kwargs: Any
         raise unknown_name("environment", name, found, "Names look like 'classic/cartpole'.")
     if library in HOST_LIBRARIES:
         raise unknown_name(
-            "environment library",
-            library,
+            "device environment",
+            name,
             [],
-            "Environments of Gymnasium and PettingZoo are Python objects, which cannot be compiled onto the device.",
+            "It is a Python object, which cannot be compiled onto the device: make it with "
+            f"rookery.runners.host_envs.make_host_env({name!r}, num_envs).",
         )
     if library not in BUILTIN_LIBRARIES and library in library_names() and name not in env_names(library):
         raise unknown_name("environment", name, env_names(library))

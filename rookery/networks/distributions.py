@@ -57,6 +57,10 @@ class Distribution(PyTreeData, ABC):
     def action(self, raw: Raw) -> Any:
         """Map a raw action to the element of `space` that the environment gets."""
 
+    @abstractmethod
+    def raw_of(self, action: Any) -> Raw:
+        """Map an action that was chosen elsewhere back to a raw one; what this distribution chose needs no way back."""
+
     def _check_raw(self, raw: Raw) -> None:
         self.space.check(raw, "raw action", self.batch_shape)
 
@@ -114,6 +118,9 @@ class Categorical(Distribution):
     def action(self, raw: Array) -> Array:
         return raw.astype(self.space.sample_dtype) + self.space.start
 
+    def raw_of(self, action: Array) -> Array:
+        return (action - self.space.start).astype(jnp.int32)
+
 
 class MultiCategorical(Distribution):
     """Independent choices, one for each component of a `MultiDiscrete` space; raw actions count from 0.
@@ -167,6 +174,10 @@ class MultiCategorical(Distribution):
         dtype = self.space.sample_dtype
         return raw.astype(dtype) + jnp.broadcast_to(jnp.asarray(self.space.start, dtype), raw.shape)
 
+    def raw_of(self, action: Array) -> Array:
+        start = jnp.broadcast_to(jnp.asarray(self.space.start, action.dtype), action.shape)
+        return (action - start).astype(jnp.int32)
+
 
 class Bernoulli(Distribution):
     """Independent coins, one for each entry of a `MultiBinary` space; `logits` `[..., *shape]` are those of a 1."""
@@ -199,6 +210,9 @@ class Bernoulli(Distribution):
 
     def action(self, raw: Array) -> Array:
         return raw
+
+    def raw_of(self, action: Array) -> Array:
+        return action
 
     @property
     def _log_probs(self) -> list[Array]:
@@ -261,6 +275,9 @@ class DiagonalGaussian(Gaussian):
         low, high = _bounds(self.space, raw)
         return jnp.clip(raw, low, high).astype(self.space.sample_dtype)
 
+    def raw_of(self, action: Array) -> Array:
+        return action.astype(self.mean.dtype)
+
 
 class TanhGaussian(Gaussian):
     """Independent normal variables squashed by tanh and scaled to the bounds of the space, which must be finite.
@@ -274,6 +291,7 @@ class TanhGaussian(Gaussian):
     # error below 1e-3 for any mean and any standard deviation up to exp(2).
     _NODES: ClassVar[np.ndarray] = np.linspace(-5.0, 5.0, 48, dtype=np.float32)
     _WEIGHTS: ClassVar[np.ndarray] = np.exp(-0.5 * _NODES**2) / np.sum(np.exp(-0.5 * _NODES**2))
+    _MARGIN: ClassVar[float] = 1e-6
 
     def log_prob(self, raw: Array) -> Array:
         return _sum_over_event(self._raw_log_prob(raw) - _log_tanh_derivative(raw), self.space)
@@ -291,6 +309,12 @@ class TanhGaussian(Gaussian):
         # Half the range at a time: high - low may not be representable. Rounding may step over a bound: clip.
         action = (low / 2.0 + high / 2.0) + (high / 2.0 - low / 2.0) * jnp.tanh(raw)
         return jnp.clip(action, low, high).astype(self.space.sample_dtype)
+
+    def raw_of(self, action: Array) -> Array:
+        """Map an action back; one at a bound, which no raw action reaches, as if it were just inside of it."""
+        low, high = _bounds(self.space, self.mean)
+        share = (action.astype(self.mean.dtype) - (low / 2.0 + high / 2.0)) / (high / 2.0 - low / 2.0)
+        return jnp.arctanh(jnp.clip(share, -1.0 + self._MARGIN, 1.0 - self._MARGIN))
 
 
 class Composite(Distribution):
@@ -324,6 +348,9 @@ class Composite(Distribution):
 
     def action(self, raw: Raw) -> Any:
         return _like_space(self.space, [part.action(part_raw) for part, part_raw in self._with_parts(raw)])
+
+    def raw_of(self, action: Any) -> Raw:
+        return _like_space(self.space, [part.raw_of(part_action) for part, part_action in self._with_parts(action)])
 
     def _list_of(self, tree: Any) -> list[Any]:
         return [tree[name] for name in _entry_names(self.space)]

@@ -1,0 +1,39 @@
+"""RLlib's SingleAgentEnvRunner on CartPole: steps per CPU second with so many envs.
+
+Run it with the interpreter of a virtual environment that has `ray[rllib]` and torch; it needs nothing of Rookery:
+`python bench/peers/rllib_runner.py NUM_ENVS NUM_STEPS`.
+"""
+
+import json
+import sys
+import time
+
+NUM_ROUNDS = 3
+
+
+def main(num_envs: int, num_steps: int) -> None:
+    import torch
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+    from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+
+    torch.set_num_threads(1)
+    config = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .env_runners(num_envs_per_env_runner=num_envs, num_env_runners=0, rollout_fragment_length=num_steps)
+        .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh"))
+    )
+    runner = SingleAgentEnvRunner(config=config)
+    runner.sample(num_timesteps=num_envs * 10, explore=True)
+    best = float("inf")
+    for _ in range(NUM_ROUNDS):
+        start = time.process_time()
+        runner.sample(num_timesteps=num_envs * num_steps, explore=True)
+        best = min(best, time.process_time() - start)
+    runner.stop()
+    print(json.dumps({"RLlib": num_envs * num_steps / best}))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,72 @@
+"""What a user may hook into a runner, each hook with a typed event; hooks that are not overridden cost nothing."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rookery.runners.episode import LiveEpisode
+from rookery.runners.faults import Fault
+
+if TYPE_CHECKING:
+    from rookery.runners.base_env import BaseEnv
+    from rookery.runners.runner import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeEvent:
+    """Something happened in an episode."""
+
+    base_env: "BaseEnv"
+    episode: LiveEpisode
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeEndEvent:
+    """An episode is over; `fault` says why if it failed."""
+
+    base_env: "BaseEnv"
+    episode: LiveEpisode
+    fault: Fault | None
+
+
+@dataclass(frozen=True, slots=True)
+class FaultEvent:
+    """An environment failed."""
+
+    base_env: "BaseEnv"
+    episode: LiveEpisode
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class SampleEvent:
+    """A sample is complete and about to be returned."""
+
+    base_env: "BaseEnv"
+    sample: "Sample"
+
+
+class Callbacks:
+    """Override what you need. Of each episode: created, start, every step, then end, after a fault if there was one."""
+
+    def on_episode_created(self, event: EpisodeEvent) -> None:
+        """An episode is about to be asked for: nothing of it is known but its env and its seed."""
+
+    def on_episode_start(self, event: EpisodeEvent) -> None:
+        """Its first observations are there."""
+
+    def on_episode_step(self, event: EpisodeEvent) -> None:
+        """It made a step."""
+
+    def on_env_fault(self, event: FaultEvent) -> None:
+        """Its environment failed."""
+
+    def on_episode_end(self, event: EpisodeEndEvent) -> None:
+        """It is over, with or without a fault."""
+
+    def on_sample_end(self, event: SampleEvent) -> None:
+        """A sample is complete."""
+
+    def overridden(self) -> set[str]:
+        """The names of the hooks that do anything."""
+        hooks = [name for name in vars(Callbacks) if name.startswith("on_")]
+        return {name for name in hooks if getattr(type(self), name) is not getattr(Callbacks, name)}

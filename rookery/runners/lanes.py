@@ -1,0 +1,292 @@
+"""The memory of a fragment: for every lane the transitions of one agent after the other, time-major, written once.
+
+A lane belongs to one env and takes the rows of one of its agents at a time; when that agent has ended, it may take
+those of another, or of the next episode. Rows of a lane follow one another without gaps; lanes that had fewer steps
+than others end in rows that hold nothing.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from rookery.runners.base_env import End
+from rookery.runners.packing import Packing
+from rookery.sample_batch import SampleBatch
+from rookery.types import PyTreeDict
+
+Tree = Any
+Lanes = np.ndarray | slice
+ALL_LANES = slice(None)
+"""All lanes of a memory, in order."""
+
+TERMINATED = (End.TERMINATED, End.GONE_TERMINATED)
+TRUNCATED = (End.TRUNCATED, End.GONE_TRUNCATED)
+
+
+ROW_COLUMNS = ("rewards", "episode_returns", "ends", "times", "episodes")
+
+
+@dataclass(slots=True)
+class Acts:
+    """What a policy did in some lanes: the actions, and with everything it said beside, packed."""
+
+    actions: Tree
+    arrays: list[np.ndarray]
+    packing: Packing
+    """Of `(actions, policy_extras)`."""
+
+
+def leaves_of(tree: Tree) -> list[np.ndarray]:
+    """The arrays of an observation, which mostly is one."""
+    return [tree] if type(tree) is np.ndarray else jax.tree.leaves(tree)
+
+
+class Columns:
+    """Arrays `[rows, lanes, ...]`, made to measure for the first rows."""
+
+    def __init__(self, num_rows: int, num_lanes: int) -> None:
+        self.num_rows = num_rows
+        self.num_lanes = num_lanes
+        self.arrays: list[np.ndarray] | None = None
+
+    def write(self, rows: Any, lanes: Any, arrays: list[np.ndarray]) -> None:
+        if self.arrays is None:
+            self.arrays = [np.zeros((self.num_rows, self.num_lanes, *array.shape[1:]), array.dtype) for array in arrays]
+        for memory, array in zip(self.arrays, arrays, strict=True):
+            memory[rows, lanes] = array
+
+    def read(self, rows: Any, lanes: Any) -> list[np.ndarray]:
+        assert self.arrays is not None, "nothing was written yet"
+        return [array[rows, lanes] for array in self.arrays]
+
+    def grow(self, num_rows: int, num_lanes: int) -> None:
+        """Make room for more; what is written stays where it is."""
+        old, self.arrays = self.arrays, self.like(num_rows, num_lanes).arrays
+        for memory, array in zip(self.arrays or (), old or (), strict=True):
+            memory[: self.num_rows, : self.num_lanes] = array
+        self.num_rows, self.num_lanes = num_rows, num_lanes
+
+    def like(self, num_rows: int, num_lanes: int) -> "Columns":
+        """Return empty columns for the same kind of values."""
+        columns = Columns(num_rows, num_lanes)
+        if self.arrays is not None:
+            columns.arrays = [np.zeros((num_rows, num_lanes, *array.shape[2:]), array.dtype) for array in self.arrays]
+        return columns
+
+
+class LaneMemory:
+    """The transitions that one policy makes in one fragment."""
+
+    def __init__(self, num_rows: int, num_lanes: int) -> None:
+        self.num_lanes = num_lanes
+        self._obs_treedef: Any = None
+        self._packing: Packing | None = None
+        self._begin(num_rows, Columns(num_rows + 1, num_lanes), Columns(num_rows, num_lanes))
+
+    def _begin(self, num_rows: int, obs: Columns, acts: Columns) -> None:
+        num_lanes = self.num_lanes
+        self.num_rows = num_rows
+        self.obs, self.acts = obs, acts
+        self.rewards = np.zeros((num_rows, num_lanes), np.float32)
+        self.episode_returns = np.zeros((num_rows, num_lanes), np.float32)
+        self.ends = np.zeros((num_rows, num_lanes), np.uint8)
+        self.times = np.zeros((num_rows, num_lanes), np.int32)
+        self.episodes = np.zeros((num_rows, num_lanes), np.int32)
+        self.finals: list[tuple[int, int, list[np.ndarray]]] = []
+        self.cursor = np.zeros(num_lanes, np.int64)
+        self.episode_begin = np.zeros(num_lanes, np.int64)
+        """The first row of each lane in the episode that its env is in."""
+        self.row: int | None = 0
+        """The cursor of all lanes, as long as it is the same."""
+
+    def _rows(self, lanes: Lanes) -> Any:
+        if self.row is not None:
+            return self.row
+        return self.cursor[lanes] if isinstance(lanes, np.ndarray) else self.cursor
+
+    def _lanes(self, lanes: Lanes) -> Any:
+        """The second index of a write: an array wherever the rows are one."""
+        return np.arange(self.num_lanes) if self.row is None and isinstance(lanes, slice) else lanes
+
+    def observe(self, lanes: Lanes, obs: Tree) -> None:
+        """Write what the agents of these lanes see, and will act on."""
+        if self._obs_treedef is None:
+            self._obs_treedef = jax.tree.structure(obs)
+        self.obs.write(self._rows(lanes), self._lanes(lanes), leaves_of(obs))
+
+    def seen(self, lanes: Lanes) -> Tree:
+        """What the agents of these lanes saw last."""
+        return self._obs_treedef.unflatten(self.obs.read(self._rows(lanes), self._lanes(lanes)))
+
+    def act(self, lanes: Lanes, acts: "Acts", times: np.ndarray, episodes: np.ndarray) -> None:
+        """Write what they do, at which step of which episode."""
+        rows, columns = self._rows(lanes), self._lanes(lanes)
+        self._packing = acts.packing
+        self.acts.write(rows, columns, acts.arrays)
+        self.times[rows, columns] = times
+        self.episodes[rows, columns] = episodes
+
+    def last_actions(self, lanes: Any) -> Tree | None:
+        """What was done last in these lanes, whose rows must be open; None if nobody ever acted."""
+        if self._packing is None:
+            return None
+        rows = np.minimum(self.cursor[lanes], self.num_rows - 1)
+        return self._packing.unpack(self.acts.read(rows, lanes))[0]
+
+    def extras_at(self, rows: np.ndarray, lanes: np.ndarray) -> PyTreeDict:
+        """What the policies said beside their actions in some rows."""
+        assert self._packing is not None, "nobody has acted yet"
+        return self._packing.unpack(self.acts.read(rows, lanes))[1]
+
+    def complete(self, lanes: Lanes, rewards: np.ndarray, ends: np.ndarray, episode_returns: np.ndarray) -> None:
+        """Write what came of it; the row is then complete."""
+        rows, columns = self._rows(lanes), self._lanes(lanes)
+        self.rewards[rows, columns] = rewards
+        self.ends[rows, columns] = ends
+        self.episode_returns[rows, columns] = episode_returns
+        if isinstance(lanes, slice):
+            self.cursor += 1
+            if self.row is not None:
+                self.row += 1
+        else:
+            self.cursor[lanes] += 1
+            self.row = None
+
+    def end_agent(self, lane: int, leaves: list[np.ndarray] | None) -> None:
+        """Note the last observation of an agent, for the row just completed; None keeps the one that was acted on."""
+        row = int(self.cursor[lane]) - 1
+        if leaves is None:
+            leaves = self.obs.read(row, lane)
+        self.finals.append((row, lane, [np.array(leaf) for leaf in leaves]))
+
+    @property
+    def num_in_episode(self) -> np.ndarray:
+        """The rows of each lane in the episode that its env is in."""
+        return self.cursor - self.episode_begin
+
+    def end_episode(self, lanes: Any) -> None:
+        """Note that what comes now in these lanes belongs to another episode."""
+        self.episode_begin[lanes] = self.cursor[lanes]
+
+    def discard(self, lane: int) -> int:
+        """Take back the complete rows of the episode that is running; return how many they were."""
+        begin = int(self.episode_begin[lane])
+        num_discarded = int(self.cursor[lane]) - begin
+        if num_discarded:
+            self.finals = [final for final in self.finals if final[1] != lane or final[0] < begin]
+            self.cursor[lane] = begin
+            self.row = None
+        return num_discarded
+
+    def add_lanes(self, num_lanes: int) -> None:
+        """Make room for more agents."""
+        self._grow(self.num_rows, num_lanes)
+
+    def add_rows(self, num_rows: int) -> None:
+        """Make room for longer episodes."""
+        self._grow(num_rows, self.num_lanes)
+
+    def _grow(self, num_rows: int, num_lanes: int) -> None:
+        self.obs.grow(num_rows + 1, num_lanes)
+        self.acts.grow(num_rows, num_lanes)
+        for name in ROW_COLUMNS:
+            old = getattr(self, name)
+            larger = np.zeros((num_rows, num_lanes), old.dtype)
+            larger[: old.shape[0], : old.shape[1]] = old
+            setattr(self, name, larger)
+        if num_lanes > self.num_lanes:
+            more = np.zeros(num_lanes - self.num_lanes, np.int64)
+            self.cursor = np.concatenate([self.cursor, more])
+            self.episode_begin = np.concatenate([self.episode_begin, more])
+            self.row = 0 if self.row == 0 else None
+        self.num_rows, self.num_lanes = num_rows, num_lanes
+
+    def take(
+        self, num_rows: int | None, open_lanes: np.ndarray, next_num_rows: int, num_kept: np.ndarray | None = None
+    ) -> tuple[SampleBatch | None, int]:
+        """Hand over the complete rows and begin the next fragment; also return how many rows hold something.
+
+        The batch is `[num_rows, lanes]`, or as long as the longest lane if that is longer or `num_rows` is None; it is
+        None if nobody ever acted.
+        What the lanes see now goes on in the next fragment, with the acts of those whose row is open, and with the last
+        `num_kept` rows of each lane, which are kept back.
+        """
+        num_kept = np.zeros_like(self.cursor) if num_kept is None else num_kept
+        given = self.cursor - num_kept
+        episode_begin = np.maximum(self.episode_begin - given, 0)
+        next_num_rows = max(next_num_rows, int(num_kept.max(initial=0)) + 1)
+        obs, acts = self.obs.like(next_num_rows + 1, self.num_lanes), self.acts.like(next_num_rows, self.num_lanes)
+        kept_finals = [(row - given[lane], lane, leaves) for row, lane, leaves in self.finals if row >= given[lane]]
+        self.finals = [final for final in self.finals if final[0] < given[final[1]]]
+        old = {name: getattr(self, name) for name in ROW_COLUMNS}
+        old_obs, old_acts = self.obs, self.acts
+        self.cursor = given
+        batch = None
+        if old_acts.arrays is not None:
+            batch = self._batch(max(int(given.max(initial=0)), num_rows or 0))
+        self._begin(next_num_rows, obs, acts)
+        lanes = np.arange(self.num_lanes)
+        if old_obs.arrays is not None:
+            obs.write(0, ALL_LANES, old_obs.read(given, lanes))
+        moved = [(given[lane], 0, lane) for lane in open_lanes if not num_kept[lane]]
+        for lane in np.flatnonzero(num_kept):
+            moved += [(given[lane] + row, row, lane) for row in range(num_kept[lane] + (lane in open_lanes))]
+            for row in range(1, num_kept[lane] + 1):
+                obs.write(row, lane, old_obs.read(given[lane] + row, lane))
+        if moved:
+            sources, targets, owners = (np.array(column) for column in zip(*moved, strict=True))
+            acts.write(targets, owners, old_acts.read(sources, owners))
+            for name, column in old.items():
+                getattr(self, name)[targets, owners] = column[sources, owners]
+        self.finals = [(int(row), lane, leaves) for row, lane, leaves in kept_finals]
+        self.cursor, self.episode_begin = num_kept, episode_begin
+        self.row = 0 if not num_kept.any() else None
+        return batch, int(given.sum())
+
+    def _batch(self, length: int) -> SampleBatch:
+        is_live = np.arange(length)[:, None] < self.cursor[None, :]  # [T, lanes]
+        ends = self.ends[:length]
+        terminated, truncated = np.isin(ends, TERMINATED) & is_live, np.isin(ends, TRUNCATED) & is_live
+        assert self._packing is not None
+        assert self.obs.arrays is not None
+        assert self.acts.arrays is not None
+        successors = [array[1 : length + 1].copy() for array in self.obs.arrays]
+        for row, lane, final_leaves in self.finals:
+            for leaf, value in zip(successors, final_leaves, strict=True):
+                leaf[row, lane] = value
+        # An episode that goes on, but not in the next row of its lane: learning has to stop there as at a time limit.
+        is_last = np.zeros_like(is_live)
+        is_last[:-1] = is_live[:-1] & ~is_live[1:]
+        truncated |= is_last & ~terminated
+
+        def given(array: np.ndarray) -> np.ndarray:
+            """The rows of an array; zeros in those that hold nothing, where other numbers may be left."""
+            rows = array[:length]
+            if is_live.all():
+                return rows
+            return np.where(is_live.reshape(*is_live.shape, *(1,) * (rows.ndim - 2)), rows, rows.dtype.type(0))
+
+        successor_obs = self._obs_treedef.unflatten([given(array) for array in successors])
+        actions, policy_extras = self._packing.unpack([given(array) for array in self.acts.arrays])
+        times = given(self.times)
+        env_extras = PyTreeDict(
+            termination=terminated.astype(np.float32),
+            truncation=truncated.astype(np.float32),
+            autoreset=(~is_live).astype(np.float32),
+            ori_obs=successor_obs,
+            steps=times + is_live,
+            t=times,
+            episode=given(self.episodes),
+            episode_return=given(self.episode_returns),
+            end=given(self.ends),
+        )
+        return SampleBatch(
+            obs=self._obs_treedef.unflatten([given(array) for array in self.obs.arrays]),
+            actions=actions,
+            rewards=given(self.rewards),
+            next_obs=successor_obs,
+            dones=(terminated | truncated).astype(np.float32),
+            extras=PyTreeDict(policy_extras=policy_extras, env_extras=env_extras),
+        )

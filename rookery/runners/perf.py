@@ -1,0 +1,56 @@
+"""Where the time of a runner goes, phase by phase."""
+
+import enum
+import time
+from collections.abc import Callable
+
+from rookery.errors import InvalidInputError
+
+
+class Stage(enum.StrEnum):
+    """The phases of one step of a runner."""
+
+    OBSERVATIONS = "observations"
+    INFERENCE = "inference"
+    ACTIONS = "actions"
+    ENV_WAIT = "env_wait"
+    RENDER = "render"
+
+
+class Perf:
+    """Milliseconds per runner step of each phase: the mean, or with `decay` an exponential moving average of it.
+
+    A phase is timed from one `mark` to the next, so nothing between two steps is missed and nothing counted twice.
+    """
+
+    def __init__(self, decay: float | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+        if decay is not None and not 0.0 < decay < 1.0:
+            raise InvalidInputError(f"decay={decay} must lie between 0 and 1: 0.99 forgets in about a hundred steps.")
+        self._decay = decay
+        self._clock = clock
+        self._last = 0.0
+        self._present = dict.fromkeys(Stage, 0.0)
+        self._sums = dict.fromkeys(Stage, 0.0)
+        self._weight = 0.0
+
+    def start(self) -> None:
+        """Start timing; what passed since the last mark belongs to nobody."""
+        self._last = self._clock()
+
+    def mark(self, stage: Stage) -> None:
+        """Count the time since the last mark for this phase."""
+        now = self._clock()
+        self._present[stage] += now - self._last
+        self._last = now
+
+    def end_step(self) -> None:
+        """Add up what the phases of one step took."""
+        keep = 1.0 if self._decay is None else self._decay
+        self._weight = keep * self._weight + 1.0
+        for stage, seconds in self._present.items():
+            self._sums[stage] = keep * self._sums[stage] + seconds
+            self._present[stage] = 0.0
+
+    def milliseconds(self) -> dict[str, float]:
+        """The milliseconds of a runner step that each phase takes."""
+        return {stage.value: 1e3 * total / max(self._weight, 1.0) for stage, total in self._sums.items()}

@@ -1,0 +1,595 @@
+"""The runner: samples experience from environments that are Python objects, and survives what they do."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.agent import Agent, AgentState
+from rookery.errors import InvalidInputError, check_count
+from rookery.runners.base_env import SINGLE_AGENT, AgentID, BaseEnv, End, Polled
+from rookery.runners.callbacks import Callbacks, EpisodeEndEvent, EpisodeEvent, FaultEvent, SampleEvent
+from rookery.runners.connectors import ActionConnector, ObsConnector, Pipeline
+from rookery.runners.episode import EpisodeMetric, LiveEpisode
+from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Health, Phase, RestartPolicy, Status
+from rookery.runners.ledger import Account, Ledger, Steps
+from rookery.runners.perf import Perf, Stage
+from rookery.runners.policy_map import DEFAULT_POLICY, PolicyID, PolicyMap
+from rookery.runners.seeds import episode_seed
+from rookery.runners.tracks import AgentTracks, ArrayTracks, Desk, PolicyMappingFn, Tracks
+from rookery.sample_batch import MultiAgentBatch
+from rookery.spaces import Space
+from rookery.types import PyTreeDict, make_key
+
+TRUNCATE, COMPLETE = "truncate_episodes", "complete_episodes"
+ENV_STEPS, AGENT_STEPS = "env_steps", "agent_steps"
+ABORT, RAISE = "abort", "raise"
+EPISODES = "episodes"
+WHOLE_EPISODES = (EPISODES, COMPLETE)
+NOBODY: frozenset[int] = frozenset()
+NO_INFOS: Mapping = {}
+NO_LIMIT = 2**62
+EPISODE_INFO = "episode_metrics"
+"""The entry of an info in which an env reports numbers of its own with the end of an episode."""
+
+
+@dataclass(frozen=True)
+class RunnerConfig:
+    """How a runner samples.
+
+    A sample has `rollout_fragment_length` steps of each env, cut where they end ("truncate_episodes") or going on to
+    the end of the episode ("complete_episodes"); `count_steps_by` says whether these are steps of envs or of agents.
+    What an env returns and must not costs its episode (`on_invalid="abort"`) or the run ("raise").
+    """
+
+    rollout_fragment_length: int = 128
+    batch_mode: str = TRUNCATE
+    count_steps_by: str = ENV_STEPS
+    explore: bool = True
+    on_invalid: str = ABORT
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+    perf_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        check_count("rollout_fragment_length", self.rollout_fragment_length)
+        for name, choices in (
+            ("batch_mode", (TRUNCATE, COMPLETE)),
+            ("count_steps_by", (ENV_STEPS, AGENT_STEPS)),
+            ("on_invalid", (ABORT, RAISE)),
+        ):
+            if getattr(self, name) not in choices:
+                raise InvalidInputError(f"{name}={getattr(self, name)!r}: choose {' or '.join(map(repr, choices))}.")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a runner returns: trajectories `[T, lanes]` by policy, and what happened meanwhile."""
+
+    batch: MultiAgentBatch
+    first_carries: dict[PolicyID, Any]
+    """What the agents remembered before the first row, leaves `[lanes, ...]`; `()` for those that remember nothing."""
+    episodes: list[EpisodeMetric]
+    """The episodes that ended, also those that failed."""
+    faults: list[Fault]
+    env_steps: int
+    """The steps of envs that are in the batch."""
+    agent_steps: int
+    """The rows in the batch that hold something."""
+
+
+class Quota:
+    """How much each env still has to give for the present sample, in steps or episodes.
+
+    It is given out before, so that envs with short episodes do not give more of them; only envs whose episodes come
+    from outside share one. What all envs give alike is counted once.
+    """
+
+    def __init__(
+        self, total: int, num_envs: int, unit: str, is_shared: bool = False, absent: frozenset[int] = NOBODY
+    ) -> None:
+        self.unit = unit
+        self.is_shared = is_shared
+        self._quotas = np.full(num_envs, total if is_shared else 0)
+        self._used_by_all = 0
+        self._absent = absent
+        self._give_out(0 if is_shared else total)
+
+    def _give_out(self, total: int) -> None:
+        present = np.array([env for env in range(len(self._quotas)) if env not in self._absent], np.int64)
+        if len(present):
+            share, rest = divmod(total, len(present))
+            self._quotas[present] += np.where(np.arange(len(present)) < rest, share + 1, share)
+        self._set_range()
+
+    def take_from(self, env: int) -> None:
+        """Give what an env cannot give any more to the others."""
+        self._absent |= {env}
+        if not self.is_shared:
+            left = max(0, int(self._quotas[env]) - self._used_by_all)
+            self._quotas[env] -= left
+            self._give_out(left)
+
+    def _set_range(self) -> None:
+        self._least, self._most = int(self._quotas.min()), int(self._quotas.max())
+
+    @property
+    def largest(self) -> int:
+        """What is left of the largest quota."""
+        return self._most - self._used_by_all
+
+    @property
+    def is_left_to_all(self) -> bool:
+        return self._least > self._used_by_all
+
+    @property
+    def overdraft(self) -> np.ndarray | None:
+        """How many env steps each env gave more than it had to; None if there are none."""
+        if self.unit != ENV_STEPS or self.is_shared or self._least >= self._used_by_all:
+            return None
+        return np.maximum(self._used_by_all - self._quotas, 0)
+
+    def has_left(self, env: int) -> bool:
+        return bool(self._quotas[env] > self._used_by_all)
+
+    def use(self, unit: str, envs: Any, amount: int = 1) -> None:
+        """Note that these envs gave something; an env may be named several times."""
+        if unit != self.unit or not len(envs):
+            return
+        if self.is_shared:
+            self._used_by_all += amount * len(envs)
+        elif unit == ENV_STEPS and len(envs) == len(self._quotas):
+            self._used_by_all += amount
+        else:
+            np.subtract.at(self._quotas, np.asarray(envs), amount)
+            self._set_range()
+
+
+class EnvRunner:
+    """Lets agents act in environments and returns what they experience.
+
+    One step is: poll the envs, take in what they say, evaluate the policies in batches over envs and agents, send the
+    actions. What fails costs its own episode: that env alone is built anew. `runner_index` tells runners of one run
+    apart, so that no two episodes have the same seed.
+    """
+
+    def __init__(
+        self,
+        base_env: BaseEnv,
+        policies: Mapping[PolicyID, Agent] | Agent,
+        policy_mapping_fn: PolicyMappingFn | None = None,
+        config: RunnerConfig | None = None,
+        *,
+        obs_connectors: Callable[[PolicyID], Sequence[ObsConnector]] | None = None,
+        action_connectors: Callable[[PolicyID], Sequence[ActionConnector]] | None = None,
+        callbacks: Callbacks | None = None,
+        seed: int = 0,
+        runner_index: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.base_env = base_env
+        self.config = config = config or RunnerConfig()
+        agents = {DEFAULT_POLICY: policies} if isinstance(policies, Agent) else policies
+        if policy_mapping_fn is None and len(agents) > 1:
+            raise InvalidInputError(
+                f"policies {sorted(agents)} need a policy_mapping_fn(agent_id, episode) that says who has which."
+            )
+        policy_key = jax.random.fold_in(make_key(seed), runner_index)
+        self.policies = PolicyMap(agents, policy_key, config.explore)
+        self.perf = Perf(config.perf_decay)
+        self._obs_connectors, self._action_connectors = obs_connectors, action_connectors
+        self._pipelines: dict[PolicyID, Pipeline] = {}
+        self._connector_states: dict[PolicyID, Any] = {}
+        """Of policies whose connectors are still to be built."""
+        self._callbacks = callbacks
+        self._hooks = set() if callbacks is None else callbacks.overridden()
+        self._seed, self._runner_index = seed, runner_index
+        self._clock, self._sleep = clock, sleep
+        num_envs = base_env.num_envs
+        self._tracks = self._make_tracks(policy_mapping_fn, num_envs)
+        self._episodes = [LiveEpisode(-1, env, None) for env in range(num_envs)]
+        self._num_episodes = 0
+        self._episode_counts = np.zeros(num_envs, np.int64)
+        self._incarnations = np.zeros(num_envs, np.int64)
+        self._health = [Health() for _ in range(num_envs)]
+        self._restored: set[int] = set()
+        # Every env is in one of these sets. They are replaced, not changed: mostly all envs go from one to another.
+        self._everyone = frozenset(range(num_envs))
+        self._all_envs = np.arange(num_envs)
+        self._over = self._everyone
+        """Those whose next episode was not asked for yet."""
+        self._out: frozenset[int] = NOBODY
+        """Those that were asked for something and have not answered."""
+        self._waiting: frozenset[int] = NOBODY
+        """Those that wait to be stepped, with observations or without."""
+        self._suspect: frozenset[int] = NOBODY
+        self._restarting: frozenset[int] = NOBODY
+        """Those among the ones that are out which are being built anew."""
+        self._lost: frozenset[int] = NOBODY
+        self._num_stepping = 0
+        """How many envs were sent actions and have not answered."""
+        self._is_started = False
+        self._has_fixed_shares = True
+        """Whether what a lost env does not give is missing, so that samples keep their shape."""
+        self._quota = Quota(NO_LIMIT, num_envs, ENV_STEPS, is_shared=True)
+        self._taken, self._returned, self._discarded = Steps(), Steps(), Steps()
+        self._metrics: list[EpisodeMetric] = []
+        self._faults: list[Fault] = []
+        self._first_fault: Fault | None = None
+        self.fault_counts: Counter[str] = Counter()
+        """The faults so far by kind, and `restarts`."""
+
+    # What a user calls.
+
+    def set_agent_states(self, agent_states: Mapping[PolicyID, AgentState] | AgentState) -> None:
+        """Act with these parameters from the next step on."""
+        if isinstance(agent_states, AgentState):
+            agent_states = {DEFAULT_POLICY: agent_states}
+        self.policies.set_states(agent_states)
+
+    def spaces_of(self, policy: PolicyID = DEFAULT_POLICY, agent: AgentID = SINGLE_AGENT) -> tuple[Space, Space]:
+        """The spaces that a policy works in for an agent: those of the env, as the connectors change them."""
+        pipeline = self._pipeline_of(policy, agent)
+        return self.base_env.spaces[agent] if pipeline is None else (pipeline.obs_space, pipeline.action_space)
+
+    def step(self) -> None:
+        """Poll the envs, take in what they say, and send actions to all that wait for them."""
+        self._observe()
+        self._act()
+
+    def sample(self, num_steps: int | None = None, num_episodes: int | None = None) -> Sample:
+        """Sample a fragment as the config says, or so many env steps, or so many whole episodes, over all envs.
+
+        The share of each env is fixed before: an env with short episodes does not give more of them.
+        """
+        num_rows = self._begin_sample(num_steps, num_episodes)
+        while not self._is_finished():
+            self._act()
+            self._observe()
+        return self._end_sample(num_rows)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What became of every step so far."""
+        pending = self._tracks.pending
+        return Ledger(
+            Account(self._taken.env_steps, self._returned.env_steps, self._discarded.env_steps, pending.env_steps),
+            Account(self._taken.rows, self._returned.rows, self._discarded.rows, pending.rows),
+        )
+
+    @property
+    def num_lost_envs(self) -> int:
+        """How many envs were given up."""
+        return len(self._lost)
+
+    def get_state(self) -> dict[str, Any]:
+        """What a later runner needs to go on in place of this one; the simulators' own state is not part of it."""
+        return {
+            "num_episodes": self._num_episodes,
+            "episode_counts": self._episode_counts.copy(),
+            "incarnations": self._incarnations.copy(),
+            "num_calls": {policy: self.policies[policy].num_calls for policy in self.policies},
+            "connectors": self._connector_states
+            | {policy: pipeline.get_state() for policy, pipeline in self._pipelines.items()},
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `get_state` of another runner, with new episodes: none has a seed that was used before."""
+        self._num_episodes = int(state["num_episodes"])
+        self._episode_counts[:] = state["episode_counts"]
+        self._incarnations[:] = np.asarray(state["incarnations"]) + 1
+        for policy, num_calls in state["num_calls"].items():
+            self.policies[policy].num_calls = int(num_calls)
+        self._connector_states = dict(state["connectors"])
+        for policy in self._pipelines.keys() & self._connector_states.keys():
+            self._pipelines[policy].set_state(self._connector_states.pop(policy))
+
+    def close(self) -> None:
+        """Close all environments."""
+        self.base_env.close()
+
+    # Beginning and ending a sample.
+
+    def _begin_sample(self, num_steps: int | None, num_episodes: int | None) -> int | None:
+        """Give out the quotas; return how many rows the sample has, None if that will be seen."""
+        config, num_envs = self.config, self.base_env.num_envs
+        self._check_alive()
+        if num_steps is not None and num_episodes is not None:
+            raise InvalidInputError(f"num_steps={num_steps} and num_episodes={num_episodes}: ask for one of them.")
+        for name, value in (("num_steps", num_steps), ("num_episodes", num_episodes)):
+            if value is not None and value < 0:
+                raise InvalidInputError(f"{name}={value} must not be negative.")
+        is_shared = self.base_env.is_external
+        if num_episodes is not None:
+            total, unit = num_episodes, EPISODES
+        elif num_steps is not None:
+            total, unit = num_steps, ENV_STEPS
+        else:
+            total = config.rollout_fragment_length * (1 if is_shared else num_envs)
+            unit = COMPLETE if config.batch_mode == COMPLETE else config.count_steps_by
+        self._has_fixed_shares = num_steps is None and num_episodes is None
+        absent = NOBODY if self._has_fixed_shares else self._lost
+        self._quota = Quota(total, num_envs, unit, is_shared, absent)
+        return self._quota.largest if unit == ENV_STEPS and not is_shared else None
+
+    def _is_finished(self) -> bool:
+        """Tell whether every env has given its share.
+
+        Where shares are fixed, an env that is being built anew is waited for only if nobody has given anything.
+        """
+        quota = self._quota
+        if quota.largest <= 0:
+            return True
+        if not self._suspect and not self._lost and not self._restarting:
+            return False
+        absent = self._lost | self._suspect | self._restarting if self._has_fixed_shares else self._lost
+        return not any(map(quota.has_left, self._everyone - absent)) and not quota.is_left_to_all
+
+    def _end_sample(self, num_rows: int | None) -> Sample:
+        whole_episodes, overdraft = self._quota.unit in WHOLE_EPISODES, self._quota.overdraft
+        taken = self._tracks.take(num_rows, self.config.rollout_fragment_length, whole_episodes, overdraft)
+        self._returned += taken.steps
+        sample = Sample(
+            batch=MultiAgentBatch(batches=PyTreeDict(taken.batches), env_steps=jnp.int32(taken.steps.env_steps)),
+            first_carries=taken.first_carries,
+            episodes=self._metrics,
+            faults=self._faults,
+            env_steps=taken.steps.env_steps,
+            agent_steps=taken.steps.rows,
+        )
+        self._metrics, self._faults = [], []
+        self._quota = Quota(NO_LIMIT, self.base_env.num_envs, ENV_STEPS, is_shared=True)
+        if "on_sample_end" in self._hooks:
+            self._callbacks.on_sample_end(SampleEvent(self.base_env, sample))  # type: ignore[union-attr]
+        return sample
+
+    # One step.
+
+    def _act(self) -> None:
+        """Step the envs that wait and still have something to give."""
+        acting = self._waiting
+        if not self._quota.is_left_to_all and not self.base_env.steps_together:
+            acting = frozenset(filter(self._quota.has_left, acting))
+        if not acting:
+            return
+        envs = self._all_envs if len(acting) == len(self._all_envs) else np.array(sorted(acting))
+        if self._quota.is_shared and len(envs) + self._num_stepping > self._quota.largest:
+            envs = envs[: max(0, self._quota.largest - self._num_stepping)]
+            acting = frozenset(envs.tolist())
+            if not acting:
+                return
+        perf = self.perf
+        perf.start()
+        actions = self._tracks.act(envs, self._episodes, perf)
+        self.base_env.send_actions(actions)
+        perf.mark(Stage.ENV_WAIT)
+        self._waiting -= acting
+        self._out |= acting
+        self._num_stepping += len(acting)
+
+    def _observe(self) -> None:
+        """Ask the envs what is new and take it in; start the episodes that come next."""
+        self._start_episodes()
+        if not self._out:
+            self._wait_for_restart()
+            return
+        perf = self.perf
+        perf.start()
+        polled = self.base_env.poll()
+        perf.mark(Stage.ENV_WAIT)
+        self._take_in(polled)
+        perf.mark(Stage.OBSERVATIONS)
+        while self._start_episodes():
+            # Resets are waited for, so that all envs go on together; what is built anew, or comes from outside, is not.
+            is_waited_for = not self.base_env.is_external and not self._restarting
+            self._take_in(self.base_env.poll(timeout=None if is_waited_for else 0))
+            perf.mark(Stage.ENV_WAIT)
+        perf.end_step()
+
+    def _take_in(self, polled: Polled) -> None:
+        for env, failed in polled.failed.items():
+            self._fail(env, failed)
+        stepped = polled.stepped
+        if len(stepped):
+            answered = self._everyone if len(stepped) == len(self._everyone) else frozenset(map(int, stepped))
+            self._out -= answered
+            self._waiting |= answered
+            self._num_stepping -= len(stepped)
+            self._taken.env_steps += len(stepped)
+            self._quota.use(ENV_STEPS, stepped)
+            if self._restored and self._quota.unit not in WHOLE_EPISODES:
+                self._trust(self._restored & answered)
+        if len(polled.envs) or polled.resets or len(stepped):
+            completed = self._tracks.observe(polled, self._episodes)
+            self._taken.rows += len(completed)
+            self._quota.use(AGENT_STEPS, completed)
+        if polled.resets:
+            self._out -= frozenset(polled.resets)
+            self._waiting |= frozenset(polled.resets)
+            self._restarting -= frozenset(polled.resets)
+            self._call_for("on_episode_start", polled.resets, polled)
+        self._call_for("on_episode_step", stepped, polled)
+        if polled.over:
+            self._end_episodes(polled)
+
+    def _trust(self, envs: Iterable[int], num_steps: int = 1) -> None:
+        """Note that envs which were built anew made good steps."""
+        for env in envs:
+            for _ in range(num_steps):
+                self._health[env] = self._health[env].after_good_step(self.config.restart)
+            if self._health[env].status is Status.HEALTHY:
+                self._restored.discard(env)
+
+    # Episodes.
+
+    def _start_episodes(self) -> bool:
+        """Ask for new episodes, and for new envs in place of those that failed; tell whether there were any."""
+        if not self._over and not self._suspect:
+            return False
+        wanted = sorted(self._over)
+        if self._quota.unit in WHOLE_EPISODES and self._is_started:  # the first poll resets all envs
+            wanted = [env for env in wanted if self._quota.has_left(env)]
+        self._is_started = True
+        for env in wanted:
+            self.base_env.try_reset(env, self._begin_episode(env))
+        now = self._clock()
+        due = [env for env in sorted(self._suspect) if self._health[env].may_restart(now)]
+        for env in due:
+            self._health[env] = self._health[env].after_restart()
+            self._restored.add(env)
+            self._incarnations[env] += 1
+            self.fault_counts["restarts"] += 1
+            self.base_env.try_restart(env, self._begin_episode(env))
+        self._restarting |= frozenset(due)
+        started = frozenset(wanted + due)
+        self._over -= started
+        self._suspect -= started
+        self._out |= started
+        return bool(started)
+
+    def _begin_episode(self, env: int) -> int:
+        """Make ready for the next episode of an env; return its seed."""
+        count = int(self._episode_counts[env])
+        seed = episode_seed(self._seed, self._runner_index, env, int(self._incarnations[env]), count)
+        self._episode_counts[env] += 1
+        self._episodes[env] = LiveEpisode(self._num_episodes, env, seed)
+        self._num_episodes += 1
+        if "on_episode_created" in self._hooks:
+            self._callbacks.on_episode_created(EpisodeEvent(self.base_env, self._episodes[env]))  # type: ignore[union-attr]
+        return seed
+
+    def _end_episodes(self, polled: Polled) -> None:
+        over = frozenset(polled.over)
+        self._waiting -= over
+        self._over |= over
+        is_truncated = (polled.ends == End.TRUNCATED) | (polled.ends == End.GONE_TRUNCATED)
+        truncated = frozenset(polled.envs[is_truncated].tolist())
+        self._trust(self._restored & over, num_steps=self.config.restart.good_steps)
+        for env in polled.over:
+            self._episodes[env].infos = polled.infos.get(env, NO_INFOS)
+            self._close_episode(env, End.TRUNCATED if env in truncated else End.TERMINATED, None)
+            self._quota.use(COMPLETE, [env], self._tracks.end_episode(env))
+        self._quota.use(EPISODES, polled.over)
+
+    def _close_episode(self, env: int, how: End, fault: Fault | None) -> None:
+        """Report an episode that has ended, well or not."""
+        episode = self._episodes[env]
+        self._tracks.update(episode)
+        if "on_episode_end" in self._hooks:
+            self._callbacks.on_episode_end(EpisodeEndEvent(self.base_env, episode, fault))  # type: ignore[union-attr]
+        reported = episode.metrics
+        for info in episode.infos.values():
+            reported = {name: float(value) for name, value in info.get(EPISODE_INFO, {}).items()} | reported
+        self._metrics.append(
+            EpisodeMetric(
+                episode_return=episode.episode_return,
+                episode_length=episode.length,
+                env_index=env,
+                number=episode.number,
+                seed=episode.seed,
+                how=how,
+                agent_returns=episode.agent_returns,
+                policies=episode.policies,
+                metrics=reported,
+            )
+        )
+
+    def _call_for(self, hook: str, envs: Iterable[int], polled: Polled) -> None:
+        """Call a hook for the episodes of some envs, if there is one."""
+        if hook in self._hooks:
+            for env in envs:
+                episode = self._episodes[env]
+                self._tracks.update(episode)
+                episode.infos = polled.infos.get(env, NO_INFOS)
+                getattr(self._callbacks, hook)(EpisodeEvent(self.base_env, episode))
+
+    # Faults.
+
+    def _fail(self, env: int, failed: Failed) -> None:
+        """Give up the episode of an env that failed, and say when it is built anew."""
+        episode, policy = self._episodes[env], self.config.restart
+        self._tracks.update(episode)
+        action = self._tracks.last_action(env) if failed.phase is Phase.STEP else None
+        health = self._health[env] = self._health[env].after_fault(policy, self._clock())
+        is_lost = health.status is Status.LOST
+        outcome = "the env is given up" if is_lost else f"restart {health.num_tries + 1} of {policy.max_restarts}"
+        fault = Fault(
+            failed=failed,
+            env_name=self.base_env.name,
+            env_index=env,
+            seed=episode.seed,
+            episode=episode.number,
+            step=episode.length,
+            action=action,
+            consequence=f"episode discarded, {outcome}",
+        )
+        self._discarded += self._tracks.discard(env)
+        self._num_stepping -= failed.phase is Phase.STEP
+        self._faults.append(fault)
+        self.fault_counts[failed.kind.value] += 1
+        if "on_env_fault" in self._hooks:
+            self._callbacks.on_env_fault(FaultEvent(self.base_env, episode, fault))  # type: ignore[union-attr]
+        self._restored.discard(env)
+        self._waiting -= {env}
+        self._out -= {env}
+        self._restarting -= {env}
+        if is_lost:
+            self._lost |= {env}
+            if not self._has_fixed_shares:
+                self._quota.take_from(env)
+        else:
+            self._suspect |= {env}
+        self._close_episode(env, End.FAULTY, fault)
+        self._first_fault = self._first_fault or fault
+        if failed.kind is FaultKind.INVALID and self.config.on_invalid == RAISE:
+            raise EnvFaultError(str(fault), fault)
+        self._check_alive()
+
+    def _check_alive(self) -> None:
+        if self._lost == self._everyone:
+            first = self._first_fault
+            assert first is not None
+            raise EnvFaultError(f"all {len(self._health)} environments are lost; the first fault: {first}", first)
+
+    def _wait_for_restart(self) -> None:
+        """Nothing is under way: let the time pass until an env may be built anew."""
+        if self._suspect:
+            self._sleep(max(0.0, min(self._health[env].retry_at for env in self._suspect) - self._clock()))
+
+    # Building.
+
+    def _make_tracks(self, policy_mapping_fn: PolicyMappingFn | None, num_envs: int) -> Tracks:
+        if policy_mapping_fn is None and not self.base_env.is_multi_agent:
+            (policy,) = self.policies
+            return ArrayTracks(policy, self._make_desk(policy, SINGLE_AGENT, num_envs), num_envs)
+        if policy_mapping_fn is None:
+            (only_policy,) = self.policies
+            policy_mapping_fn = lambda agent, episode: only_policy  # noqa: E731
+        return AgentTracks(
+            self.policies,
+            lambda policy, agent: self._make_desk(policy, agent, 0),
+            policy_mapping_fn,
+            num_envs,
+            self.base_env.is_multi_agent,
+        )
+
+    def _make_desk(self, policy: PolicyID, agent: AgentID, num_lanes: int) -> Desk:
+        num_rows = self.config.rollout_fragment_length
+        return Desk(self.policies[policy], self._pipeline_of(policy, agent), num_rows, num_lanes)
+
+    def _pipeline_of(self, policy: PolicyID, agent: AgentID) -> Pipeline | None:
+        """The connectors of a policy, for the spaces of the first agent that has it; None if there are none."""
+        if policy not in self._pipelines:
+            obs = self._obs_connectors(policy) if self._obs_connectors else ()
+            actions = self._action_connectors(policy) if self._action_connectors else ()
+            if not obs and not actions:
+                return None
+            pipeline = self._pipelines[policy] = Pipeline(obs, actions, *self.base_env.spaces[agent])
+            if policy in self._connector_states:
+                pipeline.set_state(self._connector_states.pop(policy))
+        return self._pipelines[policy]

@@ -1,0 +1,561 @@
+"""Who acts where: the agents of the running episodes, and the lanes of memory that their transitions go to.
+
+There are two forms with one interface: `ArrayTracks` for environments with one agent and one policy, where a lane is an
+env and nothing is done row by row, and `AgentTracks` for everything else.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from rookery.runners.base_env import SINGLE_AGENT, Actions, AgentID, End, Polled
+from rookery.runners.connectors import Pipeline, Rows
+from rookery.runners.episode import LiveEpisode
+from rookery.runners.lanes import ALL_LANES, Acts, LaneMemory, leaves_of
+from rookery.runners.ledger import Steps
+from rookery.runners.perf import Perf, Stage
+from rookery.runners.policy_map import Actor, PolicyID, PolicyMap
+from rookery.sample_batch import SampleBatch
+
+Tree = Any
+PolicyMappingFn = Callable[[AgentID, LiveEpisode], PolicyID]
+
+
+class Tracks(ABC):
+    """Keeps the rows of a fragment, policy by policy."""
+
+    @abstractmethod
+    def observe(self, polled: Polled, episodes: Sequence[LiveEpisode]) -> Sequence[int]:
+        """Take in what the envs said; return the env of each row that was completed."""
+
+    @abstractmethod
+    def act(self, envs: np.ndarray, episodes: Sequence[LiveEpisode], perf: Perf) -> Actions:
+        """Let the agents act that wait in these envs, ascending."""
+
+    @abstractmethod
+    def end_episode(self, env: int) -> int:
+        """Note that what comes now of an env belongs to another episode; return its steps in this fragment."""
+
+    @abstractmethod
+    def discard(self, env: int) -> Steps:
+        """Take back what there is of the episode that an env is in; return how much it was."""
+
+    @abstractmethod
+    def last_action(self, env: int) -> Any:
+        """What an env was last asked to do."""
+
+    @abstractmethod
+    def update(self, episode: LiveEpisode) -> None:
+        """Bring the figures of a running episode up to date."""
+
+    @abstractmethod
+    def take(
+        self,
+        num_rows: int | None,
+        next_num_rows: int,
+        whole_episodes: bool = False,
+        overdraft: np.ndarray | None = None,
+    ) -> "Taken":
+        """Hand over the complete rows and begin the next fragment.
+
+        What is kept back for it: the running episodes, if only whole ones are wanted, or the last `overdraft` steps of
+        each env, which were not asked for.
+        """
+
+    @property
+    @abstractmethod
+    def pending(self) -> Steps:
+        """What was not handed over yet."""
+
+
+@dataclass
+class Taken:
+    """The rows of a fragment by policy, what the agents remembered before the first, and how much it is."""
+
+    batches: dict[PolicyID, SampleBatch]
+    first_carries: dict[PolicyID, Any]
+    steps: Steps
+
+
+class Desk:
+    """What belongs to one policy: the actor, its connectors, and the memory of its lanes."""
+
+    def __init__(self, actor: Actor, pipeline: Pipeline | None, num_rows: int, num_lanes: int) -> None:
+        self.actor = actor
+        self.pipeline = pipeline
+        self.memory = LaneMemory(num_rows, num_lanes)
+        self.is_open = np.zeros(num_lanes, bool)
+        """The lanes whose agent has acted and waits for what comes of it."""
+        self.first_carry: Any = ()
+        """What the agents remembered before the first row of their lane."""
+        self.reserve(num_lanes)
+
+    def reserve(self, num_lanes: int) -> None:
+        """Make room for so many lanes."""
+        self.actor.reserve(num_lanes)
+        self.first_carry = self.actor.with_lanes(self.first_carry, num_lanes)
+        if self.pipeline is not None:
+            self.pipeline.reserve(num_lanes)
+        if num_lanes > self.memory.num_lanes:
+            self.memory.add_lanes(num_lanes)
+            self.is_open = np.append(self.is_open, np.zeros(num_lanes - len(self.is_open), bool))
+
+    def to_policy(self, obs: Tree, lanes: np.ndarray, starts: np.ndarray, rewards: np.ndarray) -> Tree:
+        """Let the connectors see the observations of these lanes, before their rows are completed."""
+        if self.pipeline is None or not self.pipeline.obs:
+            return obs
+        return self.pipeline.to_policy(obs, Rows(lanes, starts, self.memory.last_actions(lanes), rewards))
+
+    def act(
+        self, lanes: Any, num_rows: int, starts: np.ndarray | None, times: Any, episodes: Any, logged: Tree = None
+    ) -> Acts:
+        """Act in these lanes and note it; with `logged` note what was done there by others."""
+        memory = self.memory
+        if (memory.row if memory.row is not None else int(memory.cursor.max())) >= memory.num_rows:
+            memory.add_rows(2 * memory.num_rows)
+        acts = self.actor.act(memory.seen(lanes), num_rows, None if lanes is ALL_LANES else lanes, starts, logged)
+        memory.act(lanes, acts, times, episodes)
+        self.is_open[lanes] = True
+        return acts
+
+    def to_env(self, actions: Tree) -> Tree:
+        """Change actions as the connectors say; envs must not write into them."""
+        if self.pipeline is not None and self.pipeline.actions:
+            actions = self.pipeline.to_env(actions)
+            for leaf in jax.tree.leaves(actions):
+                leaf.flags.writeable = False
+        return actions
+
+    def take(
+        self, num_rows: int | None, next_num_rows: int, num_kept: np.ndarray | None
+    ) -> tuple[SampleBatch | None, Any, int]:
+        """Hand over the rows, the memory of the agents before the first of them, and the number of complete rows."""
+        open_lanes = np.flatnonzero(self.is_open)
+        next_carry = self._carry_before(open_lanes, num_kept) if self.actor.is_recurrent else ()
+        batch, num_complete = self.memory.take(num_rows, open_lanes, next_num_rows, num_kept)
+        first_carry, self.first_carry = self.first_carry, next_carry
+        return batch, first_carry, num_complete
+
+    def _carry_before(self, open_lanes: np.ndarray, num_kept: np.ndarray | None) -> Any:
+        """What the agents remember before the first row of the next fragment, which may have been acted already."""
+        memory = self.memory
+        lanes = open_lanes if num_kept is None else np.union1d(open_lanes, np.flatnonzero(num_kept))
+        if not len(lanes):
+            return self.actor.carry
+        last_rows = memory.cursor[lanes] - 1 - (0 if num_kept is None else num_kept[lanes])
+        remembered = memory.extras_at(np.maximum(last_rows, 0), lanes).next_carry
+
+        def before(carry: Any, first: Any, last: np.ndarray) -> Any:
+            is_first = (last_rows < 0).reshape(-1, *(1,) * (last.ndim - 1))
+            carry = np.array(carry)
+            carry[lanes] = np.where(is_first, np.asarray(first)[lanes], last)
+            return carry
+
+        return jax.tree.map(before, self.actor.carry, self.first_carry, remembered)
+
+
+class ArrayTracks(Tracks):
+    """One agent in every env, all with the same policy: lane i is env i."""
+
+    def __init__(self, policy: PolicyID, desk: Desk, num_envs: int) -> None:
+        self._policy = policy
+        self._desk = desk
+        self._num_envs = num_envs
+        self.times = np.zeros(num_envs, np.int32)
+        self.returns = np.zeros(num_envs)
+        self.numbers = np.zeros(num_envs, np.int32)
+        self._everyone = np.arange(num_envs)
+        self._logged: dict[int, Tree] = {}
+        """Actions that envs took themselves and that were not stored yet."""
+
+    def _lanes_of(self, envs: np.ndarray) -> Any:
+        """The lanes of some envs; all of them at once if they are in order."""
+        if len(envs) == self._num_envs and (envs == self._everyone).all():
+            return ALL_LANES
+        return envs
+
+    def observe(self, polled: Polled, episodes: Sequence[LiveEpisode]) -> Sequence[int]:
+        envs, obs, rewards, ends = polled.envs, polled.obs, polled.rewards, polled.ends
+        for env, actions in polled.off_policy_actions.items():
+            self._logged[env] = actions[SINGLE_AGENT]
+        if polled.resets:
+            is_reset = polled.is_reset
+            self._start(envs[is_reset], _rows_of(obs, is_reset), episodes)
+            if is_reset.all():
+                return ()
+            is_step = ~is_reset
+            envs, rewards, ends = envs[is_step], rewards[is_step], ends[is_step]
+            obs = _rows_of(obs, is_step)
+        desk = self._desk
+        lanes = self._lanes_of(envs)
+        self.times[lanes] += 1
+        self.returns[lanes] += rewards
+        if desk.pipeline is not None:
+            obs = desk.to_policy(obs, envs, np.zeros(len(envs), bool), rewards)
+        memory = desk.memory
+        memory.complete(lanes, rewards, ends, self.returns[lanes])
+        memory.observe(lanes, obs)
+        desk.is_open[lanes] = False
+        if polled.over:
+            leaves = leaves_of(obs)
+            for row in np.flatnonzero(ends).tolist():
+                memory.end_agent(int(envs[row]), [leaf[row] for leaf in leaves])
+        return envs  # type: ignore[return-value]
+
+    def _start(self, envs: np.ndarray, obs: Tree, episodes: Sequence[LiveEpisode]) -> None:
+        self.numbers[envs] = [episodes[env].number for env in envs]
+        starts = np.ones(len(envs), bool)
+        self._desk.memory.observe(envs, self._desk.to_policy(obs, envs, starts, np.zeros(len(envs))))
+        for env in envs:
+            episodes[env].policies = {SINGLE_AGENT: self._policy}
+
+    def act(self, envs: np.ndarray, episodes: Sequence[LiveEpisode], perf: Perf) -> Actions:
+        if self._logged:
+            return self._act_with_logged(envs, perf)
+        return Actions(envs, self._act(envs, None, perf))
+
+    def _act(self, envs: np.ndarray, logged: Tree, perf: Perf) -> Tree:
+        desk, lanes = self._desk, ALL_LANES if len(envs) == self._num_envs else envs
+        starts = self.times[lanes] == 0 if desk.actor.is_recurrent else None
+        acts = desk.act(lanes, len(envs), starts, self.times[lanes], self.numbers[lanes], logged)
+        perf.mark(Stage.INFERENCE)
+        actions = desk.to_env(acts.actions)
+        perf.mark(Stage.ACTIONS)
+        return actions
+
+    def _act_with_logged(self, envs: np.ndarray, perf: Perf) -> Actions:
+        """Act where the envs did not do it themselves; what they did goes back to them as it came."""
+        is_logged = np.array([env in self._logged for env in envs.tolist()])
+        logged = _stacked([self._logged.pop(env) for env in envs[is_logged].tolist()])
+        parts = [self._act(envs[is_logged], logged, perf)] if is_logged.any() else []
+        if not is_logged.all():
+            parts.append(self._act(envs[~is_logged], None, perf))
+        order = np.argsort(np.concatenate([np.flatnonzero(is_logged), np.flatnonzero(~is_logged)]))
+        return Actions(envs, jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts))
+
+    def end_episode(self, env: int) -> int:
+        memory = self._desk.memory
+        num_steps = int(memory.cursor[env] - memory.episode_begin[env])
+        memory.end_episode(env)
+        self.times[env], self.returns[env] = 0, 0.0
+        return num_steps
+
+    def discard(self, env: int) -> Steps:
+        self._logged.pop(env, None)
+        self.times[env], self.returns[env] = 0, 0.0
+        self._desk.is_open[env] = False
+        num_rows = self._desk.memory.discard(env)
+        return Steps(num_rows, num_rows)
+
+    def last_action(self, env: int) -> Any:
+        return self._desk.memory.last_actions(env)
+
+    def update(self, episode: LiveEpisode) -> None:
+        env = episode.env_index
+        episode.length, episode.agent_returns = int(self.times[env]), {SINGLE_AGENT: float(self.returns[env])}
+
+    def take(
+        self,
+        num_rows: int | None,
+        next_num_rows: int,
+        whole_episodes: bool = False,
+        overdraft: np.ndarray | None = None,
+    ) -> Taken:
+        num_kept = self._desk.memory.num_in_episode if whole_episodes else overdraft
+        batch, first_carry, num_complete = self._desk.take(num_rows, next_num_rows, num_kept)
+        batches = {} if batch is None else {self._policy: batch}
+        return Taken(batches, {self._policy: first_carry}, Steps(num_complete, num_complete))
+
+    @property
+    def pending(self) -> Steps:
+        num_rows = int(self._desk.memory.cursor.sum())
+        return Steps(num_rows, num_rows)
+
+
+@dataclass(slots=True)
+class Track:
+    """One agent in one running episode."""
+
+    policy: PolicyID
+    lane: int
+    pending: float = 0.0
+    """Rewards since its last observation."""
+    is_waiting: bool = True
+    num_steps: int = 0
+
+
+@dataclass(slots=True)
+class Written:
+    """Rows of one policy that are gathered before they are written at once."""
+
+    completed: list[tuple[int, float, int, float]] = field(default_factory=list)
+    """Lane, reward, end and return so far."""
+    ended: list[tuple[int, Tree | None, float]] = field(default_factory=list)
+    """Lane, last observation if there was one, and the reward that came with it."""
+    observed: list[tuple[int, Tree, bool, float]] = field(default_factory=list)
+    """Lane, observation, whether it is the agent's first, and the reward that came with it."""
+
+
+class AgentTracks(Tracks):
+    """Any number of agents that come and go, each with the policy that the mapping gives it for the episode."""
+
+    def __init__(
+        self,
+        policies: PolicyMap,
+        make_desk: Callable[[PolicyID, AgentID], Desk],
+        policy_mapping_fn: PolicyMappingFn,
+        num_envs: int,
+        is_multi_agent: bool,
+    ) -> None:
+        self._policies = policies
+        self._make_desk = make_desk
+        self._policy_mapping_fn = policy_mapping_fn
+        self._is_multi_agent = is_multi_agent
+        self._desks: dict[PolicyID, Desk] = {}
+        self._tracks: list[dict[AgentID, Track]] = [{} for _ in range(num_envs)]
+        self._used: list[set[PolicyID]] = [set() for _ in range(num_envs)]
+        """The policies that the running episode of each env has used."""
+        self._logged: dict[tuple[int, AgentID], Tree] = {}
+        """Actions that envs took themselves and that were not stored yet."""
+        self._lanes: dict[tuple[PolicyID, int], list[int]] = {}
+        """All lanes of a policy that belong to an env."""
+        self._free: dict[tuple[PolicyID, int], list[int]] = {}
+        self._env_steps = np.zeros(num_envs, np.int64)
+        """Steps of each env that were not handed over yet."""
+        self._episode_env_steps = np.zeros(num_envs, np.int64)
+        """Those of them in the running episode."""
+
+    def observe(self, polled: Polled, episodes: Sequence[LiveEpisode]) -> Sequence[int]:
+        for env, actions in polled.off_policy_actions.items():
+            self._logged |= {(env, agent): action for agent, action in actions.items()}
+        for env in polled.stepped:
+            episodes[env].length += 1
+            self._env_steps[env] += 1
+            self._episode_env_steps[env] += 1
+        written: dict[PolicyID, Written] = {}
+        agents = [SINGLE_AGENT] * len(polled.envs) if polled.agents is None else polled.agents
+        completed = []
+        for index, (env, agent) in enumerate(zip(polled.envs.tolist(), agents, strict=True)):
+            if polled.agents is None:
+                obs = jax.tree.map(lambda leaf, index=index: leaf[index], polled.obs)
+            else:
+                obs = polled.obs[index]
+            end = int(polled.ends[index])
+            if self._observe_one(episodes[env], agent, obs, float(polled.rewards[index]), end, written):
+                completed.append(env)
+        for policy, rows in written.items():
+            self._write(self._desks[policy], rows)
+        return completed
+
+    def _observe_one(
+        self,
+        episode: LiveEpisode,
+        agent: AgentID,
+        obs: Tree | None,
+        reward: float,
+        end: int,
+        written: dict[PolicyID, Written],
+    ) -> bool:
+        """Take in what one agent saw and got; tell whether that completes a row."""
+        env = episode.env_index
+        episode.agent_returns[agent] = total = episode.agent_returns.get(agent, 0.0) + reward
+        track = self._tracks[env].get(agent)
+        if track is None:
+            if end == End.RUNNING and obs is not None:
+                track = self._start(episode, agent)
+                written.setdefault(track.policy, Written()).observed.append((track.lane, obs, True, 0.0))
+            return False
+        track.pending += reward
+        if obs is None and end == End.RUNNING:
+            return False
+        rows = written.setdefault(track.policy, Written())
+        rows.completed.append((track.lane, track.pending, end, total))
+        if end == End.RUNNING:
+            rows.observed.append((track.lane, obs, False, track.pending))
+            track.is_waiting, track.pending = True, 0.0
+            track.num_steps += 1
+        else:
+            rows.ended.append((track.lane, obs, track.pending))
+            del self._tracks[env][agent]
+            self._free[track.policy, env].append(track.lane)
+        return True
+
+    def _start(self, episode: LiveEpisode, agent: AgentID) -> Track:
+        """Give an agent a policy and a lane."""
+        env = episode.env_index
+        policy = self._policy_mapping_fn(agent, episode)
+        self._policies.check_may_begin(policy, episode.policies.values())
+        episode.policies[agent] = policy
+        self._used[env].add(policy)
+        if policy not in self._desks:
+            self._desks[policy] = self._make_desk(policy, agent)
+        free = self._free.setdefault((policy, env), [])
+        if not free:
+            free.append(self._new_lane(policy, env))
+        free.sort(reverse=True)
+        track = self._tracks[env][agent] = Track(policy, free.pop())
+        return track
+
+    def _new_lane(self, policy: PolicyID, env: int) -> int:
+        lanes = self._lanes.setdefault((policy, env), [])
+        num_lanes = sum(len(lanes) for (owner, _), lanes in self._lanes.items() if owner == policy)
+        self._desks[policy].reserve(num_lanes + 1)
+        lanes.append(num_lanes)
+        return num_lanes
+
+    @staticmethod
+    def _write(desk: Desk, rows: Written) -> None:
+        """Write the rows of one policy: what ended first, what begins last."""
+        memory = desk.memory
+        finals = [(lane, _final_obs(desk, lane, obs, reward)) for lane, obs, reward in rows.ended]
+        if rows.observed:
+            lanes = np.array([lane for lane, *_ in rows.observed])
+            obs = _stacked([obs for _, obs, *_ in rows.observed])
+            starts = np.array([is_first for *_, is_first, _ in rows.observed])
+            obs = desk.to_policy(obs, lanes, starts, np.array([reward for *_, reward in rows.observed]))
+        if rows.completed:
+            completed, rewards, ends, returns = (np.array(column) for column in zip(*rows.completed, strict=True))
+            memory.complete(completed, rewards, ends, returns)
+            desk.is_open[completed] = False
+        for lane, final_leaves in finals:
+            memory.end_agent(lane, final_leaves)
+        if rows.observed:
+            memory.observe(lanes, obs)
+
+    def act(self, envs: np.ndarray, episodes: Sequence[LiveEpisode], perf: Perf) -> Actions:
+        waiting: dict[tuple[PolicyID, bool], list[tuple[int, AgentID, Track]]] = {}
+        for env in envs.tolist():
+            for agent, track in self._tracks[env].items():
+                if track.is_waiting:
+                    key = track.policy, (env, agent) in self._logged
+                    waiting.setdefault(key, []).append((env, agent, track))
+        sent: list[tuple[int, AgentID, Tree]] = []
+        for (policy, is_logged), group in waiting.items():
+            desk = self._desks[policy]
+            logged = _stacked([self._logged.pop((env, agent)) for env, agent, _ in group]) if is_logged else None
+            lanes = np.array([track.lane for *_, track in group])
+            starts = np.array([track.num_steps == 0 for *_, track in group])
+            times = np.array([episodes[env].length for env, *_ in group], np.int32)
+            numbers = np.array([episodes[env].number for env, *_ in group], np.int32)
+            acts = desk.act(lanes, len(group), starts, times, numbers, logged)
+            perf.mark(Stage.INFERENCE)
+            actions = desk.to_env(acts.actions)
+            for row, (env, agent, track) in enumerate(group):
+                sent.append((env, agent, jax.tree.map(lambda leaf, row=row: leaf[row], actions)))
+                track.is_waiting = False
+            perf.mark(Stage.ACTIONS)
+        sent.sort(key=lambda row: row[0])
+        if not self._is_multi_agent:
+            return Actions(envs, _stacked([action for *_, action in sent]))
+        return Actions(
+            envs,
+            [action for *_, action in sent],
+            [agent for _, agent, _ in sent],
+            np.array([env for env, *_ in sent], np.int64),
+        )
+
+    def end_episode(self, env: int) -> int:
+        self._release(env)
+        for (policy, owner), lanes in self._lanes.items():
+            if owner == env:
+                self._desks[policy].memory.end_episode(lanes)
+        num_steps, self._episode_env_steps[env] = int(self._episode_env_steps[env]), 0
+        return num_steps
+
+    def discard(self, env: int) -> Steps:
+        self._release(env)
+        discarded = Steps(env_steps=int(self._episode_env_steps[env]))
+        self._env_steps[env] -= self._episode_env_steps[env]
+        self._episode_env_steps[env] = 0
+        for (policy, owner), lanes in self._lanes.items():
+            if owner == env:
+                desk = self._desks[policy]
+                desk.is_open[lanes] = False
+                discarded.rows += sum(desk.memory.discard(lane) for lane in lanes)
+        return discarded
+
+    def _release(self, env: int) -> None:
+        for track in self._tracks[env].values():
+            self._free[track.policy, env].append(track.lane)
+        for key in [key for key in self._logged if key[0] == env]:
+            del self._logged[key]
+        self._tracks[env].clear()
+        self._used[env].clear()
+
+    def last_action(self, env: int) -> Any:
+        actions = {
+            agent: self._desks[track.policy].memory.last_actions(track.lane)
+            for agent, track in self._tracks[env].items()
+            if not track.is_waiting
+        }
+        return actions if self._is_multi_agent else actions.get(SINGLE_AGENT)
+
+    def update(self, episode: LiveEpisode) -> None:
+        pass  # kept up to date row by row
+
+    def take(
+        self,
+        num_rows: int | None,
+        next_num_rows: int,
+        whole_episodes: bool = False,
+        overdraft: np.ndarray | None = None,
+    ) -> Taken:
+        kept = np.zeros_like(self._env_steps) if overdraft is None else overdraft
+        if whole_episodes:
+            kept = self._episode_env_steps.copy()
+        taken = Taken({}, {}, Steps(env_steps=int((self._env_steps - kept).sum())))
+        self._env_steps, self._episode_env_steps = kept, np.minimum(self._episode_env_steps, kept)
+        for policy, desk in self._desks.items():
+            num_kept = desk.memory.num_in_episode if whole_episodes else self._of_lanes(policy, overdraft)
+            batch, first_carry, num_complete = desk.take(num_rows, next_num_rows, num_kept)
+            if batch is not None:
+                taken.batches[policy] = batch
+                taken.first_carries[policy] = first_carry
+            taken.steps.rows += num_complete
+        self._forget()
+        return taken
+
+    def _of_lanes(self, policy: PolicyID, numbers: np.ndarray | None) -> np.ndarray | None:
+        """Spread numbers of envs over the lanes of a policy."""
+        if numbers is None:
+            return None
+        spread = np.zeros(self._desks[policy].memory.num_lanes, np.int64)
+        for (owner, env), lanes in self._lanes.items():
+            if owner == policy:
+                spread[lanes] = numbers[env]
+        return np.minimum(spread, self._desks[policy].memory.cursor)
+
+    def _forget(self) -> None:
+        """Let go of the policies that were removed and are not used any more."""
+        with_rows = {policy for policy, desk in self._desks.items() if desk.memory.cursor.any()}
+        for policy in self._policies.forget_unused(with_rows.union(*self._used)):
+            self._desks.pop(policy, None)
+            for key in [key for key in self._lanes if key[0] == policy]:
+                del self._lanes[key]
+                self._free.pop(key, None)
+
+    @property
+    def pending(self) -> Steps:
+        num_rows = sum(int(desk.memory.cursor.sum()) for desk in self._desks.values())
+        return Steps(int(self._env_steps.sum()), num_rows)
+
+
+def _final_obs(desk: Desk, lane: int, obs: Tree | None, reward: float) -> list[np.ndarray] | None:
+    """The leaves of what the policy would have seen last; None if the env did not show it."""
+    if obs is None:
+        return None
+    one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], obs)
+    shown = desk.to_policy(one, np.array([lane]), np.zeros(1, bool), np.array([reward]))
+    return [leaf[0] for leaf in leaves_of(shown)]
+
+
+def _stacked(trees: Sequence[Tree]) -> Tree:
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees) if trees else None
+
+
+def _rows_of(tree: Tree, rows: np.ndarray) -> Tree:
+    return tree[rows] if type(tree) is np.ndarray else jax.tree.map(lambda leaf: leaf[rows], tree)

@@ -1,0 +1,391 @@
+"""What an environment may return: checks for one value, and for those of many environments at once.
+
+The functions for many look at all values together and go through them one by one only if something is wrong. They
+return the arrays and the errors by position; the rows of wrong values hold zeros.
+"""
+
+import functools
+import math
+import numbers
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from rookery.errors import EnvironmentCheckError
+from rookery.runners.faults import Failed, FaultKind, Phase
+from rookery.spaces import ArraySpace, Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+from rookery.types import PyTreeDict
+
+Errors = dict[int, EnvironmentCheckError]
+"""What is wrong, by the position of the value."""
+
+INTEGERS = {int, *(np.dtype(code).type for code in np.typecodes["AllInteger"])}
+NUMBERS = {float, *INTEGERS, *(np.dtype(code).type for code in np.typecodes["Float"])}
+FLAGS = {bool, np.bool_}
+
+
+class InvalidReplyError(EnvironmentCheckError):
+    """What `reset` or `step` returned is not the tuple that it must be."""
+
+
+class InvalidRewardError(EnvironmentCheckError):
+    """A reward is not a finite real number."""
+
+
+class InvalidFlagError(EnvironmentCheckError):
+    """`terminated` or `truncated` is not true or false."""
+
+
+class InvalidInfoError(EnvironmentCheckError):
+    """An info is not a dict."""
+
+
+class InvalidObservationError(EnvironmentCheckError):
+    """An observation is not in its space."""
+
+
+def as_failed(error: EnvironmentCheckError, phase: Phase) -> Failed:
+    """Put a violation into the form in which the runner learns of it."""
+    return Failed(FaultKind.INVALID, phase, f"{type(error).__name__}: {error}")
+
+
+def check_reply(reply: Any, phase: Phase) -> None:
+    """Raise unless `reply` has the parts that `reset` or `step` must return."""
+    parts = "(obs, info)" if phase is Phase.RESET else "(obs, reward, terminated, truncated, info)"
+    if not isinstance(reply, tuple):
+        raise InvalidReplyError(f"{phase} returned {type(reply).__name__}; expected the tuple {parts}.")
+    if len(reply) != (2 if phase is Phase.RESET else 5):
+        raise InvalidReplyError(f"{phase} returned a tuple of {len(reply)}; expected {parts}.")
+
+
+def check_reward(reward: Any) -> float:
+    """Return a reward as a float; raise unless it is a finite real number, alone or in an array of shape `(1,)`."""
+    value = reward
+    if hasattr(reward, "__array__") and not isinstance(reward, np.generic):
+        array = np.asarray(reward)
+        if array.shape not in ((), (1,)):
+            raise InvalidRewardError(f"reward has shape {list(array.shape)}; expected one number.")
+        value = array.reshape(())[()]
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise InvalidRewardError(f"reward is {reward!r} ({type(reward).__name__}); expected a real number.")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise InvalidRewardError(f"reward is {number}; expected a finite number.")
+    return number
+
+
+def check_flag(name: str, flag: Any) -> bool:
+    """Return `terminated` or `truncated` as a bool; 0 and 1 count, alone or in an array of shape `(1,)`."""
+    value = flag.item() if isinstance(flag, (np.ndarray, np.generic)) and flag.shape in ((), (1,)) else flag
+    if isinstance(value, bool) or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    raise InvalidFlagError(f"{name} is {flag!r} ({type(flag).__name__}); expected True or False.")
+
+
+def check_info(info: Any) -> None:
+    """Raise unless an info is a dict or another mapping."""
+    if not isinstance(info, Mapping):
+        raise InvalidInfoError(f"info is {info!r} ({type(info).__name__}); expected a dict.")
+
+
+def stack_rewards(rewards: Sequence[Any]) -> tuple[np.ndarray, Errors]:
+    """Put rewards into one float64 array."""
+    if set(map(type, rewards)) <= NUMBERS:
+        try:
+            stacked = np.array(rewards, np.float64)
+        except OverflowError:
+            pass
+        else:
+            if np.isfinite(stacked).all():
+                return stacked, {}
+    return _one_by_one(check_reward, rewards, np.zeros(len(rewards)))
+
+
+def stack_flags(name: str, flags: Sequence[Any]) -> tuple[np.ndarray, Errors]:
+    """Put the values of `terminated` or of `truncated` into one bool array."""
+    if set(map(type, flags)) <= FLAGS:
+        return np.array(flags, np.bool_), {}
+    return _one_by_one(lambda flag: check_flag(name, flag), flags, np.zeros(len(flags), np.bool_))
+
+
+def wrong_infos(infos: Sequence[Any]) -> Errors:
+    """Find the infos that are no dicts."""
+    if set(map(type, infos)) <= {dict}:
+        return {}
+    return _errors_of(check_info, infos)
+
+
+class ObsChecker:
+    """Checks single observations against their space: structure, shapes, dtypes and, unless told not to, bounds."""
+
+    def __init__(self, space: Space, check_bounds: bool = True) -> None:
+        self._space = space
+        self._bounds = _Bounds(space) if check_bounds else None
+
+    def check(self, obs: Any) -> None:
+        """Raise unless `obs` is in the space."""
+        _check_obs(self._space, obs, "observation")
+        if self._bounds is not None:
+            self._bounds.check(obs)
+
+
+class ObsStacker:
+    """Puts observations into arrays `[N, ...]`, new ones each time, so that they stay true when an env goes on.
+
+    Structure, shapes and dtypes are checked always; bounds only of one observation of each call, in turn, and never
+    without `sample_bounds`.
+    """
+
+    def __init__(self, space: Space, sample_bounds: bool = True) -> None:
+        self._space = space
+        self._stack = _stack_fn(space)
+        self._bounds = _Bounds(space) if sample_bounds else None
+
+    def stack(self, rows: Sequence[Any]) -> tuple[Any, Errors]:
+        """Copy the observations into one tree of arrays in the dtypes of their space."""
+        stacked = self._stack(rows)
+        if stacked is None:
+            errors = _errors_of(lambda obs: _check_obs(self._space, obs, "observation"), rows)
+            blank = zeros_of(self._space)
+            return self._stack([blank if k in errors else obs for k, obs in enumerate(rows)]), errors
+        return stacked, {} if self._bounds is None else self._bounds.check_next_row(stacked, len(rows))
+
+
+class StepChecker:
+    """Checks the steps of environments that return arrays."""
+
+    def __init__(self, space: Space, sample_bounds: bool = True) -> None:
+        self._space = space
+        self._bounds = _Bounds(space) if sample_bounds else None
+
+    def check_obs(self, obs: Any, num_rows: int) -> Any:
+        """Return observations as a tree; raise unless it is one of arrays `[N, ...]` of their space."""
+        _check_obs(self._space, obs, "the batch of observations", (num_rows,))
+        return _as_tree(self._space, obs)
+
+    def sample_bounds(self, obs: Any, num_rows: int) -> Errors:
+        """Check the bounds of one row, in turn."""
+        return {} if self._bounds is None else self._bounds.check_next_row(obs, num_rows)
+
+    def check_rewards(self, rewards: Any, num_rows: int) -> tuple[np.ndarray, Errors]:
+        """Return rewards as a float64 array `[N]` and the rows that are not finite; raise if they are not numbers."""
+        rewards = np.asarray(rewards)
+        if rewards.shape != (num_rows,) or rewards.dtype.kind not in "fiu":
+            raise InvalidRewardError(
+                f"rewards are {rewards.dtype}{list(rewards.shape)}; expected real numbers [{num_rows}]."
+            )
+        rewards = rewards.astype(np.float64, copy=False)
+        if np.isfinite(rewards).all():
+            return rewards, {}
+        return _one_by_one(check_reward, rewards, np.zeros(num_rows))
+
+    def check_flags(self, name: str, flags: Any, num_rows: int) -> np.ndarray:
+        """Return `terminated` or `truncated` as an array `[N]`; raise unless it is one of bools."""
+        flags = np.asarray(flags)
+        if flags.shape != (num_rows,) or flags.dtype != np.bool_:
+            raise InvalidFlagError(f"{name} is {flags.dtype}{list(flags.shape)}; expected bool[{num_rows}].")
+        return flags
+
+
+def zeros_of(space: Space, *batch_shape: int) -> Any:
+    """Return observations of zeros, in the structure that stacked ones have."""
+    match space:
+        case Dict():
+            return PyTreeDict({name: zeros_of(part, *batch_shape) for name, part in space.spaces.items()})
+        case Tuple():
+            return tuple(zeros_of(part, *batch_shape) for part in space.spaces)
+        case ArraySpace():
+            return np.zeros((*batch_shape, *space.shape), space.dtype)
+    raise AssertionError(f"{space} is not a space of rookery.spaces")
+
+
+def row_of(tree: Any, row: int) -> Any:
+    """Return one row of a tree of arrays."""
+    return jax.tree.map(lambda leaf: leaf[row], tree)
+
+
+def _one_by_one(check: Callable[[Any], Any], values: Sequence[Any], into: np.ndarray) -> tuple[np.ndarray, Errors]:
+    def check_and_keep(position: int) -> None:
+        into[position] = check(values[position])
+
+    return into, _errors_of(check_and_keep, range(len(values)))
+
+
+def _errors_of(check: Callable[[Any], Any], values: Sequence[Any]) -> Errors:
+    errors: Errors = {}
+    for position, value in enumerate(values):
+        try:
+            check(value)
+        except EnvironmentCheckError as error:
+            errors[position] = error
+    return errors
+
+
+def _check_obs(space: Space, obs: Any, what: str, batch_shape: tuple[int, ...] = ()) -> None:
+    match space:
+        case Dict():
+            if not isinstance(obs, Mapping) or obs.keys() != space.spaces.keys():
+                given = f"a dict with {sorted(map(str, obs))}" if isinstance(obs, Mapping) else _kind(obs)
+                raise InvalidObservationError(f"{what} is {given}; expected a dict with {sorted(space.spaces)}.")
+            for name, part in space.spaces.items():
+                _check_obs(part, obs[name], f"{what}[{name!r}]", batch_shape)
+        case Tuple():
+            if not isinstance(obs, (tuple, list)) or len(obs) != len(space.spaces):
+                given = f"of {len(obs)} entries" if isinstance(obs, (tuple, list)) else _kind(obs)
+                raise InvalidObservationError(f"{what} is {given}; expected a tuple of {len(space.spaces)}.")
+            for index, (part, item) in enumerate(zip(space.spaces, obs, strict=True)):
+                _check_obs(part, item, f"{what}[{index}]", batch_shape)
+        case ArraySpace():
+            _check_array(space, obs, what, (*batch_shape, *space.shape))
+
+
+def _check_array(space: ArraySpace, obs: Any, what: str, shape: tuple[int, ...]) -> None:
+    is_integer = isinstance(space, Discrete) and _is_integer(obs)
+    problem = None
+    if not isinstance(obs, (np.ndarray, np.generic)) and not is_integer:
+        problem = f"is {_kind(obs)}; expected a NumPy array"
+    elif np.shape(obs) != shape:
+        problem = f"has shape {list(np.shape(obs))}; expected"
+    elif not is_integer and obs.dtype != space.dtype:
+        problem = f"has dtype {obs.dtype}; expected"
+    if problem is not None:
+        raise InvalidObservationError(f"{what} {problem} {space.dtype}{list(shape)} of {space}.")
+    # An integer that its dtype cannot hold could not be stacked.
+    if isinstance(space, Discrete) and shape == () and not space.start <= obs < space.start + space.n:
+        raise InvalidObservationError(f"{what} is {obs}, which is outside of {space}.")
+
+
+def _is_integer(value: Any) -> bool:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.dtype.kind in "iu"
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _as_tree(space: Space, obs: Any) -> Any:
+    match space:
+        case Dict():
+            return PyTreeDict({name: _as_tree(part, obs[name]) for name, part in space.spaces.items()})
+        case Tuple():
+            return tuple(_as_tree(part, item) for part, item in zip(space.spaces, obs, strict=True))
+    return obs
+
+
+class _Bounds:
+    """The bounds of all arrays of an observation."""
+
+    def __init__(self, space: Space) -> None:
+        self._leaves = [(path, leaf, *_low_and_high(leaf)) for path, leaf in _leaves(space)]
+        self._num_rows_checked = 0
+
+    def check(self, obs: Any, row: int | None = None) -> None:
+        """Raise unless `obs`, or one row of a batch of them, lies in its bounds."""
+        for path, space, low, high in self._leaves:
+            value = obs
+            for key in path:
+                value = value[key]
+            value = np.asarray(value) if row is None else value[row]
+            inside = (value >= low) & (value <= high)
+            if not inside.all():
+                first = tuple(np.argwhere(~inside)[0].tolist())
+                what = "observation" + "".join(f"[{key!r}]" for key in path)
+                where = f" at {list(first)}" if first else ""
+                raise InvalidObservationError(f"{what} is {value[first]}{where}, which is outside of {space}.")
+
+    def check_next_row(self, obs: Any, num_rows: int) -> Errors:
+        """Check one row of a batch, in turn with the others."""
+        if num_rows == 0:
+            return {}
+        row = self._num_rows_checked % num_rows
+        self._num_rows_checked += 1
+        try:
+            self.check(obs, row)
+        except InvalidObservationError as error:
+            return {row: error}
+        return {}
+
+
+def _leaves(space: Space, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], ArraySpace]]:
+    match space:
+        case Dict():
+            for name, part in space.spaces.items():
+                yield from _leaves(part, (*path, name))
+        case Tuple():
+            for index, part in enumerate(space.spaces):
+                yield from _leaves(part, (*path, index))
+        case ArraySpace():
+            yield path, space
+
+
+def _low_and_high(space: ArraySpace) -> tuple[Any, Any]:
+    match space:
+        case Box():
+            return space.low, space.high
+        case Discrete():
+            return space.start, space.start + space.n - 1
+        case MultiDiscrete():
+            return space.start, space.start + space.nvec - 1
+        case MultiBinary():
+            return 0, 1
+    raise AssertionError(f"no bounds are known for {space}")
+
+
+def _stack_fn(space: Space) -> Callable[[Sequence[Any]], Any]:
+    """Build what stacks observations, or returns None if one has not the structure, shapes and dtypes of the space."""
+    match space:
+        case Dict():
+            return functools.partial(_stack_dicts, {name: _stack_fn(part) for name, part in space.spaces.items()})
+        case Tuple():
+            return functools.partial(_stack_tuples, [_stack_fn(part) for part in space.spaces])
+        case Discrete():
+            return functools.partial(_stack_integers, space.dtype)
+        case ArraySpace():
+            return functools.partial(_stack_arrays, space.dtype, space.shape)
+    raise AssertionError(f"{space} is not a space of rookery.spaces")
+
+
+def _stack_dicts(parts: dict[str, Callable], rows: Sequence[Any]) -> PyTreeDict | None:
+    names = parts.keys()
+    if not all(isinstance(row, Mapping) and row.keys() == names for row in rows):
+        return None
+    stacked = {name: stack([row[name] for row in rows]) for name, stack in parts.items()}
+    return None if any(part is None for part in stacked.values()) else PyTreeDict(stacked)
+
+
+def _stack_tuples(parts: list[Callable], rows: Sequence[Any]) -> tuple | None:
+    if not all(isinstance(row, (tuple, list)) and len(row) == len(parts) for row in rows):
+        return None
+    stacked = tuple(stack([row[index] for row in rows]) for index, stack in enumerate(parts))
+    return None if any(part is None for part in stacked) else stacked
+
+
+def _stack_integers(dtype: np.dtype, rows: Sequence[Any]) -> np.ndarray | None:
+    if not set(map(type, rows)) <= INTEGERS and not all(map(_is_integer, rows)):
+        return None
+    try:
+        stacked = np.array(rows, dtype)
+    except (ValueError, OverflowError):
+        return None
+    return stacked if stacked.shape == (len(rows),) else None
+
+
+def _stack_arrays(dtype: np.dtype, shape: tuple[int, ...], rows: Sequence[Any]) -> np.ndarray | None:
+    for kind in set(map(type, rows)):
+        if not issubclass(kind, (np.ndarray, np.generic)):
+            return None
+    for row in rows:
+        if row.dtype != dtype:
+            return None
+    try:
+        stacked = np.array(rows, dtype) if rows else np.empty((0, *shape), dtype)
+    except ValueError:
+        return None
+    return stacked if stacked.shape == (len(rows), *shape) else None
+
+
+def _kind(value: Any) -> str:
+    return f"of type {type(value).__name__}"

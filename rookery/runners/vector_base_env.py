@@ -1,0 +1,157 @@
+"""Vector environments in the form that the runner knows."""
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from rookery.errors import InvalidInputError
+from rookery.runners.base_env import SINGLE_AGENT, Actions, AgentID, BaseEnv, End, Polled
+from rookery.runners.faults import Failed
+from rookery.runners.validation import zeros_of
+from rookery.runners.vector_env import Reset, VectorEnv, VectorStep, rows_of
+from rookery.spaces import Space
+
+_NOT_RESET = "has not been reset: poll first"
+_RESETTING = "is being reset: poll until its first observation is there"
+_OVER = "is over: call try_reset and poll first"
+_FAILED = "has failed: call try_restart and poll first"
+_TRUNCATED = np.uint8(End.TRUNCATED)
+
+
+class VectorBaseEnv(BaseEnv):
+    """A `VectorEnv` as a `BaseEnv`: the envs that are sent actions together are heard of together."""
+
+    def __init__(self, vector_env: VectorEnv, name: str = "vector_env") -> None:
+        self.vector_env = vector_env
+        self.num_envs = vector_env.num_envs
+        self.name = name
+        self._first_seeds: list[int | None] = [None] * self.num_envs
+        self._stepping: np.ndarray | None = None
+        self._resetting: set[int] = set()
+        # Why an env cannot act; most of the time there is none.
+        self._idle: dict[int, str] = dict.fromkeys(range(self.num_envs), _NOT_RESET)
+        self._is_started = False
+
+    @property
+    def spaces(self) -> Mapping[AgentID, tuple[Space, Space]]:
+        return {SINGLE_AGENT: (self.vector_env.observation_space, self.vector_env.action_space)}
+
+    def poll(self, timeout: float | None = None) -> Polled:
+        if not self._is_started:
+            self._is_started = True
+            for env, seed in enumerate(self._first_seeds):
+                self._begin_reset(env, seed)
+        step = None if self._stepping is None else self.vector_env.finished_step(timeout)
+        resets: Mapping[int, Reset | Failed] = {}
+        if self._resetting:
+            resets = self.vector_env.finished_resets(self._resetting if self._stepping is None else (), timeout)
+        if step is None:
+            return self._polled_resets(resets)
+        return joined(self._polled_step(step), self._polled_resets(resets)) if resets else self._polled_step(step)
+
+    def send_actions(self, actions: Actions) -> None:
+        envs = actions.envs
+        if len(envs) == 0:
+            return
+        if self._stepping is not None:
+            raise InvalidInputError(f"{self.name} has not answered the actions before these: poll first.")
+        if self._idle:
+            for env in envs.tolist():
+                if env in self._idle:
+                    raise InvalidInputError(f"env {env} of {self.name} {self._idle[env]}.")
+        self.vector_env.begin_step(actions.actions, None if len(envs) == self.num_envs else envs)
+        self._stepping = envs
+
+    def try_reset(self, env: int, seed: int | None) -> None:
+        if self._is_started:
+            self._begin_reset(env, seed)
+        else:
+            self._first_seeds[env] = seed
+
+    def try_restart(self, env: int, seed: int | None) -> None:
+        self.vector_env.restart_at(env)
+        self.try_reset(env, seed)
+
+    def try_render(self, env: int) -> np.ndarray | None:
+        return self.vector_env.try_render_at(env)
+
+    def close(self) -> None:
+        self.vector_env.close()
+
+    def _begin_reset(self, env: int, seed: int | None) -> None:
+        self.vector_env.begin_reset(env, seed)
+        self._resetting.add(env)
+        self._idle[env] = _RESETTING
+
+    def _polled_step(self, step: VectorStep) -> Polled:
+        envs, self._stepping = self._stepping, None
+        assert envs is not None
+        polled = polled_step(envs, step)
+        self._idle.update(dict.fromkeys(polled.failed, _FAILED))
+        self._idle.update(dict.fromkeys(polled.over, _OVER))
+        return polled
+
+    def _polled_resets(self, resets: Mapping[int, Reset | Failed]) -> Polled:
+        polled = polled_resets(resets, self.vector_env.observation_space)
+        self._resetting.difference_update(resets)
+        self._idle.update(dict.fromkeys(polled.failed, _FAILED))
+        for env in polled.resets:
+            del self._idle[env]
+        return polled
+
+
+def polled_step(envs: np.ndarray, step: VectorStep) -> Polled:
+    """Tell the runner of a step of these envs, which have one agent each."""
+    ends = step.truncated * _TRUNCATED
+    ends[step.terminated] = End.TERMINATED
+    obs, rewards = step.obs, step.rewards
+    if step.failed:
+        good = np.isin(envs, list(step.failed), invert=True)
+        envs, ends, rewards = envs[good], ends[good], rewards[good]
+        obs = jax.tree.map(lambda leaf: leaf[good], obs)
+    return Polled(
+        envs=envs,
+        agents=None,
+        obs=obs,
+        rewards=rewards,
+        ends=ends,
+        is_reset=np.zeros(len(envs), np.bool_),
+        over=envs[ends.nonzero()].tolist(),
+        stepped=envs.tolist(),
+        infos={env: {SINGLE_AGENT: info} for env, info in step.infos.items() if env not in step.failed},
+        failed=step.failed,
+    )
+
+
+def polled_resets(resets: Mapping[int, Reset | Failed], observation_space: Space) -> Polled:
+    """Tell the runner of the resets of envs with one agent each."""
+    good = {env: reset for env, reset in resets.items() if not isinstance(reset, Failed)}
+    return Polled(
+        envs=np.fromiter(good, np.int64, len(good)),
+        agents=None,
+        obs=rows_of([obs for obs, _ in good.values()]) if good else zeros_of(observation_space, 0),
+        rewards=np.zeros(len(good)),
+        ends=np.zeros(len(good), np.uint8),
+        is_reset=np.ones(len(good), np.bool_),
+        resets=list(good),
+        infos={env: {SINGLE_AGENT: info} for env, (_, info) in good.items() if info},
+        failed={env: reset for env, reset in resets.items() if isinstance(reset, Failed)},
+    )
+
+
+def joined(steps: Polled, resets: Polled) -> Polled:
+    """Put what steps and what resets gave into one, in this order."""
+    return Polled(
+        envs=np.concatenate([steps.envs, resets.envs]),
+        agents=None,
+        obs=jax.tree.map(lambda *leaves: np.concatenate(leaves), steps.obs, resets.obs),
+        rewards=np.concatenate([steps.rewards, resets.rewards]),
+        ends=np.concatenate([steps.ends, resets.ends]),
+        is_reset=np.concatenate([steps.is_reset, resets.is_reset]),
+        resets=resets.resets,
+        over=steps.over,
+        stepped=steps.stepped,
+        infos={**steps.infos, **resets.infos},
+        failed={**steps.failed, **resets.failed},
+    )

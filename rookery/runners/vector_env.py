@@ -1,0 +1,383 @@
+"""Environments with one agent each, many at once, as arrays."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from rookery.errors import EnvironmentCheckError, InvalidInputError, check_count
+from rookery.runners.env_group import EnvGroup, LocalEnvs
+from rookery.runners.faults import EnvFaultError, Failed, Fault, Phase
+from rookery.runners.validation import (
+    ObsStacker,
+    StepChecker,
+    as_failed,
+    check_info,
+    check_reply,
+    row_of,
+    stack_flags,
+    stack_rewards,
+    wrong_infos,
+    zeros_of,
+)
+from rookery.spaces import ArraySpace, Dict, Discrete, Space, Tuple, from_gymnasium
+
+if TYPE_CHECKING:
+    import gymnasium
+
+Reset = tuple[Any, Mapping]
+"""What a reset gives: the first observation and an info."""
+
+
+@dataclass(slots=True)
+class VectorStep:
+    """What a step of some envs gave, one row for each; the rows of envs that failed mean nothing."""
+
+    obs: Any
+    rewards: np.ndarray
+    """float64 `[N]`"""
+    terminated: np.ndarray
+    """bool `[N]`"""
+    truncated: np.ndarray
+    """bool `[N]`"""
+    infos: Mapping[int, Mapping] = field(default_factory=dict)
+    """By env; empty ones are left out."""
+    failed: Mapping[int, Failed] = field(default_factory=dict)
+    """By env."""
+
+
+class VectorEnv(ABC):
+    """Environments with one agent each that are stepped together.
+
+    `VectorEnv.wrap` makes one of Gymnasium environments. Subclass it for environments that step as arrays: implement
+    `vector_reset`, `reset_at` and `vector_step`. An env whose episode is over is not stepped before it is reset.
+
+    The runner begins resets and steps, and asks for them when it needs them, so that envs which live elsewhere work
+    meanwhile. A subclass need not care: by default they are done when they are asked for, an exception becomes a
+    failure of the envs it concerns, and what comes out is checked.
+    """
+
+    def __init__(
+        self,
+        observation_space: Space | gymnasium.Space,
+        action_space: Space | gymnasium.Space,
+        num_envs: int,
+        *,
+        sample_bounds: bool = True,
+    ) -> None:
+        check_count("num_envs", num_envs)
+        self.observation_space = as_space(observation_space)
+        self.action_space = as_space(action_space)
+        self.num_envs = num_envs
+        self._first_stacker = ObsStacker(self.observation_space, sample_bounds)
+        self._step_checker = StepChecker(self.observation_space, sample_bounds)
+        self._begun_resets: dict[int, int | None] = {}
+        self._begun_step: tuple[Any, np.ndarray | None] | None = None
+
+    @abstractmethod
+    def vector_reset(self, seeds: Sequence[int | None] | None = None) -> tuple[Any, Mapping[int, Mapping]]:
+        """Reset all envs; return their observations `[B, ...]` and their infos by env."""
+
+    @abstractmethod
+    def reset_at(self, index: int, seed: int | None = None) -> Reset:
+        """Reset one env."""
+
+    @abstractmethod
+    def vector_step(self, actions: Any, indexes: np.ndarray | None = None) -> VectorStep:
+        """Step the envs `indexes` (None: all) with one row of `actions` for each."""
+
+    def restart_at(self, index: int) -> None:  # noqa: B027
+        """Build an env anew, which is then reset; by default the reset alone must do."""
+
+    def get_sub_environments(self) -> list[Any]:
+        """Return the environment objects, if there are any in this process."""
+        return []
+
+    def try_render_at(self, index: int) -> np.ndarray | None:
+        """Draw one env as an RGB array; None if it cannot be drawn."""
+        return None
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of the environments; calling it twice does no harm."""
+
+    def begin_reset(self, index: int, seed: int | None = None) -> None:
+        """Ask for a reset of one env."""
+        self._begun_resets[index] = seed
+
+    def finished_resets(self, wait: Collection[int] = (), timeout: float | None = None) -> dict[int, Reset | Failed]:
+        """Return the finished resets, after waiting for those of the envs `wait`, at most `timeout` seconds."""
+        begun, self._begun_resets = self._begun_resets, {}
+        if len(begun) == self.num_envs:
+            return self._reset_all([begun[index] for index in range(self.num_envs)])
+        return {index: self._reset_one(index, seed) for index, seed in begun.items()}
+
+    def begin_step(self, actions: Any, indexes: np.ndarray | None = None) -> None:
+        """Send actions to the envs `indexes` (None: all)."""
+        self._begun_step = actions, indexes
+
+    def finished_step(self, timeout: float | None = None) -> VectorStep | None:
+        """Return the step that was begun; None if it takes longer than `timeout` seconds."""
+        assert self._begun_step is not None, "no step was begun"
+        (actions, indexes), self._begun_step = self._begun_step, None
+        rows = range(self.num_envs) if indexes is None else indexes.tolist()
+        try:
+            return self._checked_step(self.vector_step(actions, indexes), rows)
+        except EnvironmentCheckError as error:
+            return self._failed_step(dict.fromkeys(rows, as_failed(error, Phase.STEP)))
+        except Exception as error:
+            return self._failed_step(dict.fromkeys(rows, Failed.by_exception(error, Phase.STEP)))
+
+    @staticmethod
+    def wrap(
+        make_env: Callable[[int], gymnasium.Env] | None = None,
+        existing_envs: Sequence[gymnasium.Env] = (),
+        num_envs: int = 1,
+        *,
+        processes: bool = False,
+        envs_per_process: int = 1,
+        step_timeout: float | None = None,
+        sample_bounds: bool = True,
+    ) -> VectorEnv:
+        """Vectorize Gymnasium environments: the existing ones, and up to `num_envs` those that `make_env(index)` makes.
+
+        An env that raises or returns what it must not fails alone, and `make_env` makes it anew. With `processes` they
+        live in other processes, `envs_per_process` in each, where they may also crash, or hang for `step_timeout`
+        seconds. Without `sample_bounds` observations may leave the bounds of their space.
+        """
+        num_envs = max(num_envs, len(existing_envs))
+        if make_env is None:
+            if processes or len(existing_envs) < num_envs:
+                raise InvalidInputError(
+                    f"existing_envs are {len(existing_envs)} of num_envs={num_envs}, processes={processes}: give "
+                    "make_env, which makes the others, and all if they are to live in other processes."
+                )
+            return GroupVectorEnv(LocalEnvs([None] * num_envs, existing_envs), sample_bounds)
+        make_env_fns = [functools.partial(make_env, index) for index in range(num_envs)]
+        if not processes:
+            return GroupVectorEnv(LocalEnvs(make_env_fns, existing_envs), sample_bounds)
+        if existing_envs:
+            raise InvalidInputError("existing_envs cannot move to other processes: give make_env alone.")
+        from rookery.runners.processes import ProcessEnvs
+
+        group = ProcessEnvs(make_env_fns, envs_per_process=envs_per_process, step_timeout=step_timeout)
+        return GroupVectorEnv(group, sample_bounds)
+
+    def _reset_all(self, seeds: list[int | None]) -> dict[int, Reset | Failed]:
+        try:
+            obs, infos = self.vector_reset(seeds)
+            obs = self._step_checker.check_obs(obs, self.num_envs)
+        except EnvironmentCheckError as error:
+            return dict.fromkeys(range(self.num_envs), as_failed(error, Phase.RESET))
+        except Exception as error:
+            return dict.fromkeys(range(self.num_envs), Failed.by_exception(error, Phase.RESET))
+        return {index: (row_of(obs, index), infos.get(index, {})) for index in range(self.num_envs)}
+
+    def _reset_one(self, index: int, seed: int | None) -> Reset | Failed:
+        try:
+            return self._checked_reset(self.reset_at(index, seed))
+        except Exception as error:
+            return Failed.by_exception(error, Phase.RESET)
+
+    def _checked_reset(self, reply: Any) -> Reset | Failed:
+        """Return what a reset gave, with a copy of its observation, or what is wrong with it."""
+        try:
+            check_reply(reply, Phase.RESET)
+            obs, info = reply
+            check_info(info)
+        except EnvironmentCheckError as error:
+            return as_failed(error, Phase.RESET)
+        stacked, errors = self._first_stacker.stack([obs])
+        return as_failed(errors[0], Phase.RESET) if errors else (row_of(stacked, 0), info)
+
+    def _checked_step(self, step: VectorStep, rows: Sequence[int]) -> VectorStep:
+        checker, num_rows = self._step_checker, len(rows)
+        obs = checker.check_obs(step.obs, num_rows)
+        wrong_obs = checker.sample_bounds(obs, num_rows)
+        rewards, wrong_rewards = checker.check_rewards(step.rewards, num_rows)
+        failed = {rows[row]: as_failed(error, Phase.STEP) for row, error in (wrong_obs | wrong_rewards).items()}
+        return VectorStep(
+            obs=obs,
+            rewards=rewards,
+            terminated=checker.check_flags("terminated", step.terminated, num_rows),
+            truncated=checker.check_flags("truncated", step.truncated, num_rows),
+            infos=step.infos,
+            failed={**failed, **step.failed},
+        )
+
+    def _failed_step(self, failed: dict[int, Failed]) -> VectorStep:
+        num_rows = len(failed)
+        no_flags = np.zeros(num_rows, np.bool_)
+        obs = zeros_of(self.observation_space, num_rows)
+        return VectorStep(obs, np.zeros(num_rows), no_flags, no_flags, failed=failed)
+
+
+class GroupVectorEnv(VectorEnv):
+    """The Gymnasium environments of an `EnvGroup`; make it with `VectorEnv.wrap`.
+
+    A step waits for all envs that it steps. An action of a `Discrete` space arrives as an int, others as read-only
+    arrays, dicts or tuples of the declared dtypes.
+    """
+
+    def __init__(self, group: EnvGroup, sample_bounds: bool = True) -> None:
+        description = group.describe()
+        super().__init__(
+            description.observation_space, description.action_space, group.num_envs, sample_bounds=sample_bounds
+        )
+        self.description = description
+        self.group = group
+        self._stacker = ObsStacker(self.observation_space, sample_bounds)
+        self._blank: tuple = (zeros_of(self.observation_space), 0.0, False, False, {})
+        self._everyone = list(range(self.num_envs))
+        self._stepping: Sequence[int] = ()
+        self._resetting: set[int] = set()
+        self._replies: dict[int, Any] = {}
+
+    def vector_reset(self, seeds: Sequence[int | None] | None = None) -> tuple[Any, Mapping[int, Mapping]]:
+        seeds = [None] * self.num_envs if seeds is None else seeds
+        for index, seed in zip(self._everyone, seeds, strict=True):
+            self.begin_reset(index, seed)
+        resets = self._good_resets(self._everyone, seeds)
+        return rows_of([obs for obs, _ in resets]), {k: info for k, (_, info) in enumerate(resets) if info}
+
+    def reset_at(self, index: int, seed: int | None = None) -> Reset:
+        self.begin_reset(index, seed)
+        return self._good_resets([index], [seed])[0]
+
+    def vector_step(self, actions: Any, indexes: np.ndarray | None = None) -> VectorStep:
+        self.begin_step(actions, indexes)
+        step = self.finished_step()
+        assert step is not None
+        return step
+
+    def restart_at(self, index: int) -> None:
+        self.group.rebuild(index)
+
+    def get_sub_environments(self) -> list[Any]:
+        return self.group.envs if isinstance(self.group, LocalEnvs) else []
+
+    def try_render_at(self, index: int) -> np.ndarray | None:
+        return self.group.render(index)
+
+    def close(self) -> None:
+        self.group.close()
+
+    def begin_reset(self, index: int, seed: int | None = None) -> None:
+        self._replies.pop(index, None)
+        self.group.send_reset(index, seed)
+        self._resetting.add(index)
+
+    def finished_resets(self, wait: Collection[int] = (), timeout: float | None = None) -> dict[int, Reset | Failed]:
+        if not self._resetting:
+            return {}
+        missing = [index for index in wait if index not in self._replies]
+        self._replies.update(self.group.receive(missing, timeout))
+        finished = sorted(self._resetting & self._replies.keys())
+        self._resetting.difference_update(finished)
+        replies = {index: self._replies.pop(index) for index in finished}
+        return {k: reply if isinstance(reply, Failed) else self._checked_reset(reply) for k, reply in replies.items()}
+
+    def begin_step(self, actions: Any, indexes: np.ndarray | None = None) -> None:
+        stepping = self._everyone if indexes is None else indexes.tolist()
+        if self._replies:
+            for index in stepping:
+                self._replies.pop(index, None)  # it was said without being asked, as when a shared process dies
+        self.group.send_steps(stepping, split_actions(self.action_space, actions, len(stepping)))
+        self._stepping = stepping
+
+    def finished_step(self, timeout: float | None = None) -> VectorStep | None:
+        stepping, replies = self._stepping, self._replies
+        missing = [index for index in stepping if index not in replies] if replies else stepping
+        replies.update(self.group.receive(missing, timeout))
+        if timeout is not None and not all(index in replies for index in stepping):
+            return None
+        self._stepping = ()
+        return self._stacked_step(stepping, [replies.pop(index) for index in stepping])
+
+    def _stacked_step(self, indexes: Sequence[int], replies: list[Any]) -> VectorStep:
+        failed: dict[int, Failed] = {}
+        if set(map(type, replies)) != {tuple} or set(map(len, replies)) != {5}:
+            for row, (index, reply) in enumerate(zip(indexes, replies, strict=True)):
+                if (failure := _failure_of(reply)) is not None:
+                    failed[index], replies[row] = failure, self._blank
+        obs_rows, reward_list, terminated_list, truncated_list, infos = zip(*replies, strict=True)
+        obs, wrong_obs = self._stacker.stack(obs_rows)
+        rewards, wrong_rewards = stack_rewards(reward_list)
+        terminated, wrong_terminated = stack_flags("terminated", terminated_list)
+        truncated, wrong_truncated = stack_flags("truncated", truncated_list)
+        if not_dicts := wrong_infos(infos):
+            infos = tuple({} if row in not_dicts else info for row, info in enumerate(infos))
+        for wrong in (wrong_obs, wrong_rewards, wrong_terminated, wrong_truncated, not_dicts):
+            for row, error in wrong.items():
+                failed[indexes[row]] = as_failed(error, Phase.STEP)
+        told = {index: info for index, info in zip(indexes, infos, strict=True) if info} if any(infos) else {}
+        return VectorStep(obs, rewards, terminated, truncated, told, failed)
+
+    def _good_resets(self, indexes: Sequence[int], seeds: Sequence[int | None]) -> list[Reset]:
+        """Wait for resets; raise if one failed."""
+        finished = self.finished_resets(indexes)
+        resets = []
+        for index, seed in zip(indexes, seeds, strict=True):
+            reset = finished[index]
+            if isinstance(reset, Failed):
+                fault = Fault(reset, self.description.name, index, seed, episode=0, step=0, action=None)
+                raise EnvFaultError(str(fault), fault)
+            resets.append(reset)
+        return resets
+
+
+def split_actions(space: Space, actions: Any, num_rows: int) -> list[Any]:
+    """Split a tree of actions `[N, ...]` into those of single envs, in the form that Gymnasium envs expect."""
+    if (
+        type(space) is Discrete
+        and type(actions) is np.ndarray
+        and actions.shape == (num_rows,)
+        and actions.dtype.kind in "iu"
+    ):
+        return actions.tolist()  # the most common case, without the checks of the others
+    space.check(actions, "actions", (num_rows,))
+    return _split(space, actions)
+
+
+def _split(space: Space, actions: Any) -> list[Any]:
+    match space:
+        case Discrete():
+            return np.asarray(actions).tolist()
+        case ArraySpace():
+            array = np.asarray(actions).astype(space.dtype, copy=False).view()
+            array.setflags(write=False)
+            return list(array) if space.shape else [array[k, ...] for k in range(len(array))]
+        case Dict():
+            columns = [_split(part, actions[name]) for name, part in space.spaces.items()]
+            return [dict(zip(space.spaces, row, strict=True)) for row in zip(*columns, strict=True)]
+        case Tuple():
+            return list(
+                zip(*(_split(part, item) for part, item in zip(space.spaces, actions, strict=True)), strict=True)
+            )
+    raise AssertionError(f"{space} is not a space of rookery.spaces")
+
+
+def as_space(space: Space | gymnasium.Space) -> Space:
+    """Return a space of Rookery, converted if it is one of Gymnasium's."""
+    return space if isinstance(space, Space) else from_gymnasium(space)
+
+
+def rows_of(trees: Sequence[Any]) -> Any:
+    """Stack trees of arrays along a new first axis."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
+def _failure_of(reply: Any) -> Failed | None:
+    """Return why the reply to a step is none, if it is none."""
+    if isinstance(reply, Failed):
+        return reply
+    try:
+        check_reply(reply, Phase.STEP)
+    except EnvironmentCheckError as error:
+        return as_failed(error, Phase.STEP)
+    return None

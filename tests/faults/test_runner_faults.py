@@ -1,0 +1,327 @@
+"""A runner on environments that raise, lie, hang, crash and are killed: neighbors lose nothing, all is counted."""
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rookery.runners.base_env import ALL
+from rookery.runners.callbacks import Callbacks, FaultEvent
+from rookery.runners.faults import EnvFaultError, FaultKind, Phase, RestartPolicy
+from rookery.runners.runner import EnvRunner
+from rookery.testing.misbehaving_envs import (
+    BadCloseEnv,
+    CountingEnv,
+    FaultyEnv,
+    FlakyEnv,
+    LyingEnv,
+    exit_process,
+    fork_child,
+    hang,
+    kill_process,
+    print_a_lot,
+    raise_error,
+    raise_system_exit,
+    raise_unpicklable,
+    raise_without_arguments,
+    segfault,
+    with_nan_reward,
+)
+from tests.runner_envs import FakeTime, Moment, ScriptedEnv, everyone, in_dicts, make_runner, rows_of, vectorized
+
+AT_ONCE = RestartPolicy(good_steps=1)
+"""An env that has made a step is built anew without waiting."""
+
+
+def one_bad_of_three(fault_fn: Callable[[], None], at_step: int = 4, **where: Any) -> EnvRunner:
+    """Three envs with episodes of 20 steps; the second does harm at a step of each episode."""
+
+    def make_env(index: int) -> CountingEnv:
+        return FaultyEnv(fault_fn, at_step=at_step, length=20) if index == 1 else CountingEnv(20)
+
+    return make_runner(vectorized(make_env, num_envs=3, **where), rollout_fragment_length=10, restart=AT_ONCE)
+
+
+def check_neighbors(runner: EnvRunner, num_samples: int = 2) -> list[Any]:
+    """Sample, and check that the neighbors of the bad env lost nothing; return the faults."""
+    faults = []
+    times: dict[int, list[int]] = {0: [], 2: []}
+    for _ in range(num_samples):
+        sample = runner.sample()
+        faults += sample.faults
+        assert runner.ledger.is_exact
+        assert len(rows_of(sample)) == sample.env_steps
+        for lane in times:
+            times[lane] += [row.t for row in rows_of(sample) if row.lane == lane]
+        bad = [episode for episode in sample.episodes if episode.is_faulty]
+        assert {episode.env_index for episode in bad} <= {1}
+        assert not {episode.number for episode in bad} & {row.episode for row in rows_of(sample)}
+    runner.close()
+    assert times[0] == times[2] == [t % 20 for t in range(10 * num_samples)]
+    return faults
+
+
+@pytest.mark.parametrize("fault_fn", [raise_error, raise_without_arguments, raise_unpicklable, raise_system_exit])
+def test_any_exception_costs_the_episode_of_its_env_alone(fault_fn: Callable[[], None]) -> None:
+    faults = check_neighbors(one_bad_of_three(fault_fn))
+    assert len(faults) == 4  # among 20 steps, one after every fourth that others follow
+    for fault in faults:
+        assert (fault.env_index, fault.step, fault.failed.kind, fault.failed.phase) == (
+            1,
+            4,
+            FaultKind.RAISED,
+            Phase.STEP,
+        )
+        assert fault_fn.__name__ in fault.failed.traceback
+        assert fault.action in (0, 1)
+
+
+PROCESS_FAULTS = {
+    raise_unpicklable: (FaultKind.RAISED, "UnpicklableError"),
+    exit_process: (FaultKind.EXITED, "3"),
+    kill_process: (FaultKind.KILLED, "SIGKILL"),
+    segfault: (FaultKind.KILLED, "SIGSEGV"),
+}
+
+
+@pytest.mark.parametrize("fault_fn", PROCESS_FAULTS, ids=lambda fault_fn: fault_fn.__name__)
+def test_a_process_that_dies_costs_the_episode_of_its_env_alone(fault_fn: Callable[[], None]) -> None:
+    kind, message = PROCESS_FAULTS[fault_fn]
+    faults = check_neighbors(one_bad_of_three(fault_fn, at_step=15, processes=True))
+    assert [(fault.env_index, fault.step, fault.failed.kind) for fault in faults] == [(1, 15, kind)]
+    assert message in str(faults[0])
+
+
+def test_a_process_that_hangs_costs_the_episode_of_its_env_alone() -> None:
+    faults = check_neighbors(one_bad_of_three(hang, at_step=15, processes=True, step_timeout=1.0))
+    assert [(fault.step, fault.failed.kind) for fault in faults] == [(15, FaultKind.HUNG)]
+
+
+def test_a_process_that_is_killed_from_outside_is_replaced(tmp_path: Path) -> None:
+    class NamedEnv(CountingEnv):
+        def __init__(self, index: int) -> None:
+            super().__init__(1000)
+            with (tmp_path / str(index)).open("a") as log:
+                log.write(f"{os.getpid()}\n")
+
+    def processes_of(index: int) -> list[int]:
+        return [int(line) for line in (tmp_path / str(index)).read_text().split()]
+
+    runner = make_runner(vectorized(NamedEnv, num_envs=3, processes=True), rollout_fragment_length=10)
+    runner.sample()
+    os.kill(processes_of(1)[-1], signal.SIGKILL)
+    samples = [runner.sample() for _ in range(3)]
+    runner.close()
+    faults = [fault for sample in samples for fault in sample.faults]
+    assert [(fault.env_index, fault.failed.kind) for fault in faults] == [(1, FaultKind.KILLED)]
+    assert len(set(processes_of(1))) == 2
+    assert [row.t for sample in samples for row in rows_of(sample) if row.lane == 0] == [*range(10, 40)]
+    assert rows_of(samples[-1])[-1].t == 39
+    assert runner.ledger.is_exact
+
+
+@pytest.mark.parametrize("harmless_fn", [print_a_lot, fork_child])
+def test_envs_that_print_or_fork_make_no_difference(
+    harmless_fn: Callable[[], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    runner = one_bad_of_three(harmless_fn, at_step=4, processes=True, envs_per_process=3)
+    assert check_neighbors(runner) == []
+
+
+def test_an_env_that_cannot_be_closed_is_replaced_like_any_other() -> None:
+    class BadEnv(FaultyEnv, BadCloseEnv): ...
+
+    runner = make_runner(vectorized(lambda index: BadEnv(raise_error, at_step=2)), rollout_fragment_length=6)
+    assert len(runner.sample().faults) == 2
+    runner.close()
+
+
+def test_what_a_fault_says_is_all_there_is_to_know() -> None:
+    runner = one_bad_of_three(raise_error)
+    (fault, *_) = runner.sample().faults
+    assert str(fault).startswith(f"env 1 (test, seed {fault.seed}) raised at step 4 on action 0: ValueError('bad leg')")
+    assert str(fault).endswith("; episode discarded, restart 1 of 5.")
+    assert runner.fault_counts == {"raised": 2, "restarts": 2}
+
+
+def test_the_action_of_a_fault_is_the_one_that_was_sent() -> None:
+    class Picky(CountingEnv):
+        def step(self, action: Any) -> Any:
+            if self.num_steps == 3:
+                raise ValueError(f"got {action}")
+            return super().step(action)
+
+    runner = make_runner(vectorized(lambda index: Picky(10), num_envs=2), rollout_fragment_length=5)
+    for fault in runner.sample().faults:
+        assert f"got {fault.action}" in fault.failed.error
+    script = [Moment({"a": 0, "b": 1}), Moment({"a": 3, "b": 4}), Moment({"a": "nonsense"})]  # type: ignore[dict-item]
+    (fault, *_) = make_runner(in_dicts(ScriptedEnv(script))).sample(num_steps=2).faults
+    assert {agent: int(action) for agent, action in fault.action.items()} == {"a": 1, "b": 0}
+
+
+def test_a_fault_at_a_reset_says_nothing_of_the_episode_before() -> None:
+    runner = make_runner(vectorized(lambda index: FaultyEnv(raise_error, at_reset=1, length=6)))
+    sample = runner.sample(num_steps=9)
+    (fault,) = sample.faults
+    assert (fault.failed.phase, fault.step, fault.action) == (Phase.RESET, 0, None)
+    good, bad = sample.episodes
+    assert (good.episode_length, good.episode_return, good.is_faulty) == (6, 6.0, False)
+    assert (bad.episode_length, bad.episode_return, bad.is_faulty) == (0, 0.0, True)
+    assert sample.env_steps == 9
+    account = runner.ledger.env_steps
+    assert (account.taken, account.discarded) == (9, 0)
+
+
+def test_an_env_that_cannot_be_built_is_tried_again(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    time = FakeTime()
+
+    def make_env(index: int) -> CountingEnv:
+        return FlakyEnv(log, 2, fails_in="make") if index else CountingEnv(10)
+
+    runner = make_runner(
+        vectorized(make_env, num_envs=2), rollout_fragment_length=8, clock=time.clock, sleep=time.sleep
+    )
+    first = runner.sample()
+    assert [fault.failed.phase for fault in first.faults] == [Phase.MAKE, Phase.MAKE]
+    time.now += 10.0
+    second = runner.sample()
+    assert Counter(row.lane for row in rows_of(second)) == {0: 8, 1: 8}
+
+
+def test_a_fault_costs_all_agents_of_the_episode_and_nothing_else() -> None:
+    def script(episode: int) -> list[Moment]:
+        bad = Moment({"a": 13, "b": 13}, {"a": float("nan")})
+        steps = [Moment({"a": t, "b": t}, {"a": 1.0}, terminated=["b"] if t == 2 else ()) for t in range(3)]
+        steps[0].rewards = {}
+        if episode % 2:
+            return [*steps, bad]
+        return [*steps, Moment({"a": 3}, {"a": 1.0}, terminated=[ALL])]
+
+    env = ScriptedEnv(script)
+    runner = make_runner(in_dicts(env, ScriptedEnv(everyone("ab", 4))), rollout_fragment_length=9)
+    sample = runner.sample()
+    (fault,) = sample.faults
+    assert fault.failed.kind is FaultKind.INVALID
+    assert fault.step == 2
+    rows = [row for row in rows_of(sample) if row.episode == fault.episode]
+    assert rows == []
+    assert runner.ledger.rows.discarded == 4
+    assert runner.ledger.env_steps.discarded == 2
+    assert runner.ledger.is_exact
+
+
+def test_a_part_of_an_episode_that_was_returned_before_its_fault_stays_returned() -> None:
+    runner = make_runner(
+        vectorized(lambda index: FaultyEnv(raise_error, at_step=7, length=20)), rollout_fragment_length=5
+    )
+    first, second = runner.sample(), runner.sample()
+    assert [row.t for row in rows_of(first)] == [*range(5)]
+    assert [row.t for row in rows_of(second)] == [0, 1, 2]
+    account = runner.ledger.env_steps
+    assert (account.taken, account.returned, account.discarded) == (10, 8, 2)
+
+
+def test_a_lying_env_costs_its_neighbors_nothing_when_it_lies_at_its_last_step() -> None:
+    def make_env(index: int) -> CountingEnv:
+        return LyingEnv(with_nan_reward, at_step=4, length=5) if index else CountingEnv(5)
+
+    runner = make_runner(vectorized(make_env, num_envs=2), rollout_fragment_length=10, restart=AT_ONCE)
+    sample = runner.sample()
+    assert [episode.env_index for episode in sample.episodes if not episode.is_faulty] == [0, 0]
+    assert [row.lane for row in rows_of(sample)] == [0] * 10 + [1] * 2
+    assert runner.ledger.is_exact
+
+
+@pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
+def test_random_faults_are_counted_exactly(batch_mode: str) -> None:
+    num_envs = 8
+    time = FakeTime(tick=0.01)
+
+    def make_env(index: int) -> CountingEnv:
+        return FaultyEnv(raise_error, probability=0.05 if index < 2 else 0.0, length=15)
+
+    runner = make_runner(
+        vectorized(make_env, num_envs=num_envs),
+        rollout_fragment_length=16,
+        batch_mode=batch_mode,
+        clock=time.clock,
+        sleep=time.sleep,
+    )
+    seen: Counter[tuple[int, int]] = Counter()
+    num_faults = 0
+    returned = 0
+    for _ in range(20):
+        sample = runner.sample()
+        rows = rows_of(sample)
+        seen.update((row.episode, row.t) for row in rows)
+        num_faults += len(sample.faults)
+        returned += sample.env_steps
+        faulty = {episode.number for episode in sample.episodes if episode.is_faulty}
+        assert not faulty & {row.episode for row in rows}
+        assert runner.ledger.is_exact
+        for episode in sample.episodes:
+            if not episode.is_faulty:
+                assert (episode.episode_length, episode.episode_return) == (15, 15.0)
+    assert num_faults > 5
+    assert set(seen.values()) == {1}
+    assert runner.ledger.env_steps.returned == returned == len(seen)
+
+
+class FaultLimit(Callbacks):
+    """Ends what would go on for ever."""
+
+    def __init__(self, max_faults: int) -> None:
+        self.num_left = max_faults
+
+    def on_env_fault(self, event: FaultEvent) -> None:
+        self.num_left -= 1
+        assert self.num_left, "the env is built anew for ever"
+
+
+@pytest.mark.parametrize("at_step", [8, 30])
+def test_an_env_that_never_finishes_an_episode_is_not_tried_for_ever(at_step: int) -> None:
+    time = FakeTime()
+    runner = make_runner(
+        vectorized(lambda index: FaultyEnv(raise_error, at_step=at_step, length=50)),
+        callbacks=FaultLimit(100),
+        clock=time.clock,
+        sleep=time.sleep,
+    )
+    with pytest.raises(EnvFaultError, match="bad leg"):
+        runner.sample(num_episodes=1)
+
+
+def test_retries_are_spaced_and_the_others_do_not_wait() -> None:
+    time = FakeTime()
+    attempts: list[float] = []
+
+    def make_env(index: int) -> CountingEnv:
+        if index == 0:
+            return CountingEnv(5)
+        attempts.append(time.now)
+        raise OSError("no display")
+
+    class Ticking(Callbacks):
+        def on_sample_end(self, event: Any) -> None:
+            time.now += 0.25
+
+    runner = make_runner(
+        vectorized(make_env, num_envs=2),
+        rollout_fragment_length=5,
+        restart=RestartPolicy(max_restarts=4, first_delay=0.5, max_delay=2.0),
+        callbacks=Ticking(),
+        clock=time.clock,
+        sleep=time.sleep,
+    )
+    samples = [runner.sample() for _ in range(30)]
+    assert time.naps == []
+    assert attempts == [0.0, 0.0, 0.5, 1.5, 3.5]
+    assert runner.num_lost_envs == 1
+    assert all(len(rows_of(sample)) == 5 for sample in samples)
+    np.testing.assert_array_equal(np.diff(attempts), [0.0, 0.5, 1.0, 2.0])

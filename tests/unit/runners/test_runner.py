@@ -1,0 +1,642 @@
+"""The runner beyond the written cases: random episodes of many agents, memory, quotas, and what is kept for later."""
+
+import gc
+import json
+import signal
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+
+from rookery.errors import InvalidInputError
+from rookery.runners.autoreset_env import AutoresetBaseEnv
+from rookery.runners.base_env import ALL, SINGLE_AGENT, Actions, AgentID, BaseEnv, End, Polled
+from rookery.runners.faults import EnvFaultError, RestartPolicy
+from rookery.runners.multi_agent_env import MultiAgentDictEnv
+from rookery.runners.runner import EnvRunner, RunnerConfig, Sample
+from rookery.spaces import Box, Discrete, Space
+from rookery.testing.misbehaving_envs import CountingEnv, FaultyEnv, raise_error
+from tests.runner_envs import (
+    NUMBER,
+    FakeTime,
+    Moment,
+    ParityAgent,
+    Row,
+    ScriptedEnv,
+    StaggeredEnvs,
+    SummingAgent,
+    everyone,
+    in_dicts,
+    make_runner,
+    rows_of,
+    times_of,
+    vectorized,
+)
+
+# Settings.
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rollout_fragment_length": 0}, "rollout_fragment_length=0"),
+        ({"batch_mode": "whole"}, "batch_mode='whole': choose 'truncate_episodes' or 'complete_episodes'"),
+        ({"count_steps_by": "steps"}, "count_steps_by='steps'"),
+        ({"on_invalid": "ignore"}, "on_invalid='ignore'"),
+        ({"perf_decay": 2.0}, "decay=2.0"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        make_runner(vectorized(lambda index: CountingEnv(3)), **settings)
+
+
+def test_several_policies_need_a_mapping() -> None:
+    with pytest.raises(InvalidInputError, match="policy_mapping_fn"):
+        EnvRunner(vectorized(lambda index: CountingEnv(3)), {"a": ParityAgent(), "b": ParityAgent()})
+
+
+def test_sampling_needs_parameters() -> None:
+    runner = EnvRunner(vectorized(lambda index: CountingEnv(3)), ParityAgent())
+    with pytest.raises(InvalidInputError, match="set_agent_states"):
+        runner.sample()
+
+
+# Random episodes of many agents.
+
+AGENTS = [f"agent{index}" for index in range(6)]
+OBS_STRIDE = 1000
+
+
+class RandomSocietyEnv(MultiAgentDictEnv):
+    """Agents that appear late, end early, are silent and absent at the end, at random; it may fail at any moment.
+
+    An observation is the number of the agent times 1,000 plus the step. What should come of each episode is written
+    down under its seed.
+    """
+
+    possible_agents = AGENTS
+    observation_spaces = dict.fromkeys(AGENTS, NUMBER)
+    action_spaces = dict.fromkeys(AGENTS, gymnasium.spaces.Discrete(2))
+
+    def __init__(self, diary: dict[int, "Expected"], fault_probability: float = 0.0) -> None:
+        self._diary = diary
+        self._fault_probability = fault_probability
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
+        assert seed is not None
+        self._rng = np.random.default_rng(seed)
+        self._maybe_fail()
+        self._time = 0
+        self._length = int(self._rng.integers(1, 12))
+        self._running: set[str] = set()
+        self._ended: set[str] = set()
+        self._expected = self._diary[seed] = Expected()
+        return self._show(AGENTS, {}), {}
+
+    def _maybe_fail(self) -> None:
+        if self._rng.random() < self._fault_probability:
+            raise RuntimeError
+
+    def _show(self, agents: list[str], rewards: dict[str, float], probability: float = 0.5) -> dict[str, np.ndarray]:
+        """Show some agents what they see, and write down what rows that makes."""
+        obs = {}
+        for agent in agents:
+            if agent in self._ended or self._rng.random() > probability:
+                continue
+            number = float(AGENTS.index(agent) * OBS_STRIDE + self._time)
+            obs[agent] = np.array([number], np.float32)
+            self._expected.observe(agent, number, self._time)
+        self._running |= obs.keys()
+        return obs
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict, dict, dict, dict, dict]:
+        self._maybe_fail()
+        for agent, action in actions.items():
+            self._expected.check_action(agent, int(action))
+        self._time += 1
+        rng, expected = self._rng, self._expected
+        is_over = self._time >= self._length
+        alive = [agent for agent in AGENTS if agent not in self._ended]
+        rewards = {agent: float(rng.integers(1, 9)) for agent in alive if rng.random() < 0.6}
+        for agent, reward in rewards.items():
+            expected.reward(agent, reward)
+        terminateds, truncateds = {ALL: False}, {ALL: False}
+        ending = [agent for agent in alive if rng.random() < 0.1]
+        for agent in ending:
+            (terminateds if rng.random() < 0.5 else truncateds)[agent] = True
+        if is_over:
+            (terminateds if rng.random() < 0.5 else truncateds)[ALL] = True
+        born = [agent for agent in alive if agent in self._running or (agent not in ending and not is_over)]
+        obs = self._show(born, rewards)
+        for agent in alive:
+            if agent in ending or is_over:
+                own = terminateds.get(agent) or (terminateds[ALL] and not truncateds.get(agent))
+                expected.end(agent, agent in obs, bool(own), agent in self._running)
+        self._ended |= set(ending)
+        return obs, rewards, terminateds, truncateds, {}
+
+
+class Expected:
+    """The rows and returns of an episode, by agent, written down while it is played."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[tuple[float, int, float, float, End]]] = {agent: [] for agent in AGENTS}
+        """Observation, step, reward, successor and end."""
+        self.returns = dict.fromkeys(AGENTS, 0.0)
+        self._open: dict[str, tuple[float, int]] = {}
+        self._pending = dict.fromkeys(AGENTS, 0.0)
+        self._is_done: set[str] = set()
+
+    def observe(self, agent: str, number: float, time: int) -> None:
+        if agent in self._open:
+            self._close(agent, number, End.RUNNING)
+        self._open[agent] = (number, time)
+        self._pending[agent] = 0.0
+
+    def reward(self, agent: str, reward: float) -> None:
+        self.returns[agent] += reward
+        self._pending[agent] += reward
+
+    def check_action(self, agent: str, action: int) -> None:
+        assert action == int(self._open[agent][0]) % 2
+
+    def end(self, agent: str, is_seen: bool, is_terminated: bool, has_begun: bool) -> None:
+        if not has_begun or agent in self._is_done:
+            return
+        self._is_done.add(agent)
+        if is_seen and self.rows[agent] and self.rows[agent][-1][3] == self._open[agent][0]:
+            *row, _ = self.rows[agent][-1]
+            self.rows[agent][-1] = (*row, End.TERMINATED if is_terminated else End.TRUNCATED)
+            return
+        number, _ = self._open[agent]
+        self._close(agent, number, End.GONE_TERMINATED if is_terminated else End.GONE_TRUNCATED)
+
+    def _close(self, agent: str, successor: float, end: End) -> None:
+        number, time = self._open[agent]
+        self.rows[agent].append((number, time, self._pending[agent], successor, end))
+
+
+def policy_of(agent: str, episode: Any) -> str:
+    return f"p{AGENTS.index(agent) % 2}"
+
+
+def check_society(samples: list[Sample], diary: dict[int, Expected]) -> None:
+    """Compare what was sampled with what was written down, episode by episode."""
+    metrics = {episode.number: episode for sample in samples for episode in sample.episodes}
+    rows: dict[tuple[int, str], list[Row]] = {}
+    for sample in samples:
+        for policy in sample.batch.batches:
+            for row in rows_of(sample, policy):
+                agent = AGENTS[int(row.obs) // OBS_STRIDE]
+                assert policy_of(agent, None) == policy
+                rows.setdefault((row.episode, agent), []).append(row)
+    names = Counter((episode, agent, row.t) for (episode, agent), group in rows.items() for row in group)
+    assert set(names.values()) <= {1}
+    for number, metric in metrics.items():
+        if metric.is_faulty:
+            continue
+        assert metric.seed is not None
+        expected = diary[metric.seed]
+        for agent in AGENTS:
+            found = sorted(rows.get((number, agent), []), key=lambda row: row.t)
+            assert [(row.obs, row.t, row.reward, row.successor, row.end) for row in found] == expected.rows[agent]
+            assert metric.agent_returns.get(agent, 0.0) == expected.returns[agent]
+        assert metric.episode_return == sum(expected.returns.values())
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"batch_mode": "complete_episodes"}, {"count_steps_by": "agent_steps"}], ids=str
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_random_societies_give_each_row_once(settings: dict[str, Any], seed: int) -> None:
+    diary: dict[int, Expected] = {}
+    runner = make_runner(
+        in_dicts(*(RandomSocietyEnv(diary) for _ in range(3))),
+        {"p0": ParityAgent(), "p1": ParityAgent()},
+        policy_of,
+        rollout_fragment_length=5,
+        seed=seed,
+        **settings,
+    )
+    samples = []
+    for _ in range(20):
+        samples.append(runner.sample())
+        assert runner.ledger.is_exact
+        assert sum(len(rows_of(samples[-1], policy)) for policy in ("p0", "p1")) == samples[-1].agent_steps
+    check_society(samples, diary)
+    assert sum(len(sample.episodes) for sample in samples) > 20
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
+def test_random_societies_that_fail_lose_only_what_failed(seed: int, batch_mode: str) -> None:
+    diary: dict[int, Expected] = {}
+    time = FakeTime(tick=0.1)
+    runner = make_runner(
+        in_dicts(*(RandomSocietyEnv(diary, fault_probability) for fault_probability in (0.0, 0.1, 0.2))),
+        {"p0": ParityAgent(), "p1": ParityAgent()},
+        policy_of,
+        rollout_fragment_length=5,
+        batch_mode=batch_mode,
+        seed=seed,
+        restart=RestartPolicy(max_restarts=50),
+        clock=time.clock,
+        sleep=time.sleep,
+    )
+    samples: list[Sample] = []
+    for _ in range(20):
+        before = runner.ledger.rows.discarded
+        samples.append(runner.sample())
+        assert runner.ledger.is_exact
+        assert runner.ledger.rows.discarded - before == 0 or samples[-1].faults
+        faulty = {episode.number for episode in samples[-1].episodes if episode.is_faulty}
+        for policy in ("p0", "p1"):
+            assert not faulty & {row.episode for row in rows_of(samples[-1], policy)}
+    check_society(samples, diary)
+    faults = [fault for sample in samples for fault in sample.faults]
+    assert len(faults) > 10
+    assert {fault.env_index for fault in faults} == {1, 2}
+    ended = [episode for sample in samples for episode in sample.episodes]
+    assert sum(episode.is_faulty for episode in ended) == len(faults)
+    assert len({episode.seed for episode in ended}) == len(ended)
+
+
+def test_turns_are_taken() -> None:
+    """As in chess: only the agent that moves is observed, the reward comes with the other's move."""
+    script = [Moment({"a": 0})]
+    for t in range(1, 6):
+        mover, other = ("a", "b") if t % 2 == 0 else ("b", "a")
+        script.append(Moment({mover: t}, {other: float(t)}))
+    script.append(Moment({}, {"a": 10.0, "b": -10.0}, terminated=[ALL]))
+    env = ScriptedEnv(script)
+    runner = make_runner(
+        in_dicts(env),
+        {"a": ParityAgent(), "b": ParityAgent()},
+        lambda agent, episode: agent,
+        rollout_fragment_length=3,
+    )
+    samples = [runner.sample() for _ in range(2)]
+    assert [sorted(actions) for actions in env.received] == [["a"], ["b"]] * 3
+    mine, its = ([row for sample in samples for row in rows_of(sample, agent)] for agent in "ab")
+    assert [(row.t, row.reward, row.end) for row in mine] == [
+        (0, 1.0, End.RUNNING),
+        (2, 3.0, End.RUNNING),
+        (4, 15.0, End.GONE_TERMINATED),
+    ]
+    assert [(row.t, row.reward) for row in its] == [(1, 2.0), (3, 4.0), (5, -10.0)]
+    assert runner.ledger.is_exact
+
+
+# Memory.
+
+
+class PassersbyEnv(BaseEnv):
+    """Two envs through whose endless episodes agents come and go, each with a name that nobody had before."""
+
+    num_envs = 2
+    name = "passers-by"
+
+    def __init__(self) -> None:
+        self._num_born = 0
+        self._present: list[list[int]] = [[], []]
+        self._time = -1
+
+    @property
+    def spaces(self) -> Mapping[AgentID, tuple[Space, Space]]:
+        return {"anybody": (Box(-np.inf, np.inf, (1,)), Discrete(2))}
+
+    def poll(self, timeout: float | None = None) -> Polled:
+        if timeout == 0:
+            return self._polled([])
+        self._time += 1
+        rows: list[tuple[int, int, End]] = []
+        for env, present in enumerate(self._present):
+            leaving = present[:1] if self._time % 2 else []
+            rows += [(env, agent, End.TERMINATED if agent in leaving else End.RUNNING) for agent in present]
+            del present[: len(leaving)]
+            while len(present) < 3:
+                present.append(self._num_born)
+                rows.append((env, self._num_born, End.RUNNING))
+                self._num_born += 1
+        return self._polled(rows)
+
+    def _polled(self, rows: list[tuple[int, int, End]]) -> Polled:
+        is_reset = self._time == 0 and bool(rows)
+        return Polled(
+            envs=np.array([env for env, *_ in rows], np.int64),
+            agents=[f"agent{number}" for _, number, _ in rows],
+            obs=[np.array([number], np.float32) for _, number, _ in rows],
+            rewards=np.zeros(len(rows)),
+            ends=np.array([end for *_, end in rows], np.uint8),
+            is_reset=np.full(len(rows), is_reset),
+            resets=[0, 1] if is_reset else [],
+            stepped=[0, 1] if rows and not is_reset else [],
+        )
+
+    def send_actions(self, actions: Actions) -> None: ...
+
+    def try_reset(self, env: int, seed: int | None) -> None: ...
+
+    def try_restart(self, env: int, seed: int | None) -> None: ...
+
+
+def test_agents_that_come_and_go_for_ever_do_not_use_more_and_more_lanes() -> None:
+    env = PassersbyEnv()
+    runner = make_runner(env, SummingAgent(), rollout_fragment_length=20)
+    widths = [runner.sample().batch.batches.default.rewards.shape[1] for _ in range(20)]
+    assert env._num_born > 400
+    assert set(widths) <= {6, 7, 8}
+    assert widths[-1] == widths[3]
+
+
+def test_samples_do_not_leave_objects_behind() -> None:
+    diary: dict[int, Expected] = {}
+    runner = make_runner(
+        in_dicts(*(RandomSocietyEnv(diary) for _ in range(2))),
+        {"p0": SummingAgent(), "p1": ParityAgent()},
+        policy_of,
+        rollout_fragment_length=10,
+    )
+
+    def count_objects() -> int:
+        for _ in range(15):
+            runner.sample()
+        diary.clear()
+        gc.collect()
+        return len(gc.get_objects())
+
+    counts = [count_objects() for _ in range(5)]
+    assert np.diff(counts).min() < 50  # what compiles now and then leaves something; samples would do so every time
+
+
+# Quotas.
+
+
+def test_steps_that_do_not_divide_are_shared_out() -> None:
+    runner = make_runner(vectorized(lambda index: CountingEnv(10), num_envs=3))
+    sample = runner.sample(num_steps=7)
+    assert sample.env_steps == len(rows_of(sample)) == 7
+    assert Counter(row.lane for row in rows_of(sample)) == {0: 3, 1: 2, 2: 2}
+    assert sample.batch.batches.default.rewards.shape == (3, 3)
+
+
+def test_samples_of_all_kinds_can_be_mixed() -> None:
+    runner = make_runner(vectorized(lambda index: CountingEnv(7), num_envs=3), rollout_fragment_length=4)
+    rows: list[Row] = []
+    episodes = []
+    for settings in ({}, {"num_episodes": 2}, {"num_steps": 5}, {}, {"num_episodes": 7}, {"num_steps": 1}, {}):
+        sample = runner.sample(**settings)
+        rows += rows_of(sample)
+        episodes += sample.episodes
+        assert runner.ledger.is_exact
+        assert len(rows_of(sample)) == sample.agent_steps
+        if "num_episodes" in settings:
+            assert len(sample.episodes) == settings["num_episodes"]
+        else:
+            assert sample.env_steps == settings.get("num_steps", 12)
+    names = Counter((row.episode, row.t) for row in rows)
+    assert set(names.values()) == {1}
+    assert {episode.episode_length for episode in episodes} == {7}
+    for episode in episodes:
+        assert sorted(t for number, t in names if number == episode.number) == [*range(7)]
+
+
+@pytest.mark.parametrize("num_steps_before", [1, 2, 9])
+def test_what_single_steps_gave_is_in_the_next_sample(num_steps_before: int) -> None:
+    runner = make_runner(vectorized(lambda index: CountingEnv(20), num_envs=2), rollout_fragment_length=4)
+    for _ in range(num_steps_before):
+        runner.step()
+    sample = runner.sample()
+    rows = rows_of(sample)
+    assert len(rows) == sample.agent_steps == sample.env_steps
+    for lane in range(2):
+        times = [row.t for row in rows if row.lane == lane]
+        assert times == [*range(len(times))]
+        assert len(times) >= 4
+    assert times_of(runner.sample())[0] == len(rows) // 2
+    assert runner.ledger.is_exact
+
+
+MIXED = [{"num_steps": 5}, {"num_episodes": 2}, {}]
+
+
+@pytest.mark.parametrize("kinds", [[{}], [{"num_episodes": 2}], MIXED], ids=str)
+@pytest.mark.parametrize("agent", [ParityAgent(), SummingAgent()], ids=lambda agent: type(agent).__name__)
+@pytest.mark.parametrize("has_mapping", [False, True])
+def test_episodes_from_outside_give_each_row_once_and_in_whole(
+    kinds: list[dict[str, int]], agent: ParityAgent, has_mapping: bool
+) -> None:
+    env = StaggeredEnvs([3, 7, 4, 9], np.random.default_rng(0), fails_at={1: 3, 2: 0}, is_external=True)
+    mapping = (lambda agent, episode: "default") if has_mapping else None
+    runner = make_runner(env, agent, mapping, rollout_fragment_length=7)
+    samples: list[Sample] = []
+    for settings in kinds * 6:
+        samples.append(runner.sample(**settings))
+        assert runner.ledger.is_exact
+        assert len(rows_of(samples[-1])) == samples[-1].agent_steps
+    names = Counter((row.episode, row.t) for sample in samples for row in rows_of(sample))
+    assert set(names.values()) == {1}
+    for episode in (episode for sample in samples for episode in sample.episodes if not episode.is_faulty):
+        assert sorted(t for number, t in names if number == episode.number) == [*range(episode.episode_length)]
+    if isinstance(agent, SummingAgent):
+        check_memories(samples)
+
+
+def lossy_runner(**settings: Any) -> EnvRunner:
+    """Four envs, of which the last is lost at once."""
+    return make_runner(
+        vectorized(lambda index: FaultyEnv(raise_error, at_reset=0) if index == 3 else CountingEnv(5), num_envs=4),
+        restart=RestartPolicy(max_restarts=0),
+        **settings,
+    )
+
+
+def test_the_share_of_a_lost_env_is_given_to_the_others() -> None:
+    runner = lossy_runner()
+    runner.sample(num_steps=4)
+    assert runner.num_lost_envs == 1
+    assert len(runner.sample(num_episodes=8).episodes) == 8
+    assert runner.sample(num_steps=40).env_steps == 40
+
+
+@pytest.fixture
+def no_endless_loop() -> Iterator[None]:
+    """End a test that would otherwise never end."""
+
+    def give_up(*_: Any) -> None:
+        raise TimeoutError("this goes on for ever")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(10)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("no_endless_loop")
+def test_a_runner_that_has_lost_all_envs_says_so_every_time() -> None:
+    runner = make_runner(
+        vectorized(lambda index: FaultyEnv(raise_error, at_reset=0), num_envs=2), restart=RestartPolicy(max_restarts=0)
+    )
+    for _ in range(2):
+        with pytest.raises(EnvFaultError, match="all 2 environments are lost"):
+            runner.sample()
+
+
+def test_a_fragment_keeps_its_shape_when_an_env_is_lost() -> None:
+    runner = lossy_runner(rollout_fragment_length=6)
+    for _ in range(2):
+        batch = runner.sample().batch.batches.default
+        assert batch.rewards.shape == (6, 4)
+        np.testing.assert_array_equal((batch.extras.env_extras.autoreset == 0).sum(axis=0), [6, 6, 6, 0])
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_steps": 10}, {"num_episodes": 7}], ids=str)
+@pytest.mark.parametrize("mode", list(gymnasium.vector.AutoresetMode), ids=lambda mode: mode.name)
+def test_gymnasium_vector_envs_are_sampled_like_any_others(
+    mode: gymnasium.vector.AutoresetMode, settings: dict[str, int]
+) -> None:
+    lengths = (3, 5, 4)
+    vector_env = gymnasium.vector.SyncVectorEnv(
+        [lambda length=length: CountingEnv(length) for length in lengths], autoreset_mode=mode
+    )
+    runner = make_runner(AutoresetBaseEnv(vector_env), rollout_fragment_length=6)
+    rows: list[Row] = []
+    for _ in range(4):
+        sample = runner.sample(**settings)
+        assert sample.faults == []
+        assert len(sample.episodes) == settings.get("num_episodes", len(sample.episodes))
+        assert sample.env_steps >= settings.get("num_steps", 0)  # they all step at once
+        assert runner.ledger.is_exact
+        assert len(rows_of(sample)) == sample.agent_steps
+        rows += rows_of(sample)
+    for row in rows:
+        assert (row.obs, row.successor, row.reward) == (row.t, row.t + 1, 1.0)
+        assert row.termination == (row.t == lengths[row.lane] - 1)
+    assert set(Counter((row.episode, row.t) for row in rows).values()) == {1}
+
+
+# What is kept for later.
+
+
+def test_a_resumed_runner_repeats_no_seed_and_no_number() -> None:
+    def make() -> EnvRunner:
+        return make_runner(vectorized(lambda index: FaultyEnv(raise_error, at_step=3, length=10), num_envs=2), seed=4)
+
+    first, second = make(), make()
+    before = [episode for _ in range(3) for episode in first.sample(num_steps=8).episodes]
+    state = first.get_state()
+    second.set_state(jax.tree.map(np.array, state))
+    after = [episode for _ in range(3) for episode in second.sample(num_steps=8).episodes]
+    assert before
+    assert after
+    assert not {episode.seed for episode in before} & {episode.seed for episode in after}
+    assert not {episode.number for episode in before} & {episode.number for episode in after}
+
+
+def test_the_state_is_made_of_numbers_and_arrays() -> None:
+    runner = make_runner(vectorized(lambda index: CountingEnv(3), num_envs=2))
+    runner.sample(num_steps=10)
+    state = runner.get_state()
+    text = json.dumps(jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), state))
+    make_runner(vectorized(lambda index: CountingEnv(3), num_envs=2)).set_state(json.loads(text))
+
+
+def test_new_parameters_act_from_the_next_step_on() -> None:
+    class ParameterAgent(ParityAgent):
+        def compute_actions(self, agent_state: Any, sample_batch: Any, key: Any) -> Any:
+            actions, extras = super().compute_actions(agent_state, sample_batch, key)
+            return actions, extras | {"parameter": agent_state.params + 0.0 * extras.seen}
+
+    runner = make_runner(vectorized(lambda index: CountingEnv(30)), ParameterAgent(), rollout_fragment_length=3)
+    state = ParameterAgent().init(None, None, jax.random.key(0))
+    for number in (1.0, 2.0):
+        runner.set_agent_states(state.replace(params=jax.numpy.float32(number)))
+        batch = runner.sample().batch.batches.default
+        np.testing.assert_array_equal(batch.extras.policy_extras.parameter, number)
+
+
+# Memories of agents.
+
+
+def check_memories(samples: list[Sample], policy: str = "default") -> int:
+    """Replay the sums that a `SummingAgent` remembers, from the first carries alone; return the number of rows."""
+    num_rows = 0
+    for sample in samples:
+        batch = sample.batch.batches[policy]
+        extras, env_extras = batch.extras.policy_extras, batch.extras.env_extras
+        memory = np.array(sample.first_carries[policy])
+        assert memory.shape == batch.rewards.shape[1:]
+        for t in range(len(batch.rewards)):
+            is_live = env_extras.autoreset[t] == 0
+            memory = np.where(extras.episode_start[t] == 1, 0.0, memory)
+            np.testing.assert_array_equal(extras.memory[t][is_live], memory[is_live])
+            memory = np.where(is_live, memory + batch.obs[t, :, 0], memory)
+            np.testing.assert_array_equal(extras.next_carry[t][is_live], memory[is_live])
+            num_rows += int(is_live.sum())
+    return num_rows
+
+
+def test_a_memory_begins_with_the_episode_and_goes_on_over_fragments() -> None:
+    runner = make_runner(
+        vectorized(lambda index: CountingEnv(4 + index), num_envs=3), SummingAgent(), rollout_fragment_length=3
+    )
+    samples = [runner.sample() for _ in range(6)]
+    assert check_memories(samples) == 54
+    for sample in samples:
+        batch = sample.batch.batches.default
+        is_first = batch.extras.env_extras.t == 0
+        np.testing.assert_array_equal(batch.extras.policy_extras.episode_start == 1, is_first)
+        np.testing.assert_array_equal(batch.extras.policy_extras.memory[is_first], 0.0)
+
+
+def test_memories_of_envs_out_of_lockstep_are_their_own() -> None:
+    env = StaggeredEnvs([3, 7, 4, 1, 5], np.random.default_rng(0), fails_at={2: 2})
+    runner = make_runner(env, SummingAgent(), rollout_fragment_length=6)
+    assert check_memories([runner.sample() for _ in range(4)]) > 100
+
+
+@pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
+@pytest.mark.parametrize("fragment_length", [1, 4])
+def test_memories_of_agents_that_come_go_and_are_silent_are_their_own(fragment_length: int, batch_mode: str) -> None:
+    diary: dict[int, Expected] = {}
+    runner = make_runner(
+        in_dicts(*(RandomSocietyEnv(diary, 0.05) for _ in range(2))),
+        SummingAgent(),
+        rollout_fragment_length=fragment_length,
+        batch_mode=batch_mode,
+        restart=RestartPolicy(max_restarts=20, first_delay=0.0),
+    )
+    samples = [runner.sample() for _ in range(15)]
+    assert check_memories([sample for sample in samples if sample.batch.batches]) > 15
+
+
+def test_agents_without_memory_have_none() -> None:
+    sample = make_runner(vectorized(lambda index: CountingEnv(3))).sample(num_steps=4)
+    assert sample.first_carries == {"default": ()}
+    assert "episode_start" not in sample.batch.batches.default.extras.policy_extras
+
+
+def test_the_only_agent_is_called_agent() -> None:
+    sample = make_runner(vectorized(lambda index: CountingEnv(3))).sample(num_episodes=1)
+    assert sample.episodes[0].agent_returns == {SINGLE_AGENT: 3.0}
+    assert sample.episodes[0].policies == {SINGLE_AGENT: "default"}
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+def test_an_episode_says_how_it_ended(truncates: bool) -> None:
+    how = End.TRUNCATED if truncates else End.TERMINATED
+    single = make_runner(vectorized(lambda index: CountingEnv(3, truncates)))
+    several = make_runner(in_dicts(ScriptedEnv(everyone("ab", 3, truncates))))
+    for runner in (single, several):
+        assert [episode.how for episode in runner.sample(num_episodes=2).episodes] == [how, how]
+
+
+def test_a_config_is_a_value() -> None:
+    assert RunnerConfig() == RunnerConfig()
+    assert hash(RunnerConfig()) == hash(RunnerConfig())
