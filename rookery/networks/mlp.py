@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -71,20 +72,30 @@ def orthogonal(gain: float = 1.0) -> nn.initializers.Initializer:
 
     def init(key: Key, shape: Shape, dtype: Any = jnp.float32) -> Array:
         num_rows, num_columns = math.prod(shape[:-1]), shape[-1]
-        size, length = min(num_rows, num_columns), max(num_rows, num_columns)
-        vectors = jax.random.normal(key, (size, length), dtype)
-
-        def add_to(basis: Array, row: tuple[Array, Array]) -> tuple[Array, None]:
-            index, vector = row
-            for _ in range(2):
-                vector = vector - (basis @ vector) @ basis
-            return basis.at[index].set(vector / jnp.linalg.norm(vector)), None
-
-        basis, _ = jax.lax.scan(add_to, jnp.zeros_like(vectors), (jnp.arange(size), vectors))
+        basis = _random_basis(key, min(num_rows, num_columns), max(num_rows, num_columns), dtype)
         matrix = basis if num_rows <= num_columns else basis.T
         return gain * matrix.reshape(shape)
 
     return init
+
+
+@partial(jax.jit, static_argnames=("size", "length", "dtype"))
+def _random_basis(key: Key, size: int, length: int, dtype: Any) -> Array:
+    """Draw `size` orthonormal vectors, `[size, length]`.
+
+    Compiled by itself so that it is traced once: at every use of a layer, flax asks the initializer for its shape.
+    """
+    vectors = jax.random.normal(key, (size, length), dtype)
+
+    def add_to(basis: Array, row: tuple[Array, Array]) -> tuple[Array, None]:
+        index, vector = row
+        for _ in range(2):
+            vector = vector - (basis @ vector) @ basis
+        vector = vector / jnp.linalg.norm(vector)
+        return jax.lax.dynamic_update_index_in_dim(basis, vector, index, axis=0), None
+
+    basis, _ = jax.lax.scan(add_to, jnp.zeros_like(vectors), (jnp.arange(size), vectors))
+    return basis
 
 
 def hidden_initializer(kernel_init: str, activation: str) -> nn.initializers.Initializer:
