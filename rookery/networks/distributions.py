@@ -93,15 +93,20 @@ class Categorical(Distribution):
     @property
     def log_probs(self) -> Array:
         """The log-probabilities of all actions, `[..., n]`; those of masked actions are `-inf`."""
+        return jax.nn.log_softmax(self._allowed_logits)
+
+    @property
+    def _allowed_logits(self) -> Array:
+        """The logits, `-inf` for masked actions."""
         if self.mask is None:
-            return jax.nn.log_softmax(self.logits)
-        return _log_probs_of_allowed(self.logits, _all_if_none(self.mask.astype(bool)))
+            return self.logits
+        return jnp.where(_all_if_none(self.mask.astype(bool)), self.logits, -jnp.inf)
 
     def sample(self, key: Key) -> Array:
         return jax.random.categorical(key, self.log_probs).astype(jnp.int32)
 
     def mode(self) -> Array:
-        return jnp.argmax(self.log_probs, axis=-1).astype(jnp.int32)
+        return jnp.argmax(self._allowed_logits, axis=-1).astype(jnp.int32)
 
     def log_prob(self, raw: Array) -> Array:
         self._check_raw(raw)
@@ -143,11 +148,16 @@ class MultiCategorical(Distribution):
     @property
     def log_probs(self) -> Array:
         """The log-probabilities of all values, `[..., *nvec.shape, max(nvec)]`; `-inf` past the end of a component."""
-        exists = jnp.broadcast_to(_component_layout(self.space).exists, self._padded(self.logits).shape)
-        if self.mask is None:
-            return _log_probs_of_allowed(self._padded(self.logits), exists)
-        allowed = _all_if_none(self._padded(self.mask.astype(bool)) & exists) & exists
-        return _log_probs_of_allowed(self._padded(self.logits), allowed)
+        return jax.nn.log_softmax(self._allowed_logits)
+
+    @property
+    def _allowed_logits(self) -> Array:
+        """The logits in the layout of `log_probs`, `-inf` for masked values and past the end of a component."""
+        logits = self._padded(self.logits)
+        allowed = exists = jnp.broadcast_to(_component_layout(self.space).exists, logits.shape)
+        if self.mask is not None:
+            allowed = _all_if_none(self._padded(self.mask.astype(bool)) & exists) & exists
+        return jnp.where(allowed, logits, -jnp.inf)
 
     def _padded(self, values: Array) -> Array:
         """Lay out `[..., sum(nvec)]` as `[..., *nvec.shape, max(nvec)]`; what stands past an end has no meaning."""
@@ -157,7 +167,7 @@ class MultiCategorical(Distribution):
         return jax.random.categorical(key, self.log_probs).astype(jnp.int32)
 
     def mode(self) -> Array:
-        return jnp.argmax(self.log_probs, axis=-1).astype(jnp.int32)
+        return jnp.argmax(self._allowed_logits, axis=-1).astype(jnp.int32)
 
     def log_prob(self, raw: Array) -> Array:
         self._check_raw(raw)
@@ -496,10 +506,6 @@ def _check_mask(mask: Array | None, logits: Array, space: Space) -> None:
 def _all_if_none(allowed: Array) -> Array:
     """Allow everything in the rows that allow nothing."""
     return allowed | ~jnp.any(allowed, axis=-1, keepdims=True)
-
-
-def _log_probs_of_allowed(logits: Array, allowed: Array) -> Array:
-    return jax.nn.log_softmax(jnp.where(allowed, logits, -jnp.inf))
 
 
 def _log_prob_at(log_probs: Array, raw: Array) -> Array:
