@@ -78,8 +78,9 @@ def _rollout(
     rollout_length: int,
     env_extra_fields: tuple[str, ...],
 ) -> tuple[SampleBatch, EnvState, Carry]:
-    def step(state: tuple[EnvState, Carry], step_key: Key) -> tuple[tuple[EnvState, Carry], SampleBatch]:
+    def step(state: tuple[EnvState, Carry], index: Array) -> tuple[tuple[EnvState, Carry], SampleBatch]:
         env_state, carry = state
+        step_key = jax.random.fold_in(key, index)
         actions, policy_extras, next_carry = act(action_fn, agent_state, env_state, carry, step_key)
         next_env_state = env_fn(env_state, actions)
         if has_memory(carry):
@@ -94,8 +95,7 @@ def _rollout(
         )
         return (next_env_state, next_carry), transition
 
-    step_keys = jax.random.split(key, rollout_length)
-    (env_state, carry), trajectory = jax.lax.scan(step, (env_state, carry), step_keys)
+    (env_state, carry), trajectory = jax.lax.scan(step, (env_state, carry), jnp.arange(rollout_length))
     # The next observation of a row is the observation of the row below: copied once, not written in the loop.
     next_obs = jax.tree.map(lambda obs, last: jnp.concatenate([obs[1:], last[None]]), trajectory.obs, env_state.obs)
     return trajectory.replace(next_obs=next_obs), env_state, carry
