@@ -1,6 +1,7 @@
 """`rookery evaluate`: how good the agent of a run is, played greedily, and how that looks."""
 
 import argparse
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -35,30 +36,30 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
     if arguments.video is not None and arguments.video.suffix.lower() not in FORMATS:
         raise InvalidInputError(f"--video={arguments.video}: expected a name that ends in {', '.join(FORMATS)}.")
     console = make_console()
-    workflow = build_from_run(RunDirectory.open(arguments.run), devices=None)
-    state = workflow.restore(arguments.step)
-    if arguments.best:
-        agents = workflow.evaluated_agents(state)
-        if "eval/best_" not in agents:
-            raise InvalidInputError(f"--best: {workflow.agent_name} keeps no best individual.")
-        state = state.replace(agent_state=agents["eval/best_"])
-    train = workflow.settings.train
-    key = make_key(arguments.seed)
-    results = [
-        workflow.evaluator.evaluate(agent_state_of(workflow, state, index), key, arguments.episodes)
-        for index in range(train.num_seeds)
-    ]
-    print_line(
-        console,
-        f"{workflow.settings.agent_name} on {train.env.name} after {env_steps_of(state):,} env steps, "
-        f"{arguments.episodes:,} greedy episodes",
-    )
-    print_table(console, HEADER, [row(seed, result) for seed, result in zip(train.seeds, results, strict=True)])
-    if train.num_seeds > 1:
-        print_line(console, describe_returns([float(result.episode_returns.mean()) for result in results]))
-    if arguments.video is not None:
-        record_episode(workflow, agent_state_of(workflow, state, 0), key, arguments.video)
-        print_line(console, str(arguments.video))
+    with contextlib.closing(build_from_run(RunDirectory.open(arguments.run), devices=None)) as workflow:
+        state = workflow.restore(arguments.step)
+        if arguments.best:
+            agents = workflow.evaluated_agents(state)
+            if "eval/best_" not in agents:
+                raise InvalidInputError(f"--best: {workflow.agent_name} keeps no best individual.")
+            state = state.replace(agent_state=agents["eval/best_"])
+        train = workflow.settings.train
+        key = make_key(arguments.seed)
+        results = [
+            workflow.evaluator.evaluate(agent_state_of(workflow, state, index), key, arguments.episodes)
+            for index in range(train.num_seeds)
+        ]
+        print_line(
+            console,
+            f"{workflow.settings.agent_name} on {train.env.name} after {env_steps_of(state):,} env steps, "
+            f"{arguments.episodes:,} greedy episodes",
+        )
+        print_table(console, HEADER, [row(seed, result) for seed, result in zip(train.seeds, results, strict=True)])
+        if train.num_seeds > 1:
+            print_line(console, describe_returns([float(result.episode_returns.mean()) for result in results]))
+        if arguments.video is not None:
+            record_episode(workflow, agent_state_of(workflow, state, 0), key, arguments.video)
+            print_line(console, str(arguments.video))
     return SUCCESS
 
 

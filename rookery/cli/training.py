@@ -12,7 +12,7 @@ import numpy as np
 
 from rookery.cli.console import one_line, print_line, print_rows
 from rookery.errors import InvalidInputError
-from rookery.evaluators.playback import RenderError, play_episodes
+from rookery.evaluators.playback import RenderError
 from rookery.registry import build_workflow
 from rookery.report import write_report, write_video
 from rookery.report.statistics import bootstrap_interval, interquartile_mean
@@ -49,6 +49,9 @@ def resume(path: Path, step: int | None, console: "Console", on_all_hosts: bool 
     if not on_all_hosts:
         prepare_devices(run.config.get("devices"))
     workflow = build_workflow(run.config | {"run_dir": str(run.path)}, enable_multi_devices=on_all_hosts)
+    env = workflow.settings.train.env
+    if env.is_on_host:
+        print_line(console, f"{env.name} starts anew, with other seeds: checkpoints do not hold what simulators hold")
     return _complete(workflow, lambda: workflow.resume(step), console)
 
 
@@ -114,10 +117,8 @@ def record_episode(
     max_bytes: int | None = None,
 ) -> None:
     """Play one greedy episode, or its first `max_steps` steps, and write it as an animated picture."""
-    evaluator = workflow.evaluator
-    num_steps = min(evaluator.max_episode_steps, max_steps or evaluator.max_episode_steps)
-    (episode,) = play_episodes(evaluator.env, workflow.agent, agent_state, key, num_steps)
-    write_video(path, episode.frames(), max_bytes=max_bytes)
+    num_steps = max_steps or workflow.evaluator.max_episode_steps
+    write_video(path, workflow.play(agent_state, key, num_steps), max_bytes=max_bytes)
 
 
 def agent_state_of(workflow: "Workflow", state: Any, index: int) -> "AgentState":

@@ -105,9 +105,12 @@ def provide_env(name: str) -> None:
     from hydra.core.config_store import ConfigStore
 
     from rookery.envs import env_names, library_names, make_env
+    from rookery.envs.registration import HOST_LIBRARIES
 
     library, _, name_in_library = name.partition("/")
-    if library in library_names():
+    if library in HOST_LIBRARIES and name_in_library:
+        known = [name]  # its library may make more than it lists: what it cannot make is an error when it is built
+    elif library in library_names():
         known = env_names(library)
     elif name_in_library:
         make_env(name)  # raises, and knows what is wrong with the library

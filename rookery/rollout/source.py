@@ -4,6 +4,7 @@ from typing import Any
 
 from rookery.agent import Agent, AgentState, Carry
 from rookery.envs import EnvState, VectorWrapper
+from rookery.metrics import Mean
 from rookery.rollout.single_agent import recurrent_rollout
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
@@ -14,10 +15,14 @@ TRAINING_FIELDS = ("termination", "truncation", "autoreset", "ori_obs", "steps",
 
 
 class Experience(PyTreeData):
-    """What an update learns from: a trajectory `[T, B]` and the memory of the agent before its first row."""
+    """What an update learns from: a trajectory `[T, B]` and the memory of the agent before its first row.
+
+    `metrics` tell of the episodes that ended in it, by the rewards of the environment.
+    """
 
     trajectory: SampleBatch
     first_carry: Carry
+    metrics: dict[str, Mean] = pytree_field(default_factory=dict)
 
 
 class RolloutState(PyTreeData):
@@ -70,7 +75,9 @@ class RolloutSource(PyTreeNode):
             self.rollout_length,
             env_extra_fields=TRAINING_FIELDS,
         )
-        experience = Experience(trajectory=trajectory, first_carry=state.carry)
+        experience = Experience(
+            trajectory=trajectory, first_carry=state.carry, metrics=_metrics_of_episodes(trajectory)
+        )
         return experience, RolloutState(env_state=env_state, carry=carry)
 
     def _act(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
@@ -78,3 +85,14 @@ class RolloutSource(PyTreeNode):
         if "carry" in policy_extras:
             policy_extras = policy_extras.replace(next_carry=policy_extras.carry)
         return actions, policy_extras
+
+
+def _metrics_of_episodes(trajectory: SampleBatch) -> dict[str, Mean]:
+    """Return and length of the episodes that ended in a trajectory."""
+    ended, info = trajectory.dones, trajectory.extras.env_extras
+    return episode_metrics(Mean.where(ended, info.episode_return), Mean.where(ended, info.steps))
+
+
+def episode_metrics(returns: Mean, lengths: Mean) -> dict[str, Mean]:
+    """Name what a source reports of the episodes that ended."""
+    return {"rollout/ep_rew_mean": returns, "rollout/ep_len_mean": lengths}

@@ -138,14 +138,20 @@ class LocalEnvs(EnvGroup):
             self._replies[index] = Failed.by_exception(error, Phase.RESET)
 
     def send_steps(self, indexes: Sequence[int], actions: Sequence[Any]) -> None:
-        envs, replies = self._envs, self._replies
+        self._replies |= zip(indexes, self.step_now(indexes, actions), strict=True)
+
+    def step_now(self, indexes: Sequence[int], actions: Sequence[Any]) -> list[Reply]:
+        """Step some envs and return their replies in order, which `receive` then does not give."""
+        envs = self._envs
+        replies: list[Reply] = []
         for index, action in zip(indexes, actions, strict=True):
             try:
-                replies[index] = envs[index].step(action)
+                replies.append(envs[index].step(action))
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
-                replies[index] = self._failed_step(index, error)
+                replies.append(self._failed_step(index, error))
+        return replies
 
     def receive(self, wait_for: Collection[int] = (), timeout: float | None = None) -> dict[int, Reply]:
         check_all_asked(wait_for, self._replies)

@@ -145,19 +145,21 @@ def make_gymnasium_envs(request: HostEnvRequest) -> BaseEnv:
         if str(spec.entry_point).startswith(module) and importlib.util.find_spec(package) is None:
             raise missing_extra(package, extra)
     options = {
-        "max_episode_steps": request.episode_length,
-        "render_mode": "rgb_array" if request.render else None,
         "disable_env_checker": True,
+        **({"render_mode": "rgb_array"} if request.render else {}),
         **request.kwargs,
     }
+    time_limit = request.episode_length or spec.max_episode_steps
     spec = copy.deepcopy(spec)
-    spec.order_enforce = False  # the runner keeps the order
+    # Wrappers that cost a call for each env and step: the order is kept by the runner, the time by the vector env.
+    spec.order_enforce, spec.max_episode_steps = False, None
 
     # It is sent to other processes by value and mentions nothing of Rookery, which is then not imported there.
     def make_env(index: int) -> gymnasium.Env:
         return gymnasium.make(spec, **options)
 
-    return VectorBaseEnv(GroupVectorEnv(make_env_group(make_env, **request.group_options)), request.name)
+    group = make_env_group(make_env, **request.group_options)
+    return VectorBaseEnv(GroupVectorEnv(group, time_limit=time_limit), request.name)
 
 
 def make_pettingzoo_envs(request: HostEnvRequest) -> BaseEnv:

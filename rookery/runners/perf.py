@@ -29,7 +29,6 @@ class Perf:
         self._decay = decay
         self._clock = clock
         self._last = 0.0
-        self._present = dict.fromkeys(Stage, 0.0)
         self._sums = dict.fromkeys(Stage, 0.0)
         self._weight = 0.0
 
@@ -40,17 +39,16 @@ class Perf:
     def mark(self, stage: Stage) -> None:
         """Count the time since the last mark for this phase."""
         now = self._clock()
-        self._present[stage] += now - self._last
+        self._sums[stage] += now - self._last
         self._last = now
 
     def end_step(self) -> None:
-        """Add up what the phases of one step took."""
-        keep = 1.0 if self._decay is None else self._decay
-        self._weight = keep * self._weight + 1.0
-        for stage, seconds in self._present.items():
-            self._sums[stage] = keep * self._sums[stage] + seconds
-            self._present[stage] = 0.0
+        """Count a step; with `decay` it and those before it weigh less from now on."""
+        self._weight += 1.0
+        if self._decay is not None:
+            self._weight *= self._decay
+            self._sums = {stage: self._decay * total for stage, total in self._sums.items()}
 
     def milliseconds(self) -> dict[str, float]:
         """The milliseconds of a runner step that each phase takes."""
-        return {stage.value: 1e3 * total / max(self._weight, 1.0) for stage, total in self._sums.items()}
+        return {stage.value: 1e3 * total / (self._weight or 1.0) for stage, total in self._sums.items()}

@@ -30,21 +30,31 @@ class Actor:
         self.is_recurrent = bool(jax.tree.leaves(agent.initial_carry((1,))))
         self.carry: Any = ()
         self.num_calls = 0
-        self._key = key
+        """How often it has acted: the random numbers of a call depend on it."""
+        self._key_data = jax.random.key_data(key)
+        self._key_impl = jax.random.key_impl(key)
+        self._counter = jnp.uint32(0)
         self._action_fn = agent.compute_actions if explore else agent.evaluate_actions
         self._state_leaves: list[Any] | None = None
         self._state_treedef: Any = None
+        self._programs: dict[Any, Any] = {}
         self._program: Any = None
         self._explores = explore
-        self._packings: dict[bool, tuple[Packing, Packing]] = {}
-        """Of the actions alone, and of the actions with the extras, by whether these are logged; known once traced."""
+        self._packings: dict[tuple[Any, bool], tuple[Packing, Packing]] = {}
+        """Of the actions alone, and of the actions with the extras; by the structure of the state, and whether the
+        actions are logged."""
 
     def set_state(self, agent_state: AgentState) -> None:
         """Act with these parameters from now on."""
-        self._state_leaves, treedef = jax.tree.flatten(agent_state)
-        if self._program is None or treedef != self._state_treedef:
-            self._state_treedef = treedef
-            self._program = jax.jit(partial(self._act, treedef))
+        self._state_leaves, self._state_treedef = jax.tree.flatten(agent_state)
+        if self._state_treedef not in self._programs:
+            self._programs[self._state_treedef] = jax.jit(partial(self._act, self._state_treedef))
+        self._program = self._programs[self._state_treedef]
+
+    def count_from(self, num_calls: int) -> None:
+        """Go on as if it had acted so often."""
+        self.num_calls = num_calls
+        self._counter = jnp.asarray(num_calls & 0xFFFFFFFF, jnp.uint32)
 
     def reserve(self, num_lanes: int) -> None:
         """Make room for the memories of so many lanes; those that are there keep theirs."""
@@ -75,15 +85,16 @@ class Actor:
                 lambda leaf: np.concatenate([leaf, np.repeat(leaf[:1], padding, axis=0)]), (obs, logged)
             )
         memory = self._memory(num_rows, padding, lanes, starts) if self.is_recurrent else None
-        counter = np.uint32(self.num_calls & 0xFFFFFFFF)
         self.num_calls += 1
-        packed, carry = self._program(self._state_leaves, obs, logged, memory, self._key, counter)
+        packed, carry, self._counter = self._program(
+            self._counter, self._key_data, self._state_leaves, obs, logged, memory
+        )
         if self.is_recurrent:
             self.carry = carry
         arrays = [np.asarray(array) for array in packed]
         if padding:
             arrays = [array[:num_rows] for array in arrays]
-        action_packing, packing = self._packings[logged is not None]
+        action_packing, packing = self._packings[self._state_treedef, logged is not None]
         return Acts(action_packing.unpack(arrays), arrays, packing)
 
     def _memory(self, num_rows: int, padding: int, lanes: np.ndarray | None, starts: np.ndarray | None) -> Any:
@@ -96,8 +107,15 @@ class Actor:
         return self.carry, indexes, flags
 
     def _act(
-        self, state_treedef: Any, state_leaves: list[Any], obs: Any, logged: Any, memory: Any, key: Key, counter: Any
-    ) -> tuple[list[Array], Any]:
+        self,
+        state_treedef: Any,
+        counter: Array,
+        key_data: Array,
+        state_leaves: list[Any],
+        obs: Any,
+        logged: Any,
+        memory: Any,
+    ) -> tuple[list[Array], Any, Array]:
         policy_extras = PyTreeDict(carry=())
         if memory is not None:
             carry, lanes, starts = memory
@@ -105,7 +123,7 @@ class Actor:
             policy_extras = PyTreeDict(carry=mine, episode_start=starts)
         batch = SampleBatch(obs=obs, extras=PyTreeDict(policy_extras=policy_extras, env_extras=PyTreeDict()))
         agent_state = jax.tree.unflatten(state_treedef, state_leaves)
-        key = jax.random.fold_in(key, counter)
+        key = jax.random.fold_in(jax.random.wrap_key_data(key_data, impl=self._key_impl), counter)
         if logged is not None and self._explores:
             actions, extras = logged, self.agent.extras_of_logged(agent_state, batch, logged, key)
         else:
@@ -118,8 +136,8 @@ class Actor:
             extras = extras.replace(next_carry=next_carry, episode_start=starts)
             carry = jax.tree.map(lambda leaf, new: leaf.at[lanes].set(new, mode="drop"), memory[0], next_carry)
         packing = Packing.of((actions, extras))
-        self._packings[logged is not None] = packing.first(jax.tree.structure(actions)), packing
-        return packing.pack((actions, extras)), carry
+        self._packings[state_treedef, logged is not None] = packing.first(jax.tree.structure(actions)), packing
+        return packing.pack((actions, extras)), carry, counter + jnp.uint32(1)
 
 
 class PolicyMap:

@@ -284,7 +284,7 @@ class EnvRunner:
         self._episode_counts[:] = state["episode_counts"]
         self._incarnations[:] = np.asarray(state["incarnations"]) + 1
         for policy, num_calls in state["num_calls"].items():
-            self.policies[policy].num_calls = int(num_calls)
+            self.policies[policy].count_from(int(num_calls))
         self._connector_states = dict(state["connectors"])
         for policy in self._pipelines.keys() & self._connector_states.keys():
             self._pipelines[policy].set_state(self._connector_states.pop(policy))
@@ -320,11 +320,14 @@ class EnvRunner:
     def _is_finished(self) -> bool:
         """Tell whether every env has given its share.
 
-        Where shares are fixed, an env that is being built anew is waited for only if nobody has given anything.
+        Where shares are fixed, an env that is being built anew is waited for only if nobody has given anything, and
+        envs that step together stop together, although some have lost a step by a reset.
         """
         quota = self._quota
         if quota.largest <= 0:
             return True
+        if self._has_fixed_shares and self.base_env.steps_together and quota.unit == ENV_STEPS:
+            return not quota.is_left_to_all
         if not self._suspect and not self._lost and not self._restarting:
             return False
         absent = self._lost | self._suspect | self._restarting if self._has_fixed_shares else self._lost

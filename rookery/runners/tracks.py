@@ -169,12 +169,14 @@ class ArrayTracks(Tracks):
         self.returns = np.zeros(num_envs)
         self.numbers = np.zeros(num_envs, np.int32)
         self._everyone = np.arange(num_envs)
+        self._acted: np.ndarray | None = None
+        """The envs that acted last, if these were all: mostly they are heard of next."""
         self._logged: dict[int, Tree] = {}
         """Actions that envs took themselves and that were not stored yet."""
 
     def _lanes_of(self, envs: np.ndarray) -> Any:
         """The lanes of some envs; all of them at once if they are in order."""
-        if len(envs) == self._num_envs and (envs == self._everyone).all():
+        if envs is self._acted or (len(envs) == self._num_envs and (envs == self._everyone).all()):
             return ALL_LANES
         return envs
 
@@ -183,10 +185,11 @@ class ArrayTracks(Tracks):
         for env, actions in polled.off_policy_actions.items():
             self._logged[env] = actions[SINGLE_AGENT]
         if polled.resets:
+            if len(polled.resets) == len(envs):
+                self._start(envs, obs, episodes)
+                return ()
             is_reset = polled.is_reset
             self._start(envs[is_reset], _rows_of(obs, is_reset), episodes)
-            if is_reset.all():
-                return ()
             is_step = ~is_reset
             envs, rewards, ends = envs[is_step], rewards[is_step], ends[is_step]
             obs = _rows_of(obs, is_step)
@@ -220,6 +223,7 @@ class ArrayTracks(Tracks):
 
     def _act(self, envs: np.ndarray, logged: Tree, perf: Perf) -> Tree:
         desk, lanes = self._desk, ALL_LANES if len(envs) == self._num_envs else envs
+        self._acted = envs if lanes is ALL_LANES else None
         starts = self.times[lanes] == 0 if desk.actor.is_recurrent else None
         acts = desk.act(lanes, len(envs), starts, self.times[lanes], self.numbers[lanes], logged)
         perf.mark(Stage.INFERENCE)

@@ -32,6 +32,8 @@ class VectorBaseEnv(BaseEnv):
         # Why an env cannot act; most of the time there is none.
         self._idle: dict[int, str] = dict.fromkeys(range(self.num_envs), _NOT_RESET)
         self._is_started = False
+        self._no_ends = np.zeros(self.num_envs, np.uint8)
+        self._no_resets = np.zeros(self.num_envs, np.bool_)
 
     @property
     def spaces(self) -> Mapping[AgentID, tuple[Space, Space]]:
@@ -87,6 +89,10 @@ class VectorBaseEnv(BaseEnv):
     def _polled_step(self, step: VectorStep) -> Polled:
         envs, self._stepping = self._stepping, None
         assert envs is not None
+        if step.is_quiet:
+            num_rows = len(envs)
+            ends, is_reset = self._no_ends[:num_rows], self._no_resets[:num_rows]
+            return Polled(envs, None, step.obs, step.rewards, ends, is_reset, stepped=envs)
         polled = polled_step(envs, step)
         self._idle.update(dict.fromkeys(polled.failed, _FAILED))
         self._idle.update(dict.fromkeys(polled.over, _OVER))

@@ -1,22 +1,24 @@
 """What workflows that learn from trajectories have in common: a source of experience, and how its rows count."""
 
 import time
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+import numpy as np
 
-from rookery.agent import Agent
+from rookery.agent import Agent, AgentState
 from rookery.distributed import DEVICE_AXIS, check_divides
 from rookery.distributed.collectives import key_of_this_device, sum_over_devices
 from rookery.learning.updates import Optimizer
-from rookery.metrics import Mean
 from rookery.rollout import Experience, RolloutSource, RolloutState
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key
 from rookery.workflows.config import Settings
-from rookery.workflows.programs import SPLIT
+from rookery.workflows.host import HostEnvs, experience_specs
+from rookery.workflows.host_evaluator import HostEvaluator
+from rookery.workflows.host_training import HostTraining
 from rookery.workflows.workflow import Workflow
 
 ROWS_TO_TIME = 128
@@ -27,34 +29,98 @@ class CollectingWorkflow(Workflow):
     """Collects experience and learns from it by gradient.
 
     Where the experience comes from is the business of `source`; `config` has `num_envs`, over all devices, and
-    `rollout_length`.
+    `rollout_length`. Environments on the host are stepped between the calls of the compiled program, which is given
+    what came out: `host` has them, and is None where they are on the device.
     """
 
     agent_class: ClassVar[type]
     agent: Any
+    source: Any
+    """A `RolloutSource`, or on the host a `HostSource`; what it keeps is `source_state` of the state."""
+    host: HostEnvs | None = None
 
     def __init__(self, settings: Settings, num_devices: int, enable_jit: bool) -> None:
         check_divides("agent.num_envs", settings.method.num_envs, num_devices)
         self.num_devices = num_devices
         self.optimizer = Optimizer(settings.method.optimizer)
-        super().__init__(settings, num_devices, enable_jit)
+        try:
+            super().__init__(settings, num_devices, enable_jit)
+        except BaseException:
+            self.close()
+            raise
 
     def make_agent(self) -> Agent:
         return self.agent_class(config=self.config.network, normalize_obs=self.config.normalize_obs)
 
     def prepare(self) -> None:
         """Build what experience comes from: this device's share of the environments."""
-        env = self.make_env(self.config.num_envs // self.num_devices, self.settings.train.env.autoreset_mode)
-        self.source = RolloutSource(env=env, agent=self.agent, rollout_length=self.config.rollout_length)
+        config, env = self.config, self.settings.train.env
+        num_envs = config.num_envs // self.num_devices
+        if env.is_on_host:
+            self.host = HostEnvs(self.settings.train, self.agent, config.num_envs, config.rollout_length)
+            self.source = self.host.make_source(num_envs)
+        else:
+            vector_env = self.make_env(num_envs, env.autoreset_mode)
+            self.source = RolloutSource(env=vector_env, agent=self.agent, rollout_length=config.rollout_length)
 
-    def start_source(self, key: Key) -> RolloutState:
+    def start_source(self, key: Key) -> Any:
         """Start this device's environments: the same ones altogether, whatever the number of devices."""
+        if self.host is not None:
+            return ()
         num_devices, num_envs = self.num_devices, self.source.num_envs
         env_keys = jax.random.split(key, num_devices * num_envs).reshape(num_devices, num_envs)
         return self.source.init(env_keys[jax.lax.axis_index(DEVICE_AXIS)])
 
+    # On the host.
+
+    def acting_state(self, state: Any) -> AgentState:
+        """Say with which parameters the agent acts."""
+        return state.agent_state
+
+    def prepare_to_act(self, state: Any) -> Any:
+        """Make ready what the agent will act with after an iteration: on the host that is outside of the program."""
+        return state
+
+    def make_training_programs(self, iterate: Callable, specs: Any) -> tuple[Any, Any]:
+        if self.host is None:
+            return super().make_training_programs(iterate, specs)
+        self.training = HostTraining(self, self.host, iterate, specs)
+        return self.training.step, self.training
+
+    def _make_evaluator(self) -> Any:
+        if self.host is None:
+            return super()._make_evaluator()
+        return HostEvaluator(self.settings.train, self.agent, self.config.num_envs)
+
+    def play(self, agent_state: AgentState, key: Key, max_steps: int) -> Iterator[np.ndarray]:
+        if isinstance(self.evaluator, HostEvaluator):
+            return self.evaluator.frames(agent_state, key, max_steps)
+        return super().play(agent_state, key, max_steps)
+
+    def _metrics_like(self, state: Any) -> Any:
+        return super()._metrics_like(state) if self.host is None else self.training.metrics_like(state)
+
+    def _counts(self, state: Any) -> dict[str, list[Any]]:
+        counts = super()._counts(state)
+        if self.host is None:
+            return counts
+        return counts | {name: [value] for name, value in (self.host.report() | self.host.take_told()).items()}
+
+    def outside_state(self) -> dict[str, Any]:
+        return {} if self.host is None else self.host.get_state(self.training.steps_ahead)
+
+    def restore_outside(self, outside: dict[str, Any]) -> None:
+        if self.host is not None:
+            self.host.set_state(outside)
+
+    def close(self) -> None:
+        if self.host is not None:
+            self.host.close()
+
     def collect_seconds(self, state: Any) -> float:
-        """Measure how long an iteration gathers experience: by itself, for inside an iteration nothing can be timed."""
+        """Measure how long an iteration gathers experience: by itself, for inside a program nothing can be timed."""
+        if self.host is not None:
+            return self.training.collect_seconds
         num_rounds = max(1, ROWS_TO_TIME // self.config.rollout_length)
 
         def collect(state: Any) -> Experience:
@@ -66,8 +132,7 @@ class CollectingWorkflow(Workflow):
             nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
             return jax.lax.fori_loop(0, num_rounds, collect_again, (nothing, state.source_state))[0]
 
-        specs: dict[str, Any] = {"trajectory": PartitionSpec(None, DEVICE_AXIS), "first_carry": SPLIT}
-        program = self.program(self.layout.over_seeds(collect), (self.state_specs(),), Experience(**specs))
+        program = self.program(self.layout.over_seeds(collect), (self.state_specs(),), experience_specs())
         jax.block_until_ready(program(state))
         durations = []
         for _ in range(3):
@@ -112,11 +177,10 @@ def blank_dead_rows(trajectory: SampleBatch) -> SampleBatch:
     )
 
 
-def episode_metrics(trajectory: SampleBatch) -> dict[str, Mean]:
-    """Return and length of the episodes that ended in a trajectory, over all devices."""
-    ended, info = trajectory.dones, trajectory.extras.env_extras
-    metrics = {
-        "rollout/ep_rew_mean": Mean.where(ended, info.episode_return),
-        "rollout/ep_len_mean": Mean.where(ended, info.steps),
-    }
-    return sum_over_devices(metrics)
+def starts_anew(trajectory: SampleBatch) -> Array | None:
+    """Tell in which envs `[B]` the first row does not go on with what came before; None if it does in all.
+
+    An env on the host may be built anew, or be absent, with no row that says so.
+    """
+    env_extras = trajectory.extras.env_extras
+    return (env_extras.t[0] == 0) | (env_extras.autoreset[0] > 0) if "t" in env_extras else None

@@ -8,10 +8,11 @@ import math
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_type_hints
 
 from rookery.configuration import check_keys, field_names, from_mapping, plain
 from rookery.envs import AutoresetMode
+from rookery.envs.registration import HOST_LIBRARIES
 from rookery.errors import InvalidInputError, check_count, unknown_name
 from rookery.learning.schedules import LinearSchedule
 from rookery.recorders import RECORDERS
@@ -25,13 +26,51 @@ RESERVED_KWARGS = {"episode_length", "parallel", "autoreset_mode", "discount", "
 
 
 @dataclass(frozen=True)
+class RunnerSettings:
+    """How environments on the host are run.
+
+    With `processes` they live in other processes, where they may also crash, or hang for `step_timeout` seconds. An env
+    is restarted up to `max_restarts` times in a row; one that returns what it must not is a fault like others, or ends
+    the training (`on_invalid`). With `overlap` the next batch is collected while the update runs, by the parameters of
+    before it: off-policy methods are indifferent to that, IMPALA corrects it, PPO and A2C bear it.
+    """
+
+    processes: bool = False
+    envs_per_process: int = 1
+    step_timeout: float | None = None
+    max_restarts: int = 5
+    on_invalid: Literal["abort", "raise"] = "abort"
+    overlap: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("envs_per_process", self.envs_per_process)
+        if self.max_restarts < 0:
+            raise InvalidInputError(f"max_restarts={self.max_restarts} must be at least 0.")
+        if self.step_timeout is not None and self.step_timeout <= 0:
+            raise InvalidInputError(f"step_timeout={self.step_timeout:g} must be more than 0 seconds, or null.")
+        for name in ("envs_per_process", "step_timeout"):
+            value = getattr(self, name)
+            if not self.processes and value != getattr(type(self), name):
+                raise InvalidInputError(f"{name}={value:g} has no effect without processes=true.")
+
+
+@dataclass(frozen=True)
 class EnvConfig:
-    """Which environment; `episode_length=None` is its own limit, `kwargs` go to its library."""
+    """Which environment; `episode_length=None` is its own limit, `kwargs` go to its library.
+
+    `runner` is for environments on the host: Python objects, whose names begin with a library such as `gymnasium`.
+    """
 
     name: str = "classic/cartpole"
     episode_length: int | None = None
     autoreset_mode: AutoresetMode = AutoresetMode.NORMAL
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    runner: RunnerSettings = field(default_factory=RunnerSettings)
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether the environment is a Python object, which cannot be compiled onto the device."""
+        return self.name.partition("/")[0] in HOST_LIBRARIES
 
     def __post_init__(self) -> None:
         if self.episode_length is not None:
@@ -41,6 +80,18 @@ class EnvConfig:
         taken = sorted(RESERVED_KWARGS & self.kwargs.keys())
         if taken:
             raise InvalidInputError(f"kwargs.{taken[0]} is not an argument of the library: training sets it itself.")
+        if self.is_on_host and self.autoreset_mode is not AutoresetMode.NORMAL:
+            raise InvalidInputError(
+                f"autoreset_mode={self.autoreset_mode.value} is for environments on the device: "
+                f"{self.name} is on the host, use 'normal'."
+            )
+        for name in field_names(RunnerSettings):
+            value = getattr(self.runner, name)
+            if not self.is_on_host and value != getattr(RunnerSettings, name):
+                raise InvalidInputError(
+                    f"runner.{name}={value} is for environments on the host, such as gymnasium/CartPole-v1: "
+                    f"{self.name} is compiled onto the device."
+                )
 
 
 @dataclass(frozen=True)
@@ -102,6 +153,12 @@ class TrainConfig:
                 raise unknown_name("recorder", name, RECORDERS)
         if self.prng not in PRNG_IMPLEMENTATIONS:
             raise unknown_name("prng", self.prng, PRNG_IMPLEMENTATIONS)
+        if self.num_seeds > 1 and self.env.is_on_host:
+            seeds = f"seed=range({self.seed},{self.seed + self.num_seeds})"
+            raise InvalidInputError(
+                f"num_seeds={self.num_seeds}: {self.env.name} is on the host, where seeds do not train side by side: "
+                f"let them train one after the other with --multirun '{seeds}'."
+            )
         if self.num_seeds > 1 and self.prng != "threefry2x32":
             raise InvalidInputError(
                 f"prng={self.prng} draws the numbers of all seeds from the first one's key: "

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from rookery.agent import Agent, AgentState, Carry, RandomAgent
+from rookery.compilation import run_once_options
 from rookery.configuration import field_names
 from rookery.control_flow import any_true
 from rookery.distributed import DEVICE_AXIS, check_divides
-from rookery.distributed.collectives import key_of_this_device, mean_over_devices
+from rookery.distributed.collectives import key_of_this_device, mean_over_devices, sum_over_devices
 from rookery.envs import AutoresetMode
 from rookery.errors import InvalidInputError, check_count
 from rookery.learning.counter import Counter
@@ -22,18 +23,14 @@ from rookery.learning.targets import polyak
 from rookery.learning.updates import Optimizer
 from rookery.metrics import Mean
 from rookery.replay_buffers import PrioritizedBuffer, ReplayBuffer, ReplaySample, UniformBuffer, importance_weights
-from rookery.rollout import RolloutSource, RolloutState
+from rookery.replay_buffers.replay_buffer import ReplayState
+from rookery.rollout import Experience
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Shape, Space
 from rookery.types import Array, Key, Params, PyTreeData, PyTreeDict, pytree_field
-from rookery.workflows.collecting import (
-    CollectingWorkflow,
-    blank_dead_rows,
-    episode_metrics,
-    num_steps_of,
-    weights_of,
-)
+from rookery.workflows.collecting import CollectingWorkflow, blank_dead_rows, num_steps_of, starts_anew, weights_of
 from rookery.workflows.config import Hyperparameters, Scalar, Settings, TrainConfig
+from rookery.workflows.host import HostEnvs, experience_specs
 from rookery.workflows.programs import SAME, SPLIT
 from rookery.workflows.workflow import WorkflowState
 
@@ -148,7 +145,7 @@ class OffPolicyState(WorkflowState):
 
     target_params: Params
     optimizer_states: PyTreeDict
-    source_state: RolloutState
+    source_state: Any
     buffer_state: Any
 
 
@@ -288,6 +285,10 @@ class OffPolicyWorkflow(CollectingWorkflow):
         )
         first_values = values_at(state.hyperparameters, jnp.zeros(()))
         state = state.replace(agent_state=self.agent.explore_with(agent_state, first_values))
+        return self._warm_up(state, warmup_key) if self.host is None else state
+
+    def _warm_up(self, state: OffPolicyState, warmup_key: Key) -> OffPolicyState:
+        """Take the first steps, as a part of a compiled program."""
         warmup_steps = Counter.of(self.config.warmup_steps)
 
         def is_cold(carry: tuple[Array, OffPolicyState]) -> Array:
@@ -299,6 +300,29 @@ class OffPolicyWorkflow(CollectingWorkflow):
             return num_rounds + 1, self._collect(self.warmup_source, state, round_key)[1]
 
         return jax.lax.while_loop(is_cold, warm_up, (jnp.zeros((), jnp.int32), state))[1]
+
+    def init(self, key: Key) -> OffPolicyState:
+        state = super().init(key)
+        return state if self.host is None else self._warm_up_on_host(self.host, state)
+
+    def _warm_up_on_host(self, host: HostEnvs, state: OffPolicyState) -> OffPolicyState:
+        """Take the first steps, each stored by a compiled program."""
+
+        def store(state: OffPolicyState, experience: Experience) -> OffPolicyState:
+            return self._collect(self.warmup_source, state.replace(source_state=experience), state.key)[1]
+
+        specs = self.state_specs()
+        program = self.program(store, (specs, experience_specs()), specs, donate=(0,), options=run_once_options())
+        num_steps = 0
+        while num_steps < self.config.warmup_steps:
+            experience, num_new = host.collect(self.warmup_source, state.agent_state)
+            state = program(state, self.training.place(experience))
+            num_steps += num_new
+        return state
+
+    def prepare_to_act(self, state: OffPolicyState) -> OffPolicyState:
+        hyperparameters = values_at(state.hyperparameters, state.env_steps.as_float())
+        return state.replace(agent_state=self.agent.explore_with(state.agent_state, hyperparameters))
 
     def state_specs(self) -> Any:
         specs: dict[str, Any] = dict.fromkeys(field_names(OffPolicyState), SAME) | {"source_state": SPLIT}
@@ -316,17 +340,20 @@ class OffPolicyWorkflow(CollectingWorkflow):
         fresh = self.init(self.make_key())
         return state.replace(buffer_state=fresh.buffer_state, source_state=fresh.source_state)
 
-    def _collect(self, source: RolloutSource, state: OffPolicyState, key: Key) -> tuple[SampleBatch, OffPolicyState]:
-        """Take steps, store them and count them."""
+    def _collect(self, source: Any, state: OffPolicyState, key: Key) -> tuple[dict[str, Mean], OffPolicyState]:
+        """Take steps, store them and count them; return what the source reports."""
         experience, source_state = source.collect(state.agent_state, state.source_state, key_of_this_device(key))
         trajectory = blank_dead_rows(experience.trajectory)
         agent_state = self.agent.update_obs_statistics(
             state.agent_state, trajectory.obs, weights_of(trajectory), DEVICE_AXIS
         )
-        return trajectory, state.replace(
+        buffer_state, anew = state.buffer_state, starts_anew(trajectory)
+        if anew is not None and self.config.window_length > 1:
+            buffer_state = with_last_rows_done(buffer_state, anew)
+        return sum_over_devices(experience.metrics), state.replace(
             agent_state=agent_state,
             source_state=source_state,
-            buffer_state=self.buffer.add(state.buffer_state, rows_of(trajectory)),
+            buffer_state=self.buffer.add(buffer_state, rows_of(trajectory)),
             env_steps=state.env_steps.add(num_steps_of(trajectory)),
         )
 
@@ -334,7 +361,7 @@ class OffPolicyWorkflow(CollectingWorkflow):
         key, collect_key, update_key = jax.random.split(state.key, 3)
         hyperparameters: Any = values_at(state.hyperparameters, state.env_steps.as_float())
         agent_state = self.agent.explore_with(state.agent_state, hyperparameters)
-        trajectory, state = self._collect(self.source, state.replace(agent_state=agent_state), collect_key)
+        metrics_of_source, state = self._collect(self.source, state.replace(agent_state=agent_state), collect_key)
 
         def update(
             carry: tuple[OffPolicyLearner, Any], update_key: Key
@@ -367,7 +394,7 @@ class OffPolicyWorkflow(CollectingWorkflow):
             iterations=state.iterations.add(1),
             buffer_state=buffer_state,
         )
-        return PyTreeDict(jax.tree.map(jnp.sum, metrics) | episode_metrics(trajectory)), state
+        return PyTreeDict(jax.tree.map(jnp.sum, metrics) | metrics_of_source), state
 
     def _replayed(self, buffer_state: Any, sample: ReplaySample, hyperparameters: Any) -> Replayed:
         if not self.config.prioritized:
@@ -394,6 +421,25 @@ def rows_of(trajectory: SampleBatch) -> SampleBatch:
         dones=trajectory.dones,
         extras=PyTreeDict(policy_extras=starts, env_extras=kept),
     )
+
+
+def with_last_rows_done(buffer_state: ReplayState, envs: Array) -> ReplayState:
+    """Mark the newest row of these envs `[B]` as the last of its episode: a window must not go on behind it.
+
+    It is no termination: what follows a row is still worth what its `next_obs` is.
+    """
+    layout, num_rows = buffer_state.layout, next(iter(buffer_state.storage.values())).shape[1]
+    newest = (buffer_state.head - 1) % num_rows
+
+    def read(ring: Array) -> Array:
+        return jnp.swapaxes(jax.lax.dynamic_slice_in_dim(ring, newest, 1, axis=1), 0, 1)  # [1, B, columns]
+
+    def write(ring: Array, row: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(ring, jnp.swapaxes(row, 0, 1), newest, axis=1)
+
+    row: SampleBatch = layout.unpack(jax.tree.map(read, buffer_state.storage))
+    row = row.replace(dones=jnp.maximum(row.dones, envs[None].astype(row.dones.dtype)))
+    return buffer_state.replace(storage=jax.tree.map(write, buffer_state.storage, layout.pack(jax.tree.leaves(row))))
 
 
 def priorities_of(errors: Array) -> Array:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from rookery.agent import AgentState, Carry
 from rookery.configuration import field_names
 from rookery.distributed import DEVICE_AXIS
-from rookery.distributed.collectives import key_of_this_device, mean_over_devices
+from rookery.distributed.collectives import key_of_this_device, mean_over_devices, sum_over_devices
 from rookery.errors import check_count
 from rookery.learning import reward_scaling
 from rookery.learning.counter import Counter
@@ -21,15 +21,9 @@ from rookery.learning.schedules import values_at
 from rookery.learning.updates import Optimizer, OptimizerState, gradients_in_chunks
 from rookery.metrics import Mean
 from rookery.networks import ActorCriticConfig
-from rookery.rollout import Experience, RolloutState
+from rookery.rollout import Experience
 from rookery.types import Array, Key, PyTreeData, PyTreeDict, Tree, where_tree
-from rookery.workflows.collecting import (
-    CollectingWorkflow,
-    blank_dead_rows,
-    episode_metrics,
-    num_steps_of,
-    weights_of,
-)
+from rookery.workflows.collecting import CollectingWorkflow, blank_dead_rows, num_steps_of, starts_anew, weights_of
 from rookery.workflows.config import Hyperparameters, Scalar
 from rookery.workflows.programs import SAME, SPLIT
 from rookery.workflows.workflow import WorkflowState
@@ -86,7 +80,7 @@ class OnPolicyState(WorkflowState):
     """What an on-policy workflow carries from one iteration to the next."""
 
     optimizer_state: OptimizerState
-    source_state: RolloutState
+    source_state: Any
     reward_scaling: RewardScaling | None
     actor_state: AgentState | None
     """What acts, where that may be older than what learns."""
@@ -109,6 +103,9 @@ class OnPolicyWorkflow(CollectingWorkflow):
         self, learner: Learner, experience: Experience, hyperparameters: Any, key: Key
     ) -> tuple[dict[str, Mean], Learner]:
         """Learn from experience: the method itself."""
+
+    def acting_state(self, state: OnPolicyState) -> AgentState:
+        return state.actor_state or state.agent_state
 
     def setup(self, key: Key) -> OnPolicyState:
         key, eval_key, agent_key, env_key = jax.random.split(key, 4)
@@ -140,13 +137,16 @@ class OnPolicyWorkflow(CollectingWorkflow):
         key, collect_key, update_key = jax.random.split(state.key, 3)
         hyperparameters: Any = values_at(state.hyperparameters, state.env_steps.as_float())
         experience, source_state = self.source.collect(
-            state.actor_state or state.agent_state, state.source_state, key_of_this_device(collect_key)
+            self.acting_state(state), state.source_state, key_of_this_device(collect_key)
         )
         trajectory, weights = blank_dead_rows(experience.trajectory), weights_of(experience.trajectory)
         experience = experience.replace(trajectory=trajectory)
 
         scaling = state.reward_scaling
         if scaling is not None:
+            anew = starts_anew(trajectory)
+            if anew is not None:
+                scaling = scaling.replace(returns=jnp.where(anew, 0.0, scaling.returns))
             rewards, scaling = reward_scaling.scale(
                 scaling, trajectory.rewards, trajectory.dones, hyperparameters.discount, weights, DEVICE_AXIS
             )
@@ -172,7 +172,7 @@ class OnPolicyWorkflow(CollectingWorkflow):
             reward_scaling=scaling,
             actor_state=actor_state,
         )
-        return PyTreeDict(metrics | episode_metrics(trajectory)), state
+        return PyTreeDict(metrics | sum_over_devices(experience.metrics)), state
 
     def gradient_step(
         self, learner: Learner, loss_fn: LossFn, samples: Any, hyperparameters: Any, num_chunks: int = 1

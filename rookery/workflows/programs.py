@@ -121,9 +121,15 @@ class Program:
             return self._function(*args)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
             return self._part_of_a_program(*args)
+        return self.specialized(*args)(*args)
+
+    def specialized(self, *args: Any) -> Callable:
+        """Return the program for arguments like these: to call that again and again saves looking at them each time."""
+        if self._jitted is None:
+            return self._function
         if not self.is_ready(*args):
             self.compile(*args)
-        return self._compiled[_signature(args)](*args)
+        return self._compiled[_signature(args)]
 
 
 def _signature(args: Any) -> Any:

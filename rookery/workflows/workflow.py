@@ -19,6 +19,7 @@ from rookery.distributed import device_mesh
 from rookery.envs import AutoresetMode, MultiAgentEnv, VectorWrapper, create_env
 from rookery.errors import InvalidInputError
 from rookery.evaluators import Evaluator
+from rookery.evaluators.playback import play_episodes
 from rookery.learning.counter import Counter
 from rookery.metrics import values_of
 from rookery.recorders import make_recorder
@@ -32,6 +33,8 @@ from rookery.workflows.run_log import Progress, RunLog
 
 SECONDS_PER_CALL = 0.5
 """How long the device works between two looks at the clock and at signals; it makes no difference to the result."""
+OUTSIDE = "outside"
+"""The entry of a checkpoint's metadata for what changes outside of the state."""
 
 
 class WorkflowState(State):
@@ -115,24 +118,12 @@ class Workflow(ABC):
         iterate = layout.over_seeds(self.iterate)
         if enable_jit:
             iterate = jax.jit(iterate)  # so that it is traced once for all the programs that contain it
-
-        def advance(state: Any, metrics: Any, num_iterations: Any, until: Counter) -> tuple[Any, Any]:
-            def is_unfinished(carry: tuple[Any, Any, Any]) -> Any:
-                num_done, state, _ = carry
-                return (num_done < num_iterations) & jnp.any(state.env_steps.is_below(until))
-
-            def body(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-                num_done, state, metrics = carry
-                new_metrics, state = iterate(state)
-                return num_done + 1, state, jax.tree.map(jnp.add, metrics, new_metrics)
-
-            return jax.lax.while_loop(is_unfinished, body, (jnp.zeros((), jnp.int32), state, metrics))[1:]
-
         self._init = self.program(layout.over_seeds(self.setup), (SAME,), specs, options=run_once_options())
-        self._step = self.program(iterate, (specs,), (SAME, specs))
-        self._advance = self.program(advance, (specs, SAME, SAME, SAME), (specs, SAME), donate=(0, 1))
+        self._step, self._advance = self.make_training_programs(iterate, specs)
+        # Episodes on the host are played by a Python function, which calls compiled ones.
+        is_compiled = enable_jit and not settings.train.env.is_on_host
         self._evaluate = Program(
-            layout.over_seeds(self._evaluate_one), enable_jit, compiler_options=self.compiler_options
+            layout.over_seeds(self._evaluate_one), is_compiled, compiler_options=self.compiler_options
         )
 
     @classmethod
@@ -162,6 +153,24 @@ class Workflow(ABC):
     def compiler_options(self) -> dict[str, str]:
         """The options that programs are compiled with."""
         return {}
+
+    def make_training_programs(self, iterate: Callable, specs: Any) -> tuple[Any, Any]:
+        """Make what `step` calls, one iteration, and what `learn` calls, many of them, which overwrites its state."""
+
+        def advance(state: Any, metrics: Any, num_iterations: Any, until: Counter) -> tuple[Any, Any]:
+            def is_unfinished(carry: tuple[Any, Any, Any]) -> Any:
+                num_done, state, _ = carry
+                return (num_done < num_iterations) & jnp.any(state.env_steps.is_below(until))
+
+            def body(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+                num_done, state, metrics = carry
+                new_metrics, state = iterate(state)
+                return num_done + 1, state, jax.tree.map(jnp.add, metrics, new_metrics)
+
+            return jax.lax.while_loop(is_unfinished, body, (jnp.zeros((), jnp.int32), state, metrics))[1:]
+
+        step = self.program(iterate, (specs,), (SAME, specs))
+        return step, self.program(advance, (specs, SAME, SAME, SAME), (specs, SAME), donate=(0, 1))
 
     # What a family of methods defines.
 
@@ -252,7 +261,8 @@ class Workflow(ABC):
                 tree = gather((self.without_unsaved(state), metrics))
                 if run is not None:
                     log.sync()
-                    self._checkpoints(run).save(tree, env_steps, log.progress.to_mapping())
+                    metadata = log.progress.to_mapping() | {OUTSIDE: self.outside_state()}
+                    self._checkpoints(run).save(tree, env_steps, metadata)
 
             if resumed is None:
                 save()
@@ -306,8 +316,8 @@ class Workflow(ABC):
             return [tree]
         return [jax.tree.map(lambda leaf, seed=seed: leaf[seed], tree) for seed in range(self.layout.num_seeds)]
 
-    def _counts(self, state: Any) -> dict[str, list[int]]:
-        """Return what is counted and not averaged, for each seed."""
+    def _counts(self, state: Any) -> dict[str, list[Any]]:
+        """Return what is counted, or measured, and not averaged, for each seed."""
         return {
             "time/total_timesteps": counts_of(state.env_steps),
             "time/iterations": counts_of(state.iterations),
@@ -316,8 +326,12 @@ class Workflow(ABC):
 
     def _no_metrics(self, state: Any) -> Any:
         """Return metrics to add to."""
-        metrics, _ = jax.eval_shape(self._step, state)
+        metrics = self._metrics_like(state)
         return self.layout.place(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), metrics), SAME)
+
+    def _metrics_like(self, state: Any) -> Any:
+        """Return the shapes of the metrics of an iteration."""
+        return jax.eval_shape(self._step, state)[0]
 
     def evaluated_agents(self, state: Any) -> dict[str, AgentState]:
         """Say which agents `evaluate` plays with, by the prefix of their metrics."""
@@ -333,7 +347,7 @@ class Workflow(ABC):
             metrics[f"{prefix}mean_ep_length"] = jnp.mean(episodes.episode_lengths.astype(jnp.float32))
         return metrics, next_key
 
-    def _make_evaluator(self) -> Evaluator:
+    def _make_evaluator(self) -> Any:
         train = self.settings.train
         env = self.make_env(train.evaluation.num_episodes, AutoresetMode.DISABLED)
         if env.max_episode_steps is None:
@@ -350,6 +364,11 @@ class Workflow(ABC):
     def make_env(self, num_envs: int, autoreset_mode: AutoresetMode) -> VectorWrapper:
         """Make copies of the configured environment."""
         env = self.settings.train.env
+        if env.is_on_host:
+            raise InvalidInputError(
+                f"{self.agent_name} trains on environments on the device, and {env.name} is on the host: choose "
+                "another one, `rookery list envs` shows all."
+            )
         return create_env(
             env.name,
             episode_length=env.episode_length,
@@ -358,6 +377,12 @@ class Workflow(ABC):
             record_ori_obs=True,
             **env.kwargs,
         )
+
+    def play(self, agent_state: AgentState, key: Key, max_steps: int) -> Iterator[np.ndarray]:
+        """Play one greedy episode, or its first `max_steps` steps, and draw it; `RenderError` if that is impossible."""
+        max_steps = min(max_steps, self.evaluator.max_episode_steps)
+        (episode,) = play_episodes(self.evaluator.env, self.agent, agent_state, key, max_steps)
+        return episode.frames()
 
     # The run directory.
 
@@ -393,9 +418,9 @@ class Workflow(ABC):
 
     def _restore(self, step: int | None) -> tuple[tuple[Any, Any], Progress]:
         state = jax.eval_shape(self._init, self.make_key())
-        metrics, _ = jax.eval_shape(self._step, state)
-        wanted = self.without_unsaved(state), metrics
+        wanted = self.without_unsaved(state), self._metrics_like(state)
         (state, metrics), metadata = self._checkpoints(self._run_directory()).restore(wanted, step)
+        self.restore_outside(metadata.pop(OUTSIDE, {}))
         layout, specs = self.layout, self.without_unsaved(self.state_specs())
         state = self.with_unsaved(layout.place(state, specs))
         return (state, layout.place(metrics, SAME)), Progress.from_mapping(metadata)
@@ -407,6 +432,13 @@ class Workflow(ABC):
     def with_unsaved(self, state: Any) -> Any:
         """Make anew what `without_unsaved` left out."""
         return state
+
+    def outside_state(self) -> dict[str, Any]:
+        """Return what changes outside of the state and has to be saved with it, as JSON can hold it."""
+        return {}
+
+    def restore_outside(self, outside: dict[str, Any]) -> None:  # noqa: B027
+        """Go on from what `outside_state` returned."""
 
     def collect_seconds(self, state: Any) -> float | None:
         """Measure how long one iteration spends on gathering experience; None if that cannot be told."""

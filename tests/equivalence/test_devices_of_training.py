@@ -14,7 +14,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -22,9 +21,9 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 from rookery.distributed import DEVICE_AXIS
 from rookery.registry import build_workflow
-from rookery.rollout import Experience
+from rookery.workflows.host import experience_specs
 from rookery.workflows.on_policy import Learner
-from rookery.workflows.programs import SAME, SPLIT, gather
+from rookery.workflows.programs import SAME, gather
 
 
 def build(devices, agent, env="classic/cartpole", **settings):
@@ -79,14 +78,13 @@ def update_of(workflow):
         obs = experience.trajectory.obs
         return metrics, workflow.agent.update_obs_statistics(learner.agent_state, obs, None, DEVICE_AXIS)
 
-    specs = Experience(trajectory=PartitionSpec(None, DEVICE_AXIS), first_carry=SPLIT)
-    return workflow.program(update, (workflow.state_specs(), specs), (SAME, SAME))
+    return workflow.program(update, (workflow.state_specs(), experience_specs()), (SAME, SAME))
 
 
 experience = jax.jit(one.source.collect)(state.agent_state, state.source_state, jax.random.key(3))[0]
 assert np.asarray(experience.trajectory.extras.env_extras.truncation).sum() > 0
 metrics, learned = update_of(one)(state, experience)
-experience = four.layout.place(experience, Experience(trajectory=PartitionSpec(None, DEVICE_AXIS), first_carry=SPLIT))
+experience = four.layout.place(experience, experience_specs())
 metrics_of_four, learned_on_four = update_of(four)(state_on_four, experience)
 assert_close(learned.params, learned_on_four.params, rtol=1e-4, atol=2e-5)
 assert_close(learned.obs_preprocessor_state, learned_on_four.obs_preprocessor_state, rtol=1e-5, atol=1e-6)

@@ -1,5 +1,6 @@
 """Composing a config: groups, presets, overrides, and errors in one line."""
 
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from rookery.envs import env_names, is_installed, library_names, registration
 from rookery.envs.registration import BUILTIN_LIBRARIES, BuiltinLibrary
 from rookery.errors import InvalidInputError, MissingExtraError, RookeryError, UnknownNameError
 from rookery.registry import agent_names, workflow_class
-from rookery.workflows.config import settings_from
+from rookery.workflows.config import RunnerSettings, settings_from
 
 NO_PRESET = "~preset@_global_"
 
@@ -37,6 +38,7 @@ def test_the_defaults_are_ppo_on_cartpole() -> None:
         "episode_length": None,
         "autoreset_mode": "normal",
         "kwargs": {},
+        "runner": dataclasses.asdict(RunnerSettings()),
     }
 
 
@@ -160,7 +162,6 @@ def test_an_environment_whose_library_is_missing_names_the_extra(monkeypatch: py
         ("env=classic/cartpol", "unknown environment 'classic/cartpol'. Did you mean 'classic/cartpole'"),
         ("env=cartpole", "unknown environment 'cartpole'. Did you mean 'classic/cartpole'"),
         ("env=clasic/cartpole", "unknown environment library 'clasic'. Did you mean 'classic'?"),
-        ("env=gymnasium/CartPole-v1", "unknown environment library 'gymnasium'. Environments of Gymnasium"),
         ("agent.lerning_rate=1e-3", "unknown key 'agent.lerning_rate'. Did you mean 'agent.learning_rate'?"),
         ("learning_rate=1e-3", "unknown key 'learning_rate'. Did you mean 'agent.learning_rate'?"),
         ("seeed=3", "unknown key 'seeed'. Did you mean 'seed'?"),

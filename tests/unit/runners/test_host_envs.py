@@ -98,7 +98,7 @@ def test_arguments_reach_the_env_and_it_is_drawn_if_asked() -> None:
 def test_what_makes_gymnasium_envs_elsewhere_does_not_import_rookery(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     monkeypatch.setattr(host_envs, "make_env_group", lambda make_env, **options: made.append(make_env))
-    monkeypatch.setattr(host_envs, "GroupVectorEnv", lambda group: None)
+    monkeypatch.setattr(host_envs, "GroupVectorEnv", lambda group, time_limit: None)
     monkeypatch.setattr(host_envs, "VectorBaseEnv", lambda vector_env, name: None)
     make_host_env("gymnasium/CartPole-v1", 2)
     program = "import pickle, sys; pickle.load(sys.stdin.buffer)(0).reset(); print(*sys.modules)"

@@ -140,7 +140,7 @@ def test_every_call_and_every_policy_draws_its_own_numbers() -> None:
 def test_a_policy_goes_on_drawing_where_it_was() -> None:
     first = random_draws(make_map(a=RandomAgent())["a"], num_calls=4)
     resumed = make_map(a=RandomAgent())["a"]
-    resumed.num_calls = 2
+    resumed.count_from(2)
     assert random_draws(resumed, num_calls=2) == first[2:]
 
 

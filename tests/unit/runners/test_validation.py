@@ -10,6 +10,7 @@ import pytest
 
 from rookery.runners.faults import Failed, FaultKind, Phase
 from rookery.runners.validation import (
+    CALLS_PER_CHECK,
     InvalidFlagError,
     InvalidInfoError,
     InvalidObservationError,
@@ -200,13 +201,15 @@ def test_integers_of_any_width_are_stacked_and_those_that_do_not_fit_are_refused
         assert (stacked.tolist()[0], list(errors)) == (3, [1])
 
 
-def test_an_observation_out_of_bounds_is_found_within_as_many_steps_as_there_are_envs() -> None:
+def test_the_bounds_of_all_envs_are_checked_in_turn() -> None:
     rows = [np.zeros(2, np.float32)] * 4
     rows[2] = np.full(2, 5.0, np.float32)
     stacker = ObsStacker(VECTOR)
-    assert [list(stacker.stack(rows)[1]) for _ in range(8)] == [[], [], [2], [], [], [], [2], []]
+    found = [list(stacker.stack(rows)[1]) for _ in range(8 * CALLS_PER_CHECK)]
+    assert found[::CALLS_PER_CHECK] == [[], [], [2], [], [], [], [2], []]
+    assert sum(map(len, found)) == 2
     stacker = ObsStacker(VECTOR, sample_bounds=False)
-    assert all(stacker.stack(rows)[1] == {} for _ in range(4))
+    assert all(stacker.stack(rows)[1] == {} for _ in range(4 * CALLS_PER_CHECK))
 
 
 def test_arrays_of_steps_are_checked_as_a_whole_and_their_rewards_row_by_row() -> None:

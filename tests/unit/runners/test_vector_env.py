@@ -10,6 +10,7 @@ import pytest
 from rookery.errors import InvalidInputError, ShapeError
 from rookery.runners.env_group import LocalEnvs
 from rookery.runners.faults import EnvFaultError, Failed, FaultKind, Phase
+from rookery.runners.validation import CALLS_PER_CHECK
 from rookery.runners.vector_env import GroupVectorEnv, Reset, VectorEnv, VectorStep
 from rookery.spaces import Box, Dict, Discrete, from_gymnasium
 from rookery.testing.misbehaving_envs import (
@@ -172,7 +173,7 @@ def test_resets_do_not_change_whose_turn_it_is_to_have_its_bounds_checked() -> N
     vector_env = VectorEnv.wrap(lambda index: LyingEnv(with_nan_obs) if index == 3 else CountingEnv(), num_envs=4)
     vector_env.vector_reset()
     failed = []
-    for _ in range(4):
+    for _ in range(4 * CALLS_PER_CHECK):
         failed += vector_env.vector_step(np.zeros(4, np.int64)).failed
         for index in range(4):
             vector_env.reset_at(index)

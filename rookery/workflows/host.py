@@ -1,0 +1,276 @@
+"""Training on host environments: a runner collects outside of the compiled program, which is given what came out.
+
+So the methods are the same as on the device: for them a `HostSource` is a source like any other.
+"""
+
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from rookery.agent import Agent, AgentState, Carry
+from rookery.distributed import DEVICE_AXIS
+from rookery.errors import InvalidInputError
+from rookery.metrics import Mean
+from rookery.rollout import Experience
+from rookery.rollout.source import TRAINING_FIELDS, episode_metrics
+from rookery.runners.base_env import SINGLE_AGENT, BaseEnv
+from rookery.runners.faults import FaultKind, RestartPolicy
+from rookery.runners.policy_map import DEFAULT_POLICY
+from rookery.runners.runner import EnvRunner, RunnerConfig, Sample
+from rookery.sample_batch import SampleBatch
+from rookery.spaces import Shape, Space
+from rookery.types import Key, PyTreeData, PyTreeDict, PyTreeNode, pytree_field
+from rookery.workflows.config import TrainConfig
+from rookery.workflows.programs import SAME, SPLIT
+
+FIELDS = (*TRAINING_FIELDS, "t")
+"""The entries of `env_extras` that training looks at; `t` is the step of the episode in which an action was taken."""
+PERF_DECAY = 0.99
+"""How fast the milliseconds of a runner's step forget: the first one, which compiles, would spoil a mean for long."""
+
+
+def experience_specs() -> Experience:
+    """Say how experience is split over the devices: by environments."""
+    specs: dict[str, Any] = {"trajectory": PartitionSpec(None, DEVICE_AXIS), "first_carry": SPLIT, "metrics": SAME}
+    return Experience(**specs)
+
+
+class HostSource(PyTreeNode):
+    """What a runner collected, as the source of a compiled program: its state is the experience itself."""
+
+    agent: Agent
+    obs_space: Space = pytree_field(static=True)
+    action_space: Space = pytree_field(static=True)
+    num_envs: int = pytree_field(static=True)
+    rollout_length: int = pytree_field(static=True)
+
+    def init(self, keys: Key) -> Experience:
+        """Make an experience in which nothing happened, of the shapes that every other one has."""
+        shapes = jax.eval_shape(self._act_once, keys[0])
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    def collect(self, agent_state: AgentState, state: Experience, key: Key) -> tuple[Experience, tuple[()]]:
+        """Hand on what was collected; nothing of it is kept."""
+        return state, ()
+
+    def _act_once(self, key: Key) -> Experience:
+        batch_shape = (self.num_envs,)
+        agent_state = self.agent.init(self.obs_space, self.action_space, key)
+        obs, carry = self.obs_space.sample(key, batch_shape), self.agent.initial_carry(batch_shape)
+        floats, integers = jnp.zeros(batch_shape), jnp.zeros(batch_shape, jnp.int32)
+        extras = PyTreeDict(policy_extras=PyTreeDict(carry=carry, episode_start=floats))
+        actions, policy_extras = self.agent.compute_actions(agent_state, SampleBatch(obs=obs, extras=extras), key)
+        policy_extras = PyTreeDict(policy_extras)
+        if jax.tree.leaves(carry):
+            policy_extras = policy_extras.replace(next_carry=policy_extras.pop("carry"), episode_start=floats)
+        env_extras = dict.fromkeys(FIELDS, floats) | {"ori_obs": obs, "steps": integers, "t": integers}
+        row = SampleBatch(
+            obs=obs,
+            actions=actions,
+            rewards=floats,
+            dones=floats,
+            extras=PyTreeDict(policy_extras=policy_extras, env_extras=env_extras),
+        )
+        trajectory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self.rollout_length, *leaf.shape)), row)
+        nothing = Mean(total=jnp.zeros(()), weight=jnp.zeros(()))
+        metrics = episode_metrics(nothing, nothing) | {"rollout/staleness": nothing}
+        return Experience(trajectory=trajectory, first_carry=carry, metrics=metrics)
+
+
+class Role(PyTreeData):
+    """Which agent acts, and with what."""
+
+    agent: Agent = pytree_field(static=True)
+    agent_state: AgentState
+
+
+class Player(Agent):
+    """Acts as the agent that its state names, so that within an episode another one can take over."""
+
+    agent: Agent
+
+    def init(self, obs_space: Space, action_space: Space, key: Key) -> Any:
+        return Role(agent=self.agent, agent_state=self.agent.init(obs_space, action_space, key))
+
+    def compute_actions(self, agent_state: Any, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
+        return agent_state.agent.compute_actions(agent_state.agent_state, sample_batch, key)
+
+    def evaluate_actions(self, agent_state: Any, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
+        return agent_state.agent.evaluate_actions(agent_state.agent_state, sample_batch, key)
+
+    def initial_carry(self, batch_shape: Shape = ()) -> Carry:
+        return self.agent.initial_carry(batch_shape)
+
+
+class HostEnvs:
+    """The environments that a workflow trains on, and the runner that collects from them.
+
+    Their episodes start when they are needed, and anew after `close` or `set_state`: simulators cannot be saved.
+    """
+
+    def __init__(self, train: TrainConfig, agent: Agent, num_envs: int, rollout_length: int) -> None:
+        self.num_envs = num_envs
+        self._train = train
+        self._agent = agent
+        self._rollout_length = rollout_length
+        if jax.process_count() > 1:
+            raise InvalidInputError(f"{train.env.name} is on the host: training on several hosts needs a device env.")
+        self._base_env: BaseEnv | None = make_envs(train, num_envs)
+        self._runner: EnvRunner | None = None
+        self._runner_state: dict[str, Any] = {}
+        self._counts: Counter[str] = Counter()
+        """What runners before the present one counted."""
+        self._told: dict[str, Mean] = {}
+        """What environments and callbacks told of the episodes that ended since the last record."""
+        if self._base_env.is_multi_agent:
+            self.close()
+            raise InvalidInputError(f"{train.env.name} has several agents: methods for one agent cannot train on it.")
+        self.obs_space, self.action_space = self._base_env.spaces[SINGLE_AGENT]
+
+    def make_source(self, num_envs: int) -> HostSource:
+        """Make the source for one device's share of the environments."""
+        return HostSource(
+            agent=self._agent,
+            obs_space=self.obs_space,
+            action_space=self.action_space,
+            num_envs=num_envs,
+            rollout_length=self._rollout_length,
+        )
+
+    def collect(self, source: HostSource, agent_state: AgentState, staleness: int = 0) -> tuple[Experience, int]:
+        """Let the agent of a source act in all environments; return what happened, and how many steps these were."""
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(agent_state)):
+            raise InvalidInputError(
+                f"{self._train.env.name} is on the host: a step of training on it cannot be part of a compiled program."
+            )
+        runner = self._running()
+        role: Any = Role(agent=source.agent, agent_state=on_one_device(agent_state))
+        runner.set_agent_states({DEFAULT_POLICY: role})
+        if source.rollout_length == self._rollout_length:
+            sample = runner.sample()
+        else:
+            sample = runner.sample(num_steps=source.rollout_length * self.num_envs)
+        experience = _experience_of(sample, staleness)
+        shape = experience.trajectory.rewards.shape
+        assert shape == (source.rollout_length, self.num_envs), f"a runner sampled {shape} rows and lanes"
+        for episode in sample.episodes:
+            for name, value in episode.metrics.items():
+                self._told[name] = jax.tree.map(np.add, self._told.get(name, _mean([])), _mean([value]))
+        return experience, sample.env_steps
+
+    def discard(self, num_steps: int) -> None:
+        """Count steps that were collected and are not learned from."""
+        self._counts["steps_discarded"] += num_steps
+
+    def take_told(self) -> dict[str, float]:
+        """Average what was told of the episodes since this was last called, such as `rollout/game_return` of Atari."""
+        told, self._told = self._told, {}
+        return {f"rollout/{name}": float(mean.value) for name, mean in told.items()}
+
+    def report(self) -> dict[str, float]:
+        """What a record tells of the environments: faults, lost steps, and the milliseconds of a runner's step."""
+        counts = self._counted()
+        report: dict[str, float] = {"faults/total": sum(counts[kind] for kind in FaultKind)}
+        report |= {f"faults/{name}": counts[name] for name in (*FaultKind, "restarts")}
+        report["faults/lost_envs"] = 0 if self._runner is None else self._runner.num_lost_envs
+        report["rollout/steps_discarded"] = counts["steps_discarded"]
+        phases = {} if self._runner is None else self._runner.perf.milliseconds()
+        return report | {f"time/{phase}_ms": milliseconds for phase, milliseconds in phases.items()}
+
+    def get_state(self, steps_ahead: int = 0) -> dict[str, Any]:
+        """Return all but the simulators, as JSON can hold it.
+
+        `steps_ahead` were collected for training that goes on: one that goes on from here will discard them.
+        """
+        runner_state = self._runner_state if self._runner is None else self._runner.get_state()
+        return {
+            "runner": jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), runner_state),
+            "counts": self._counted() + Counter(steps_discarded=steps_ahead),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from `get_state`, with environments that start anew."""
+        if self._runner is not None:
+            self.close()
+        self._runner_state, self._counts = state["runner"], Counter(state["counts"])
+
+    def close(self) -> None:
+        """Close the environments; calling it twice does no harm."""
+        if self._base_env is not None:
+            self._runner_state, self._counts = self.get_state()["runner"], self._counted()
+            self._base_env.close()
+        self._base_env = self._runner = None
+
+    def _counted(self) -> Counter[str]:
+        counts = Counter(self._counts)
+        if self._runner is not None:
+            counts.update(self._runner.fault_counts)
+            counts["steps_discarded"] += self._runner.ledger.env_steps.discarded
+        return counts
+
+    def _running(self) -> EnvRunner:
+        if self._runner is None:
+            settings = self._train.env.runner
+            config = RunnerConfig(
+                rollout_fragment_length=self._rollout_length,
+                on_invalid=settings.on_invalid,
+                restart=RestartPolicy(max_restarts=settings.max_restarts),
+                perf_decay=PERF_DECAY,
+            )
+            self._base_env = self._base_env or make_envs(self._train, self.num_envs)
+            self._runner = EnvRunner(self._base_env, Player(agent=self._agent), config=config, seed=self._train.seed)
+            if self._runner_state:
+                self._runner.set_state(self._runner_state)
+        return self._runner
+
+
+def make_envs(train: TrainConfig, num_envs: int, render: bool = False) -> BaseEnv:
+    """Make copies of the configured environment."""
+    from rookery.runners.host_envs import make_host_env
+
+    env = train.env
+    return make_host_env(
+        env.name,
+        num_envs,
+        episode_length=env.episode_length,
+        processes=env.runner.processes,
+        envs_per_process=env.runner.envs_per_process,
+        step_timeout=env.runner.step_timeout,
+        render=render,
+        **env.kwargs,
+    )
+
+
+def _experience_of(sample: Sample, staleness: int) -> Experience:
+    """Take what training looks at out of a sample; episodes that failed are not averaged in."""
+    batch: SampleBatch = sample.batch.batches[DEFAULT_POLICY]
+    env_extras = {name: batch.extras.env_extras[name] for name in FIELDS}
+    trajectory = batch.replace(next_obs=None, extras=batch.extras.replace(env_extras=PyTreeDict(env_extras)))
+    episodes = [episode for episode in sample.episodes if not episode.is_faulty]
+    metrics = episode_metrics(
+        _mean([episode.episode_return for episode in episodes]), _mean([episode.episode_length for episode in episodes])
+    )
+    return Experience(
+        trajectory=trajectory,
+        first_carry=sample.first_carries[DEFAULT_POLICY],
+        metrics=metrics | {"rollout/staleness": _mean([staleness])},
+    )
+
+
+def _mean(values: list[Any]) -> Mean:
+    total: Any = np.float32(np.sum(values))
+    weight: Any = np.float32(len(values))
+    return Mean(total=total, weight=weight)
+
+
+def on_one_device(tree: Any) -> Any:
+    """Take what is the same on all devices from the first: agents act on one."""
+
+    def take(leaf: Any) -> Any:
+        return leaf.addressable_data(0) if isinstance(leaf, jax.Array) and len(leaf.devices()) > 1 else leaf
+
+    return jax.tree.map(take, tree)

@@ -1,0 +1,153 @@
+"""Evaluation on host environments: exactly so many greedy episodes, dealt out to the environments beforehand."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.agent import Agent, AgentState
+from rookery.errors import InvalidInputError, RookeryError, check_count
+from rookery.evaluators.playback import RenderError
+from rookery.metrics import EvaluateMetric
+from rookery.runners.base_env import Actions, BaseEnv, End, Polled
+from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, RestartPolicy
+from rookery.runners.policy_map import Actor
+from rookery.runners.seeds import episode_seed
+from rookery.types import Key, as_one_key
+from rookery.workflows.config import TrainConfig
+from rookery.workflows.host import make_envs, on_one_device
+
+MAX_EPISODE_STEPS = 108_000
+"""An episode that goes on for longer is taken for one that never ends: the time limit of Atari games, in frames."""
+
+
+class HostEvaluator:
+    """Plays episodes with the greedy policy in environments of its own, which live as long as an evaluation.
+
+    Episode k is played by env k modulo their number, and has its own seed: which episodes count is fixed before they
+    are played. An env that fails is built anew and plays the episode again, from another start.
+    """
+
+    def __init__(self, train: TrainConfig, agent: Agent, num_envs: int) -> None:
+        self.max_episode_steps = train.env.episode_length or MAX_EPISODE_STEPS
+        self._train = train
+        self._agent = agent
+        self._num_envs = num_envs
+        self._actor = Actor(agent, jax.random.key(0), explore=False)
+
+    def evaluate(self, agent_state: AgentState, key: Key, num_episodes: int) -> EvaluateMetric:
+        """Play exactly `num_episodes` episodes; return the return and the length of each."""
+        check_count("num_episodes", num_episodes)
+        num_envs = min(num_episodes, self._num_envs)
+        with contextlib.closing(make_envs(self._train, num_envs)) as base_env:
+            return self._play(base_env, agent_state, _seed_of(key), num_episodes)
+
+    def frames(self, agent_state: AgentState, key: Key, max_steps: int) -> Iterator[np.ndarray]:
+        """Play one episode, or its first `max_steps` steps, and draw it; raise `RenderError` if it cannot be drawn."""
+        seed = episode_seed(_seed_of(key), 0, 0, 0, 0)
+        try:
+            base_env = make_envs(self._train, 1, render=True)
+        except RookeryError as error:
+            raise RenderError(f"{self._train.env.name} cannot be drawn: {_first_line(error)}") from error
+        with contextlib.closing(base_env):
+            self._begin(agent_state, 1)
+            base_env.try_reset(0, seed)
+            for num_steps in range(max_steps + 1):
+                polled = base_env.poll()
+                if polled.failed:
+                    raise self._error(polled.failed[0], 0, 0, seed, num_steps)
+                yield _draw(base_env)
+                if polled.over:
+                    return
+                base_env.send_actions(self._act(polled))
+
+    def _play(self, base_env: BaseEnv, agent_state: AgentState, seed: int, num_episodes: int) -> EvaluateMetric:
+        num_envs = base_env.num_envs
+        returns, lengths = np.zeros(num_episodes), np.zeros(num_episodes, np.int32)
+        episodes = np.arange(num_envs)  # which one each env plays
+        num_faults = np.zeros(num_envs, np.int64)  # of each in the present episode
+        self._begin(agent_state, num_envs)
+        for env in range(num_envs):
+            base_env.try_reset(env, episode_seed(seed, 0, 0, 0, env))
+        num_left = num_episodes
+        while num_left:
+            polled = base_env.poll()
+            for env, failed in polled.failed.items():
+                episode, num_faults[env] = int(episodes[env]), num_faults[env] + 1
+                self._check_fault(failed, env, episode, num_faults[env], lengths[episode])
+                returns[episode], lengths[episode] = 0.0, 0
+                base_env.try_restart(env, episode_seed(seed, 0, 0, int(num_faults[env]), episode))
+            is_step = ~polled.is_reset
+            played = episodes[polled.envs[is_step]]
+            returns[played] += polled.rewards[is_step]
+            lengths[played] += 1
+            if (lengths[played] > self.max_episode_steps).any():
+                raise InvalidInputError(
+                    f"an episode of {base_env.name} goes on after {self.max_episode_steps:,} steps: set "
+                    "env.episode_length."
+                )
+            for env in polled.over:
+                num_left -= 1
+                episodes[env] += num_envs
+                num_faults[env] = 0
+                if episodes[env] < num_episodes:
+                    base_env.try_reset(env, episode_seed(seed, 0, 0, 0, int(episodes[env])))
+            base_env.send_actions(self._act(polled))
+        return EvaluateMetric(episode_returns=jnp.asarray(returns, jnp.float32), episode_lengths=jnp.asarray(lengths))
+
+    def _begin(self, agent_state: AgentState, num_envs: int) -> None:
+        self._actor.set_state(on_one_device(agent_state))
+        self._actor.reserve(num_envs)
+
+    def _act(self, polled: Polled) -> Actions:
+        """Act in the envs that were heard of and whose episode goes on."""
+        rows = np.flatnonzero(polled.ends == End.RUNNING)
+        rows = rows[np.argsort(polled.envs[rows])]
+        envs = polled.envs[rows]
+        if not len(envs):
+            return Actions(envs, None)
+        obs = jax.tree.map(lambda leaf: leaf[rows], polled.obs)
+        return Actions(envs, self._actor.act(obs, len(envs), envs, polled.is_reset[rows]).actions)
+
+    def _check_fault(self, failed: Failed, env: int, episode: int, num_faults: int, num_steps: int) -> None:
+        """Wait until an env may be built anew; raise if it failed too often."""
+        settings = self._train.env.runner
+        is_refused = failed.kind is FaultKind.INVALID and settings.on_invalid == "raise"
+        if num_faults > settings.max_restarts or is_refused:
+            raise self._error(failed, env, episode, None, num_steps)
+        time.sleep(RestartPolicy(max_restarts=settings.max_restarts).delay(num_faults - 1))
+
+    def _error(self, failed: Failed, env: int, episode: int, seed: int | None, num_steps: int) -> EnvFaultError:
+        fault = Fault(
+            failed=failed,
+            env_name=self._train.env.name,
+            env_index=env,
+            seed=seed,
+            episode=episode,
+            step=int(num_steps),
+            action=None,
+            consequence="the evaluation is given up",
+        )
+        return EnvFaultError(str(fault), fault)
+
+
+def _seed_of(key: Key) -> int:
+    return int(jax.random.bits(as_one_key(key)))
+
+
+def _first_line(error: Exception) -> str:
+    """Leave out the traceback that an error of an environment has in its message."""
+    return str(error).partition("\n")[0]
+
+
+def _draw(base_env: BaseEnv) -> np.ndarray:
+    try:
+        frame = base_env.try_render(0)
+    except Exception as error:
+        raise RenderError(f"{base_env.name} could not be drawn: {_first_line(error)}") from error
+    if frame is None:
+        raise RenderError(f"{base_env.name} cannot be drawn: it has no picture of itself.")
+    return frame

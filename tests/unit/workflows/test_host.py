@@ -1,0 +1,585 @@
+"""Training on host environments: what is learned from is what happened there, and nothing else.
+
+The environment here keeps a log of its own, which everything is compared with.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rookery import cli
+from rookery.algorithms.a2c import A2CWorkflow
+from rookery.algorithms.ddpg import DDPGWorkflow
+from rookery.algorithms.dqn import DQNWorkflow
+from rookery.algorithms.evolution.open_es import OpenESWorkflow
+from rookery.errors import InvalidInputError
+from rookery.evaluators.playback import RenderError
+from rookery.learning.counter import Counter
+from rookery.learning.schedules import values_at
+from rookery.metrics import EvaluateMetric
+from rookery.replay_buffers import UniformBuffer
+from rookery.rollout import Experience
+from rookery.runners import host_envs
+from rookery.runners.faults import EnvFaultError
+from rookery.runs import RunDirectory
+from rookery.sample_batch import SampleBatch
+from rookery.types import PyTreeDict
+from rookery.workflows.host import HostEnvs
+from rookery.workflows.host_evaluator import HostEvaluator
+from rookery.workflows.off_policy import rows_of, with_last_rows_done
+
+TIME_LIMIT = 4
+
+
+@dataclass
+class Log:
+    """What all environments did."""
+
+    seeds: list[int | None] = field(default_factory=list)
+    returns: list[float] = field(default_factory=list)
+    """Of the episodes that came to an end."""
+    num_steps: int = 0
+    """Those that were answered."""
+    num_faults: int = 0
+    num_made: int = 0
+    num_open: int = 0
+
+
+class TellTale(gymnasium.Env):
+    """Every transition can be checked by itself: the observation is `[start, count]`, the reward 10 count + action.
+
+    By their start, a third of the episodes terminates after 2 steps, a third at the time limit of 4, a third never. Of
+    all steps of all copies, those in `faults` raise; with `fails_always` every one.
+    """
+
+    log: ClassVar[Log] = Log()
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 30}
+
+    def __init__(
+        self,
+        faults: tuple[int, ...] = (),
+        fails_always: bool = False,
+        discrete: bool = False,
+        dict_obs: bool = False,
+        render_mode: str | None = None,
+    ) -> None:
+        box = gymnasium.spaces.Box(0.0, 99.0, (2,), np.float64)
+        self.observation_space = (
+            gymnasium.spaces.Dict({"b": box, "a": gymnasium.spaces.Discrete(9)}) if dict_obs else box
+        )
+        self.action_space = gymnasium.spaces.Discrete(2) if discrete else gymnasium.spaces.Box(-2.0, 2.0, (1,))
+        self.faults, self.fails_always, self.dict_obs, self.render_mode = faults, fails_always, dict_obs, render_mode
+        self.log.num_made += 1
+        self.log.num_open += 1
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        self.log.seeds.append(seed)
+        self.start, self.count, self.total = self.np_random.random(), 0, 0.0
+        return self.obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        if self.fails_always or self.log.num_steps + self.log.num_faults in self.faults:
+            self.log.num_faults += 1
+            raise ValueError("bad leg")
+        self.log.num_steps += 1
+        reward = 10.0 * self.count + float(np.ravel(action)[0])
+        self.total += reward
+        self.count += 1
+        terminated = self.count >= length_of(self.start)
+        if terminated or self.count == TIME_LIMIT:
+            self.log.returns.append(self.total)
+        told = {"episode_metrics": {"last_count": self.count}} if terminated else {}
+        return self.obs(), reward, terminated, False, told
+
+    def obs(self) -> Any:
+        obs = np.array([self.start, self.count])
+        return {"b": obs, "a": self.count} if self.dict_obs else obs
+
+    def render(self) -> Any:
+        return np.full((4, 6, 3), self.count, np.uint8)
+
+    def close(self) -> None:
+        self.log.num_open -= 1
+
+
+def length_of(start: Any) -> Any:
+    return np.where(start < 1 / 3, 2.0, np.where(start < 2 / 3, TIME_LIMIT, np.inf))
+
+
+class Undrawn(TellTale):
+    def render(self) -> Any:
+        raise NotImplementedError
+
+
+ENVS = {"TellTale-v0": TellTale, "Undrawn-v0": Undrawn}
+
+
+@pytest.fixture(autouse=True)
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+    monkeypatch.setattr(TellTale, "log", Log())
+    for name, env in ENVS.items():
+        gymnasium.register(name, entry_point=env)
+    yield TellTale.log
+    for name in ENVS:
+        gymnasium.registry.pop(name)
+
+
+def make(kind: type = A2CWorkflow, env: dict | None = None, network: dict | None = None, **config: Any) -> Any:
+    agent = {"num_envs": 3, "network": {"hidden_sizes": [8], "core_size": 4, **(network or {})}}
+    agent |= {"rollout_length": 6} if kind is A2CWorkflow else {"batch_size": 8, "warmup_steps": 25, "n_step": 3}
+    return kind.build_from_config(
+        {
+            "agent": agent | config.pop("agent", {}),
+            "env": {"name": "gymnasium/TellTale-v0", "episode_length": TIME_LIMIT, **(env or {})},
+            "evaluation": {"num_episodes": 5},
+            "total_timesteps": 400,
+            "recorders": [],
+            **config,
+        }
+    )
+
+
+@pytest.fixture
+def workflow() -> Iterator[Any]:
+    workflow = make()
+    yield workflow
+    workflow.close()
+
+
+@pytest.fixture
+def collected(monkeypatch: pytest.MonkeyPatch) -> list[Experience]:
+    """Everything that any workflow collects."""
+    experiences: list[Experience] = []
+    collect = HostEnvs.collect
+
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        experience, num_steps = collect(self, *args, **kwargs)
+        experiences.append(experience)
+        return experience, num_steps
+
+    monkeypatch.setattr(HostEnvs, "collect", watched)
+    return experiences
+
+
+def advance(workflow: Any, state: Any, num_iterations: int) -> tuple[Any, Any]:
+    """Train as `learn` does, which overwrites the state."""
+    return workflow._advance(state, workflow._no_metrics(state), num_iterations, Counter.of(10**6))
+
+
+def is_live(trajectory: SampleBatch) -> np.ndarray:
+    return np.asarray(trajectory.extras.env_extras.autoreset) == 0
+
+
+def check_transitions(rows: SampleBatch, termination: Any, successors: Any) -> None:
+    """Check each row `[N, ...]` by itself against the rules of the environment."""
+    start, count = np.moveaxis(np.asarray(rows.obs), -1, 0)
+    np.testing.assert_allclose(rows.rewards, 10 * count + rows.actions[..., 0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(successors, np.stack([start, count + 1], axis=-1), rtol=1e-6)
+    np.testing.assert_array_equal(termination, count + 1 >= length_of(start))
+
+
+# One step.
+
+
+def test_a_step_learns_from_what_the_runner_collected(workflow: Any, collected: list[Experience], log: Log) -> None:
+    state = workflow.init(workflow.make_key())
+    assert log.num_steps == 0
+    metrics, after = workflow.step(state)
+    (experience,) = collected
+    trajectory = experience.trajectory
+    env_extras = trajectory.extras.env_extras
+    rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), trajectory)
+    check_transitions(rows, env_extras.termination.ravel() > 0, rows.extras.env_extras.ori_obs)
+    assert int(after.env_steps) == log.num_steps == trajectory.rewards.size == 18
+    learned_metrics, learned = workflow.training._learn_from(state, experience)
+    jax.tree.map(np.testing.assert_array_equal, learned.agent_state, after.agent_state)
+    assert float(learned_metrics["train/loss"].value) == float(metrics["train/loss"])
+
+
+def test_episodes_are_reported_with_the_rewards_of_the_env(log: Log) -> None:
+    workflow = make(agent={"normalize_rewards": True})
+    _, metrics = advance(workflow, workflow.init(workflow.make_key()), 4)
+    assert len(log.returns) > 10
+    np.testing.assert_allclose(metrics["rollout/ep_rew_mean"].value, np.mean(log.returns), rtol=1e-5)
+    assert metrics["rollout/ep_rew_mean"].weight == len(log.returns)
+    assert metrics["rollout/ep_len_mean"].weight == len(log.returns)
+    workflow.close()
+
+
+def test_dict_observations_and_a_memory_work_as_on_the_device(collected: list[Experience]) -> None:
+    workflow = make(env={"kwargs": {"dict_obs": True}}, network={"core": "gru"})
+    state = workflow.init(workflow.make_key())
+    state, _ = advance(workflow, state, 2)
+    agent_state = jax.tree.map(jnp.copy, state.agent_state)
+    advance(workflow, state, 1)
+    trajectory = jax.tree.map(jnp.asarray, collected[2].trajectory)
+    starts = trajectory.extras.policy_extras.episode_start
+    np.testing.assert_array_equal(starts, trajectory.obs["a"] == 0)
+    assert 0 < starts.sum() < starts.size
+    # The loss replays what the policy did, from the memory that it had.
+    distribution, _ = workflow.agent.replay(agent_state, trajectory, collected[2].first_carry)
+    policy_extras = trajectory.extras.policy_extras
+    np.testing.assert_allclose(distribution.log_prob(policy_extras.raw_action), policy_extras.log_prob, atol=1e-5)
+    workflow.close()
+
+
+def test_a_step_cannot_be_traced(workflow: Any) -> None:
+    state = workflow.init(workflow.make_key())
+    with pytest.raises(InvalidInputError, match="cannot be part of a compiled program"):
+        jax.eval_shape(workflow.step, state)
+
+
+# Replay.
+
+
+def stored(state: Any) -> SampleBatch:
+    """All rows in the buffer `[B, rows, ...]`, on the host and from the oldest to the newest."""
+    buffer_state = state.buffer_state
+    rows = buffer_state.layout.unpack(buffer_state.storage)
+    head, num_rows = int(buffer_state.head), int(buffer_state.num_rows)
+    return jax.tree.map(lambda leaf: np.roll(np.asarray(leaf), -head, axis=1)[:, -num_rows:], rows)
+
+
+def check_windows(rows: SampleBatch) -> None:
+    """Check that rows `[B, rows, ...]` follow one another wherever no row says that its episode is over."""
+    live, dones = is_live(rows), rows.dones > 0
+    continued = live[:, :-1] & ~dones[:, :-1]
+    assert live[:, 1:][continued].all()
+    np.testing.assert_array_equal(rows.next_obs[:, :-1][continued], rows.obs[:, 1:][continued])
+
+
+def test_the_warm_up_acts_at_random_and_stores_exactly_its_steps(log: Log) -> None:
+    workflow = make(DDPGWorkflow)
+    state = workflow.init(workflow.make_key())
+    rows = stored(state)
+    assert int(state.env_steps) == log.num_steps == rows.rewards.size == 27  # 25, rounded up to 3 envs
+    assert int(state.num_updates) == 0
+    check_transitions(rows, rows.extras.env_extras.termination > 0, rows.next_obs)
+    check_windows(rows)
+    assert np.abs(rows.actions).max() > 1.0, "an untrained policy with a little noise does not go so far"
+    state, metrics = advance(workflow, state, 5)
+    assert int(state.env_steps) == log.num_steps == 42
+    assert int(state.num_updates) == 15
+    assert metrics["rollout/ep_rew_mean"].weight > 0
+    rows = stored(state)
+    check_transitions(rows, rows.extras.env_extras.termination > 0, rows.next_obs)
+    check_windows(rows)
+    workflow.close()
+
+
+def test_exploration_follows_its_schedule_without_delay() -> None:
+    schedule = {"start": 1.0, "end": 0.0, "steps": 100}
+    workflow = make(DQNWorkflow, env={"kwargs": {"discrete": True}}, agent={"epsilon": schedule, "updates_per_step": 1})
+    state = workflow.init(workflow.make_key())
+    for _ in range(2):
+        _, state = workflow.step(state)
+        now = values_at(state.hyperparameters, state.env_steps.as_float())
+        expected = workflow.agent.explore_with(state.agent_state, now)
+        jax.tree.map(np.testing.assert_array_equal, state.agent_state.extra_state, expected.extra_state)
+    workflow.close()
+
+
+def test_no_window_goes_on_behind_a_row_that_was_marked() -> None:
+    buffer = UniformBuffer(capacity=10, num_envs=2, sequence_length=2)
+
+    def row(number: float) -> SampleBatch:
+        numbers = jnp.full((1, 2), number)
+        extras = PyTreeDict(policy_extras={}, env_extras={"termination": 0 * numbers, "ori_obs": numbers + 1})
+        return rows_of(SampleBatch(obs=numbers, actions=numbers, rewards=numbers, dones=0 * numbers, extras=extras))
+
+    state = buffer.init(jax.tree.map(lambda leaf: leaf[0, 0], row(0.0)))
+    for number in range(7):  # more than the ring holds
+        state = buffer.add(state, row(float(number)))
+    before = buffer.windows(state, jnp.array([1, 6]))
+    marked = with_last_rows_done(state, jnp.array([False, True]))
+    after = buffer.windows(marked, jnp.array([1, 6]))
+    np.testing.assert_array_equal(after.dones[0], [0.0, 1.0])
+    np.testing.assert_array_equal(after.obs[0], [6.0, 6.0])
+    jax.tree.map(np.testing.assert_array_equal, after.replace(dones=before.dones), before)
+
+
+# Faults.
+
+
+FAULTS = (9, 20, 31, 45)
+
+
+def test_a_fault_costs_its_episode_and_everything_is_counted(log: Log, collected: list[Experience]) -> None:
+    workflow = make(env={"kwargs": {"faults": FAULTS}})
+    state, metrics = advance(workflow, workflow.init(workflow.make_key()), 8)
+    report = workflow.host.report()
+    assert report["faults/total"] == report["faults/raised"] == log.num_faults == len(FAULTS)
+    assert report["faults/restarts"] == log.num_made - 3 > 0
+    assert report["faults/invalid"] == report["faults/lost_envs"] == 0
+    assert log.num_steps == int(state.env_steps) + report["rollout/steps_discarded"]
+    assert report["rollout/steps_discarded"] > 0
+    assert metrics["rollout/ep_rew_mean"].weight == len(log.returns)
+    np.testing.assert_allclose(metrics["rollout/ep_rew_mean"].value, np.mean(log.returns), rtol=1e-5)
+    for experience in collected:
+        trajectory, live = experience.trajectory, is_live(experience.trajectory)
+        env_extras = trajectory.extras.env_extras
+        rows = jax.tree.map(lambda leaf, live=live: leaf[live], trajectory)
+        check_transitions(rows, env_extras.termination[live] > 0, rows.extras.env_extras.ori_obs)
+        # The learner bootstraps where a lane ends before the others.
+        before_a_dead_row = live[:-1] & ~live[1:]
+        assert (trajectory.dones[:-1][before_a_dead_row] == 1).all()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.agent_state.params))
+    assert len(set(log.seeds)) == len(log.seeds)
+    workflow.close()
+
+
+@pytest.mark.parametrize("rollout_length", [1, 4])
+def test_replayed_windows_never_cross_a_fault(log: Log, rollout_length: int) -> None:
+    workflow = make(DDPGWorkflow, env={"kwargs": {"faults": FAULTS}}, agent={"rollout_length": rollout_length})
+    state, _ = advance(workflow, workflow.init(workflow.make_key()), 24 // rollout_length)
+    rows = stored(state)
+    live = is_live(rows)
+    assert log.num_faults == len(FAULTS)
+    assert int(state.env_steps) == live.sum() == log.num_steps - workflow.host.report()["rollout/steps_discarded"]
+    check_windows(rows)
+    check_transitions(
+        jax.tree.map(lambda leaf: leaf[live], rows), rows.extras.env_extras.termination[live] > 0, rows.next_obs[live]
+    )
+    workflow.close()
+
+
+def test_when_all_environments_are_lost_training_ends_with_the_first_traceback() -> None:
+    workflow = make(env={"kwargs": {"fails_always": True}, "runner": {"max_restarts": 0}})
+    with pytest.raises(EnvFaultError, match="bad leg"):
+        workflow.step(workflow.init(workflow.make_key()))
+    workflow.close()
+
+
+# Overlap.
+
+
+def test_with_overlap_the_next_batch_is_collected_with_the_parameters_of_before_the_update(
+    collected: list[Experience], log: Log
+) -> None:
+    workflow = make(env={"runner": {"overlap": True}}, agent={"learning_rate": 0.1})
+    state = workflow.init(workflow.make_key())
+    params = [jax.tree.map(np.asarray, state.agent_state)]
+    for number in range(3):
+        state, metrics = advance(workflow, state, 1)
+        params.append(jax.tree.map(np.asarray, state.agent_state))
+        assert bool(metrics["rollout/staleness"].value) is (number > 0)
+    for experience, acting in zip(collected, [params[0], *params[:-1]], strict=True):
+        trajectory = jax.tree.map(jnp.asarray, experience.trajectory)
+        distribution, _ = workflow.agent.replay(acting, trajectory)
+        policy_extras = trajectory.extras.policy_extras
+        np.testing.assert_allclose(distribution.log_prob(policy_extras.raw_action), policy_extras.log_prob, atol=1e-5)
+    assert int(state.env_steps) == log.num_steps - workflow.training.steps_ahead
+    # Another state has no use for what was collected ahead.
+    advance(workflow, jax.tree.map(jnp.copy, state), 1)
+    assert workflow.host.report()["rollout/steps_discarded"] == 18
+    workflow.close()
+
+
+def test_with_overlap_nothing_is_ahead_of_the_last_update(tmp_path: Path) -> None:
+    workflow = make(env={"runner": {"overlap": True}}, run_dir=str(tmp_path / "run"), recorders=["jsonl"])
+    state = workflow.learn(workflow.init(workflow.make_key()))
+    num_taken = workflow.host._runner.ledger.env_steps.taken
+    workflow.close()
+    rows = RunDirectory(tmp_path / "run").read_metrics()
+    assert rows[-1]["time/total_timesteps"] == int(state.env_steps) == num_taken
+    assert {row["rollout/steps_discarded"] for row in rows} == {0}
+    assert [row["rollout/staleness"] for row in rows] == [0.0] + [1.0] * (len(rows) - 1)
+    assert {2.0, 4.0} & {row.get("rollout/last_count") for row in rows}
+
+
+# Runs.
+
+ONE_EPISODE = {"episode_returns": jnp.ones(1), "episode_lengths": jnp.ones(1, jnp.int32)}
+
+
+def test_a_resumed_run_goes_on_with_new_seeds_and_old_counts(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostEvaluator, "evaluate", lambda self, *args: EvaluateMetric(**ONE_EPISODE))
+    settings: dict[str, Any] = {
+        "env": {"kwargs": {"faults": FAULTS}},
+        "run_dir": str(tmp_path / "run"),
+        "recorders": ["jsonl"],
+        "checkpoint": {"interval": 100, "keep": None},
+        "record_interval": 100,
+    }
+    workflow = make(DDPGWorkflow, **settings)
+    workflow.learn(workflow.init(workflow.make_key()))
+    workflow.close()
+    assert log.num_open == 0
+    run = RunDirectory(tmp_path / "run")
+    before = run.read_metrics()
+    seeds, num_faults = set(log.seeds), log.num_faults
+    assert num_faults == len(FAULTS)
+    assert before[-1]["faults/raised"] == num_faults
+    assert before[-1]["time/env_wait_ms"] > 0
+    assert 0 < run.read_timing()["collect_share"] < 1
+
+    log.seeds.clear()
+    again = make(DDPGWorkflow, **settings)
+    step = again._checkpoints(run).steps()[2]
+    saved = again.restore(step)
+    state = again.resume(step)
+    again.close()
+    after = run.read_metrics()
+    assert len(after) == len(before)
+    assert after[-1]["faults/raised"] == num_faults
+    assert not seeds & set(log.seeds)
+    assert int(state.env_steps) == after[-1]["time/total_timesteps"] >= 400
+    rows = stored(state)
+    check_windows(rows)
+    assert (stored(saved).dones[:, -1] == 0).any()
+
+
+def test_training_from_the_command_line_leaves_a_video_and_closes_its_environments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], log: Log
+) -> None:
+    run = tmp_path / "run"
+    overrides = ["agent=a2c", "env=gymnasium/TellTale-v0", f"env.episode_length={TIME_LIMIT}", f"run_dir={run}"]
+    sizes = ["agent.num_envs=3", "agent.rollout_length=6", "agent.network.hidden_sizes=[8]", "total_timesteps=90"]
+    assert cli.main(["train", *overrides, *sizes, "evaluation.num_episodes=5", "recorders=[jsonl]"]) == 0
+    assert log.num_open == 0
+    assert RunDirectory(run).episode_path.exists()
+    assert cli.main(["resume", str(run)]) == 0
+    assert "gymnasium/TellTale-v0 starts anew" in capsys.readouterr().out
+    assert cli.main(["evaluate", str(run), "--episodes", "4", "--video", str(tmp_path / "video.gif")]) == 0
+    assert (tmp_path / "video.gif").exists()
+    assert log.num_open == 0
+    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["faults/total"] == 0
+
+
+# Evaluation.
+
+
+def test_an_evaluation_does_not_depend_on_the_number_of_environments(workflow: Any, log: Log) -> None:
+    state = workflow.init(workflow.make_key())
+    results = {}
+    for num_envs in (1, 2, 5):
+        evaluator = make(agent={"num_envs": num_envs, "rollout_length": 3}).evaluator
+        log.seeds.clear()
+        log.returns.clear()
+        results[num_envs] = evaluator.evaluate(state.agent_state, jax.random.key(3), 9)
+        assert len(log.seeds) == len(set(log.seeds)) == 9
+        np.testing.assert_allclose(sorted(results[num_envs].episode_returns), sorted(log.returns), rtol=1e-5)
+    for other in (2, 5):
+        jax.tree.map(np.testing.assert_array_equal, results[1], results[other])
+    assert len(set(results[1].episode_lengths.tolist())) > 1
+    another = workflow.evaluator.evaluate(state.agent_state, jax.random.key(4), 9)
+    assert another.episode_returns.tolist() != results[1].episode_returns.tolist()
+
+
+def test_an_environment_that_fails_plays_its_episode_again(workflow: Any, log: Log) -> None:
+    state = workflow.init(workflow.make_key())
+    faulty = make(env={"kwargs": {"faults": (1, 2, 11)}, "runner": {"max_restarts": 2}})
+    result = faulty.evaluator.evaluate(state.agent_state, jax.random.key(3), 9)
+    assert log.num_faults == 3
+    assert result.episode_returns.shape == (9,)
+    np.testing.assert_allclose(sorted(result.episode_returns), sorted(log.returns), rtol=1e-5)
+    hopeless = make(env={"kwargs": {"fails_always": True}, "runner": {"max_restarts": 0}})
+    with pytest.raises(EnvFaultError, match="the evaluation is given up"):
+        hopeless.evaluator.evaluate(state.agent_state, jax.random.key(3), 9)
+
+
+def test_an_episode_without_end_is_an_error_that_says_what_to_set(
+    workflow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rookery.workflows.host_evaluator.MAX_EPISODE_STEPS", 20)
+    endless = make(env={"episode_length": None})
+    agent_state = workflow.init(workflow.make_key()).agent_state
+    with pytest.raises(InvalidInputError, match=r"goes on after 20 steps: set env\.episode_length"):
+        endless.evaluator.evaluate(agent_state, jax.random.key(0), 9)
+
+
+def test_an_episode_is_drawn_from_its_start_to_its_end(workflow: Any, log: Log) -> None:
+    agent_state = workflow.init(workflow.make_key()).agent_state
+    frames = list(workflow.play(agent_state, jax.random.key(0), 100))
+    assert len(frames) in (3, 5)
+    assert [int(frame[0, 0, 0]) for frame in frames] == list(range(len(frames)))
+    assert len(list(workflow.play(agent_state, jax.random.key(0), 1))) == 2
+    undrawn = make(env={"name": "gymnasium/Undrawn-v0"})
+    with pytest.raises(RenderError, match=r"gymnasium/Undrawn-v0"):
+        next(undrawn.play(agent_state, jax.random.key(0), 100))
+
+
+# Devices and settings.
+
+TWO_DEVICES = """
+import jax, sys
+import numpy as np
+jax.config.update("jax_num_cpu_devices", 2)
+from rookery.registry import build_workflow
+
+workflow = build_workflow({
+    "agent": {"name": "a2c", "num_envs": 4, "rollout_length": 30, "network": {"hidden_sizes": [8]}},
+    "env": {"name": "gymnasium/CartPole-v1", "episode_length": 10},
+    "evaluation": {"num_episodes": 3}, "total_timesteps": 240, "recorders": [], "devices": 2,
+})
+state = workflow.init(workflow.make_key())
+metrics, state = workflow.step(state)
+assert float(metrics["rollout/ep_len_mean"]) <= 10.0, metrics
+assert int(state.env_steps) == 120
+state = workflow.learn(state)
+assert int(state.env_steps) == 240
+assert float(workflow.evaluate(state)[0]["eval/mean_ep_length"]) <= 10.0
+workflow.close()
+print("well")
+"""
+
+
+def test_a_batch_is_split_over_two_devices() -> None:
+    done = subprocess.run([sys.executable, "-c", TWO_DEVICES], capture_output=True, text=True, timeout=240)
+    assert done.stdout.endswith("well\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"num_seeds": 4, "seed": 3}, "one after the other with --multirun 'seed=range(3,7)'"),
+        ({"env": {"autoreset_mode": "envpool"}}, "env.autoreset_mode=envpool is for environments on the device"),
+        ({"env": {"runner": {"step_timeout": 3}}}, "env.runner.step_timeout=3 has no effect without processes=true"),
+        ({"env": {"runner": {"envs_per_process": 2}}}, "env.runner.envs_per_process=2 has no effect without"),
+        ({"env": {"runner": {"max_restarts": -1}}}, "env.runner.max_restarts=-1 must be at least 0"),
+        ({"env": {"runner": {"on_invalid": "ignore"}}}, "env.runner.on_invalid='ignore': expected one of abort, raise"),
+        ({"env": {"runner": {"proceses": True}}}, "env.runner: unknown key 'proceses'. Did you mean 'processes'?"),
+        (
+            {"env": {"name": "classic/cartpole", "runner": {"processes": True}}},
+            "env: runner.processes=True is for environments on the host, such as gymnasium/CartPole-v1",
+        ),
+        ({"env": {"name": "gymnasium/TellTail-v0"}}, "unknown environment 'gymnasium/TellTail-v0'. Did you mean"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_clear_error_at_build(config: dict, message: str) -> None:
+    with pytest.raises((InvalidInputError, LookupError), match=re.escape(message)):
+        make(**config)
+
+
+def test_evolution_on_the_host_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="openes trains on environments on the device, and gymnasium/TellTale"):
+        OpenESWorkflow.build_from_config({"env": {"name": "gymnasium/TellTale-v0"}})
+
+
+def test_environments_with_several_agents_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Several:
+        is_multi_agent = True
+        is_closed = False
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    several = Several()
+    monkeypatch.setattr(host_envs, "make_host_env", lambda *args, **kwargs: several)
+    with pytest.raises(InvalidInputError, match="has several agents"):
+        make()
+    assert several.is_closed
