@@ -9,7 +9,7 @@ from typing import NoReturn
 from bench.table import Row, print_table
 from rookery.errors import unknown_name
 
-BENCHMARKS = ("start", "rollout", "autoreset", "evaluation", "ppo", "sac", "replay", "evolution")
+BENCHMARKS = ("start", "rollout", "autoreset", "evaluation", "ppo", "sac", "replay", "evolution", "runner")
 
 
 def fail(message: str) -> NoReturn:

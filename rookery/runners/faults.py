@@ -70,7 +70,7 @@ class Fault:
                 when = f"at step {self.step} on action {self.action}"
             case _:
                 when = f"at {failed.phase}"
-        text = f"{where} {failed.kind} {when}: {failed.error}"
+        text = f"{where} {failed.kind} {when}: {failed.error.removesuffix('.')}"
         return f"{text}; {self.consequence}." if self.consequence else f"{text}."
 
 

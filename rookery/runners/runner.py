@@ -253,6 +253,13 @@ class EnvRunner:
             self._observe()
         return self._end_sample(num_rows)
 
+    def render(self, env: int) -> np.ndarray | None:
+        """Draw an env as an RGB array; None if it cannot be drawn. The time counts as rendering."""
+        self.perf.start()
+        frame = self.base_env.try_render(env)
+        self.perf.mark(Stage.RENDER)
+        return frame
+
     @property
     def ledger(self) -> Ledger:
         """What became of every step so far."""
@@ -371,8 +378,8 @@ class EnvRunner:
         actions = self._tracks.act(envs, self._episodes, perf)
         self.base_env.send_actions(actions)
         perf.mark(Stage.ENV_WAIT)
-        self._waiting -= acting
-        self._out |= acting
+        self._waiting = NOBODY if acting is self._waiting else self._waiting - acting
+        self._out = self._out | acting if self._out else acting
         self._num_stepping += len(acting)
 
     def _observe(self) -> None:
@@ -399,9 +406,12 @@ class EnvRunner:
             self._fail(env, failed)
         stepped = polled.stepped
         if len(stepped):
-            answered = self._everyone if len(stepped) == len(self._everyone) else frozenset(map(int, stepped))
-            self._out -= answered
-            self._waiting |= answered
+            if len(stepped) == len(self._everyone):
+                answered, self._out, self._waiting = self._everyone, NOBODY, self._everyone
+            else:
+                answered = frozenset(map(int, stepped))
+                self._out -= answered
+                self._waiting |= answered
             self._num_stepping -= len(stepped)
             self._taken.env_steps += len(stepped)
             self._quota.use(ENV_STEPS, stepped)
@@ -475,14 +485,14 @@ class EnvRunner:
         self._trust(self._restored & over, num_steps=self.config.restart.good_steps)
         for env in polled.over:
             self._episodes[env].infos = polled.infos.get(env, NO_INFOS)
+            self._tracks.update(self._episodes[env])
             self._close_episode(env, End.TRUNCATED if env in truncated else End.TERMINATED, None)
             self._quota.use(COMPLETE, [env], self._tracks.end_episode(env))
         self._quota.use(EPISODES, polled.over)
 
     def _close_episode(self, env: int, how: End, fault: Fault | None) -> None:
-        """Report an episode that has ended, well or not."""
+        """Report an episode that has ended, well or not; its figures must be up to date."""
         episode = self._episodes[env]
-        self._tracks.update(episode)
         if "on_episode_end" in self._hooks:
             self._callbacks.on_episode_end(EpisodeEndEvent(self.base_env, episode, fault))  # type: ignore[union-attr]
         reported = episode.metrics
@@ -520,7 +530,13 @@ class EnvRunner:
         action = self._tracks.last_action(env) if failed.phase is Phase.STEP else None
         health = self._health[env] = self._health[env].after_fault(policy, self._clock())
         is_lost = health.status is Status.LOST
-        outcome = "the env is given up" if is_lost else f"restart {health.num_tries + 1} of {policy.max_restarts}"
+        is_raised = failed.kind is FaultKind.INVALID and self.config.on_invalid == RAISE
+        if is_raised:
+            outcome = "on_invalid='raise' ends the run"
+        elif is_lost:
+            outcome = "the env is given up"
+        else:
+            outcome = f"restart {health.num_tries + 1} of {policy.max_restarts}"
         fault = Fault(
             failed=failed,
             env_name=self.base_env.name,
@@ -549,7 +565,7 @@ class EnvRunner:
             self._suspect |= {env}
         self._close_episode(env, End.FAULTY, fault)
         self._first_fault = self._first_fault or fault
-        if failed.kind is FaultKind.INVALID and self.config.on_invalid == RAISE:
+        if is_raised:
             raise EnvFaultError(str(fault), fault)
         self._check_alive()
 

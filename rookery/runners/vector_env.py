@@ -237,8 +237,7 @@ class GroupVectorEnv(VectorEnv):
         self._stacker = ObsStacker(self.observation_space, sample_bounds)
         self._blank: tuple = (zeros_of(self.observation_space), 0.0, False, False, {})
         self._everyone = list(range(self.num_envs))
-        self._time_limit = time_limit
-        self._num_steps = np.zeros(self.num_envs, np.int64)
+        self._timer = None if time_limit is None else EpisodeTimer(time_limit, self.num_envs)
         self._stepping: Sequence[int] = ()
         self._stepped: list[Any] | None = None
         """The replies of envs in this process, which need no waiting for."""
@@ -276,7 +275,8 @@ class GroupVectorEnv(VectorEnv):
 
     def begin_reset(self, index: int, seed: int | None = None) -> None:
         self._replies.pop(index, None)
-        self._num_steps[index] = 0
+        if self._timer is not None:
+            self._timer.reset(index)
         self.group.send_reset(index, seed)
         self._resetting.add(index)
 
@@ -330,10 +330,8 @@ class GroupVectorEnv(VectorEnv):
         for wrong in (wrong_obs, wrong_rewards, wrong_terminated, wrong_truncated, not_dicts):
             for row, error in wrong.items():
                 failed[indexes[row]] = as_failed(error, Phase.STEP)
-        if self._time_limit is not None:
-            rows: Any = slice(None) if len(indexes) == self.num_envs else indexes
-            self._num_steps[rows] += 1
-            truncated |= self._num_steps[rows] >= self._time_limit
+        if self._timer is not None and (late := self._timer.late_after_step(indexes)) is not None:
+            truncated |= late
         told = {index: info for index, info in zip(indexes, infos, strict=True) if info} if any(infos) else {}
         is_quiet = not (told or failed or terminated.any() or truncated.any())
         return VectorStep(obs, rewards, terminated, truncated, told, failed, is_quiet)
@@ -349,6 +347,34 @@ class GroupVectorEnv(VectorEnv):
                 raise EnvFaultError(str(fault), fault)
             resets.append(reset)
         return resets
+
+
+class EpisodeTimer:
+    """Tells which episodes have reached their time limit; looks at all of them only when one may have."""
+
+    def __init__(self, time_limit: int, num_envs: int) -> None:
+        self._time_limit = time_limit
+        self._now = 0
+        self._started = np.zeros(num_envs, np.int64)
+        """When each episode began, on a clock that ticks with every call; it is later for envs that sat out a call."""
+        self._due = time_limit
+        """No episode reaches its limit before."""
+
+    def reset(self, index: int) -> None:
+        self._started[index] = self._now
+
+    def late_after_step(self, indexes: Sequence[int]) -> np.ndarray | None:
+        """Count a step of these envs; return which of them are at their limit, None if no one is."""
+        self._now += 1
+        if len(indexes) < len(self._started):
+            is_idle = np.ones(len(self._started), np.bool_)
+            is_idle[indexes] = False
+            self._started += is_idle
+        if self._now < self._due:
+            return None
+        late = self._now - self._started >= self._time_limit
+        self._due = int(self._started[~late].min(initial=self._now)) + self._time_limit
+        return late[indexes]
 
 
 def split_actions(space: Space, actions: Any, num_rows: int) -> list[Any]:

@@ -5,7 +5,7 @@ import json
 import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import jax
@@ -640,3 +640,25 @@ def test_an_episode_says_how_it_ended(truncates: bool) -> None:
 def test_a_config_is_a_value() -> None:
     assert RunnerConfig() == RunnerConfig()
     assert hash(RunnerConfig()) == hash(RunnerConfig())
+
+
+def test_a_faulty_episode_is_reported_with_what_it_had_made() -> None:
+    runner = make_runner(vectorized(lambda index: FaultyEnv(raise_error, at_step=3, length=9)))
+    episodes = [episode for episode in runner.sample(num_steps=5).episodes if episode.is_faulty]
+    assert [(episode.episode_length, episode.episode_return) for episode in episodes[:1]] == [(3, 3.0)]
+
+
+def test_drawing_counts_as_rendering() -> None:
+    class DrawnEnv(CountingEnv):
+        metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+        render_mode = "rgb_array"
+
+        def render(self) -> np.ndarray:
+            return np.full((2, 3, 3), 7, np.uint8)
+
+    runner = make_runner(vectorized(lambda index: DrawnEnv(3)))
+    runner.sample(num_steps=1)
+    frame = runner.render(0)
+    assert frame is not None
+    assert frame.shape == (2, 3, 3)
+    assert runner.perf.milliseconds()["render"] > 0.0

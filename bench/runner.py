@@ -1,0 +1,196 @@
+"""The host runner on one core, in actions per CPU second: CartPole of Gymnasium, a 64x64 tanh network, sampled actions.
+
+The bare loop steps Gymnasium's sync vector env with the same network and keeps its rows in a list: no batches, no
+episode metrics, no checks. It splits its key in every step, as JAX's own examples do; the tuned one counts instead and
+does that inside the program. RLlib's runner is measured if `RLLIB_PYTHON` names an interpreter that has `ray[rllib]`
+and torch.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.processes import measure
+from bench.table import Row
+
+NUM_STEPS = {1: 2_000, 8: 1_000, 64: 400}
+"""The steps of each env in one call, by the number of envs."""
+NUM_ARRAY_STEPS = 1_000
+INSTALL = "set RLLIB_PYTHON to the python of an environment with ray[rllib] and torch"
+
+
+def rows() -> Iterator[Row]:
+    cores = sorted(os.sched_getaffinity(0))[:1]
+    for num_envs in NUM_STEPS:
+        speeds = measure("bench.runner", "actions_per_second", num_envs, cores=cores)
+        ours = speeds["rookery"]
+        for name in ("bare loop", "tuned bare loop"):
+            yield Row(
+                f"runner, {num_envs} envs",
+                f"{ours / 1e3:.1f} k actions/s",
+                f"{name} {speeds[name] / 1e3:.1f} k",
+                ours / speeds[name],
+            )
+        theirs = rllib_actions_per_second(num_envs, cores)
+        against = INSTALL if theirs is None else f"RLlib {theirs / 1e3:.1f} k"
+        yield Row(
+            f"runner, {num_envs} envs",
+            f"{ours / 1e3:.1f} k actions/s",
+            against,
+            None if theirs is None else ours / theirs,
+        )
+    speeds = measure("bench.runner", "actions_per_second_with_faults", 64, cores=cores)
+    yield Row(
+        "runner, 64 envs, 16 of them fail",
+        f"{speeds['failing'] / 1e3:.1f} k actions/s",
+        f"none fails {speeds['healthy'] / 1e3:.1f} k",
+        speeds["failing"] / speeds["healthy"],
+    )
+    speed = measure("bench.runner", "array_actions_per_second", 64, cores=cores)["rookery"]
+    yield Row("runner, 64 envs stepped as arrays", f"{speed / 1e3:.0f} k actions/s", "")
+
+
+def rllib_actions_per_second(num_envs: int, cores: list[int]) -> float | None:
+    """Measure RLlib's runner in the environment that it is installed in."""
+    python = os.environ.get("RLLIB_PYTHON")
+    if python is None:
+        return None
+    script = Path(__file__).parent / "peers" / "rllib_runner.py"
+    run = subprocess.run(
+        ["taskset", "-c", ",".join(map(str, cores)), python, script, str(num_envs), str(NUM_STEPS[num_envs])],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(run.stdout.splitlines()[-1])["RLlib"]
+
+
+# What the processes do.
+
+
+def make_agent() -> Any:
+    from rookery.algorithms.ppo import PPOAgent
+    from rookery.networks import ActorCriticConfig
+
+    return PPOAgent(config=ActorCriticConfig(hidden_sizes=(64, 64), activation="tanh"), normalize_obs=False)
+
+
+def actions_per_second(num_envs: int) -> dict[str, float]:
+    """Measure the runner beside the bare loops, in turns."""
+    from bench.timing import best_seconds
+    from rookery.runners.host_envs import make_host_env
+
+    num_steps = NUM_STEPS[num_envs]
+    contenders = {
+        "rookery": make_runner(make_host_env("gymnasium/CartPole-v1", num_envs), num_steps).sample,
+        "bare loop": bare_loop(num_envs, num_steps, is_tuned=False),
+        "tuned bare loop": bare_loop(num_envs, num_steps, is_tuned=True),
+    }
+    seconds = best_seconds(contenders, time.process_time, num_rounds=5)
+    return {name: num_envs * num_steps / each for name, each in seconds.items()}
+
+
+def actions_per_second_with_faults(num_envs: int) -> dict[str, float]:
+    """Measure what a runner returns while every fourth env raises in one of a hundred steps, beside one without faults.
+
+    Steps of episodes that failed are taken and not returned: they do not count.
+    """
+    import gymnasium
+
+    from bench.timing import best_seconds
+    from rookery.runners.conversion import to_base_env
+
+    class FailingEnv(gymnasium.Wrapper):
+        def step(self, action: Any) -> Any:
+            if self.np_random.random() < 0.01:
+                raise RuntimeError("it broke")
+            return self.env.step(action)
+
+    def make_failing(index: int) -> gymnasium.Env:
+        env = gymnasium.make("CartPole-v1", disable_env_checker=True)
+        return env if index % 4 else FailingEnv(env)
+
+    def make_healthy(index: int) -> gymnasium.Env:
+        return gymnasium.make("CartPole-v1", disable_env_checker=True)
+
+    makers = {"failing": make_failing, "healthy": make_healthy}
+    runners = {name: make_runner(to_base_env(num_envs=num_envs, make_env=make), 64) for name, make in makers.items()}
+    seconds = best_seconds({name: runner.sample for name, runner in runners.items()}, time.process_time, num_rounds=5)
+    shares = {}
+    for name, runner in runners.items():
+        account = runner.ledger.env_steps
+        shares[name] = account.returned / account.taken
+    return {name: shares[name] * num_envs * 64 / each for name, each in seconds.items()}
+
+
+def array_actions_per_second(num_envs: int) -> dict[str, float]:
+    """Measure the runner on Gymnasium's own CartPole for arrays."""
+    import gymnasium
+
+    from bench.timing import best_seconds
+    from rookery.runners.conversion import to_base_env
+
+    vector_env = gymnasium.make_vec("CartPole-v1", num_envs=num_envs, vectorization_mode="vector_entry_point")
+    run = make_runner(to_base_env(vector_env), NUM_ARRAY_STEPS).sample
+    seconds = best_seconds({"rookery": run}, time.process_time, num_rounds=5)
+    return {name: num_envs * NUM_ARRAY_STEPS / each for name, each in seconds.items()}
+
+
+def make_runner(base_env: Any, num_steps: int) -> Any:
+    import jax
+
+    from rookery.runners.runner import EnvRunner, RunnerConfig
+
+    agent = make_agent()
+    runner = EnvRunner(base_env, agent, config=RunnerConfig(rollout_fragment_length=num_steps))
+    runner.set_agent_states(agent.init(*runner.spaces_of(), jax.random.key(0)))
+    return runner
+
+
+def bare_loop(num_envs: int, num_steps: int, is_tuned: bool) -> Callable[[], Any]:
+    """Gymnasium's sync vector env and the jitted agent, and nothing else."""
+    import gymnasium
+    import jax
+    import numpy as np
+
+    from rookery.sample_batch import SampleBatch
+    from rookery.spaces import from_gymnasium
+
+    envs = gymnasium.make_vec("CartPole-v1", num_envs=num_envs, vectorization_mode="sync")
+    agent = make_agent()
+    spaces = (from_gymnasium(envs.single_observation_space), from_gymnasium(envs.single_action_space))
+    state, key, count = agent.init(*spaces, jax.random.key(0)), jax.random.key(1), 0
+    act = jax.jit(lambda state, obs, key: agent.compute_actions(state, SampleBatch(obs=obs), key))
+    act_at = jax.jit(
+        lambda state, obs, key, count: agent.compute_actions(
+            state, SampleBatch(obs=obs), jax.random.fold_in(key, count)
+        )
+    )
+    obs, _ = envs.reset(seed=0)
+
+    def run() -> Any:
+        nonlocal obs, key, count
+        rows = []
+        for _ in range(num_steps):
+            if is_tuned:
+                actions, extras = act_at(state, obs, key, np.uint32(count))
+                count += 1
+            else:
+                key, action_key = jax.random.split(key)
+                actions, extras = act(state, obs, action_key)
+            actions = np.asarray(actions)
+            next_obs, rewards, terminated, truncated, _ = envs.step(actions)
+            rows.append((obs, actions, extras.log_prob, extras.value, rewards, terminated, truncated))
+            obs = next_obs
+        return rows[-1][2]
+
+    return run
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]](*map(int, sys.argv[2:]))))
