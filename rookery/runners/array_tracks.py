@@ -1,0 +1,142 @@
+"""Environments with one agent and one policy: a lane is an env, and nothing is done row by row."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from rookery.runners.base_env import SINGLE_AGENT, Actions, Polled
+from rookery.runners.desk import Desk
+from rookery.runners.episode import LiveEpisode
+from rookery.runners.lanes import ALL_LANES, leaves_of
+from rookery.runners.ledger import Steps
+from rookery.runners.perf import Perf, Stage
+from rookery.runners.policy_map import PolicyID
+from rookery.runners.tracks import Taken, Tracks, Tree, stacked
+
+
+class ArrayTracks(Tracks):
+    """One agent in every env, all with the same policy: lane i is env i."""
+
+    def __init__(self, policy: PolicyID, desk: Desk, num_envs: int) -> None:
+        self._policy = policy
+        self._desk = desk
+        self._num_envs = num_envs
+        self.times = np.zeros(num_envs, np.int32)
+        self.returns = np.zeros(num_envs)
+        self.numbers = np.zeros(num_envs, np.int32)
+        self._everyone = np.arange(num_envs)
+        self._acted: np.ndarray | None = None
+        """The envs that acted last, if these were all: mostly they are heard of next."""
+        self._logged: dict[int, Tree] = {}
+        """Actions that envs took themselves and that were not stored yet."""
+
+    def _lanes_of(self, envs: np.ndarray) -> Any:
+        """The lanes of some envs; all of them at once if they are in order."""
+        if envs is self._acted or (len(envs) == self._num_envs and (envs == self._everyone).all()):
+            return ALL_LANES
+        return envs
+
+    def observe(self, polled: Polled, episodes: Sequence[LiveEpisode]) -> Sequence[int]:
+        envs, obs, rewards, ends = polled.envs, polled.obs, polled.rewards, polled.ends
+        for env, actions in polled.off_policy_actions.items():
+            self._logged[env] = actions[SINGLE_AGENT]
+        if polled.resets:
+            if len(polled.resets) == len(envs):
+                self._start(envs, obs, episodes)
+                return ()
+            is_reset = polled.is_reset
+            self._start(envs[is_reset], _rows_of(obs, is_reset), episodes)
+            is_step = ~is_reset
+            envs, rewards, ends = envs[is_step], rewards[is_step], ends[is_step]
+            obs = _rows_of(obs, is_step)
+        desk = self._desk
+        lanes = self._lanes_of(envs)
+        self.times[lanes] += 1
+        self.returns[lanes] += rewards
+        if desk.pipeline is not None:
+            obs = desk.to_policy(obs, envs, np.zeros(len(envs), bool), rewards)
+        memory = desk.memory
+        memory.complete(lanes, rewards, ends, self.returns[lanes])
+        memory.observe(lanes, obs)
+        desk.is_open[lanes] = False
+        if polled.over:
+            leaves = leaves_of(obs)
+            for row in np.flatnonzero(ends).tolist():
+                memory.end_agent(int(envs[row]), [leaf[row] for leaf in leaves])
+        return envs  # type: ignore[return-value]
+
+    def _start(self, envs: np.ndarray, obs: Tree, episodes: Sequence[LiveEpisode]) -> None:
+        self.numbers[envs] = [episodes[env].number for env in envs]
+        starts = np.ones(len(envs), bool)
+        self._desk.memory.observe(envs, self._desk.to_policy(obs, envs, starts, np.zeros(len(envs))))
+        for env in envs:
+            episodes[env].policies = {SINGLE_AGENT: self._policy}
+
+    def act(self, envs: np.ndarray, episodes: Sequence[LiveEpisode], perf: Perf) -> Actions:
+        if self._logged:
+            return self._act_with_logged(envs, perf)
+        return Actions(envs, self._act(envs, None, perf))
+
+    def _act(self, envs: np.ndarray, logged: Tree, perf: Perf) -> Tree:
+        desk, lanes = self._desk, ALL_LANES if len(envs) == self._num_envs else envs
+        self._acted = envs if lanes is ALL_LANES else None
+        starts = self.times[lanes] == 0 if desk.actor.is_recurrent else None
+        acts = desk.act(lanes, len(envs), starts, self.times[lanes], self.numbers[lanes], logged)
+        perf.mark(Stage.INFERENCE)
+        actions = desk.to_env(acts.actions)
+        perf.mark(Stage.ACTIONS)
+        return actions
+
+    def _act_with_logged(self, envs: np.ndarray, perf: Perf) -> Actions:
+        """Act where the envs did not do it themselves; what they did goes back to them as it came."""
+        is_logged = np.array([env in self._logged for env in envs.tolist()])
+        logged = stacked([self._logged.pop(env) for env in envs[is_logged].tolist()])
+        parts = [self._act(envs[is_logged], logged, perf)] if is_logged.any() else []
+        if not is_logged.all():
+            parts.append(self._act(envs[~is_logged], None, perf))
+        order = np.argsort(np.concatenate([np.flatnonzero(is_logged), np.flatnonzero(~is_logged)]))
+        return Actions(envs, jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts))
+
+    def end_episode(self, env: int) -> int:
+        memory = self._desk.memory
+        num_steps = int(memory.cursor[env] - memory.episode_begin[env])
+        memory.end_episode(env)
+        self.times[env], self.returns[env] = 0, 0.0
+        return num_steps
+
+    def discard(self, env: int) -> Steps:
+        self._logged.pop(env, None)
+        self.times[env], self.returns[env] = 0, 0.0
+        self._desk.is_open[env] = False
+        num_rows = self._desk.memory.discard(env)
+        return Steps(num_rows, num_rows)
+
+    def last_action(self, env: int) -> Any:
+        return self._desk.memory.last_actions(env)
+
+    def update(self, episode: LiveEpisode) -> None:
+        env = episode.env_index
+        episode.length, episode.agent_returns = int(self.times[env]), {SINGLE_AGENT: float(self.returns[env])}
+
+    def take(
+        self,
+        num_rows: int | None,
+        next_num_rows: int,
+        whole_episodes: bool = False,
+        overdraft: np.ndarray | None = None,
+    ) -> Taken:
+        num_kept = self._desk.memory.num_in_episode if whole_episodes else overdraft
+        batch, first_carry, num_complete = self._desk.take(num_rows, next_num_rows, num_kept)
+        batches = {} if batch is None else {self._policy: batch}
+        return Taken(batches, {self._policy: first_carry}, Steps(num_complete, num_complete))
+
+    @property
+    def pending(self) -> Steps:
+        num_rows = int(self._desk.memory.cursor.sum())
+        return Steps(num_rows, num_rows)
+
+
+def _rows_of(tree: Tree, rows: np.ndarray) -> Tree:
+    return tree[rows] if type(tree) is np.ndarray else jax.tree.map(lambda leaf: leaf[rows], tree)
