@@ -9,6 +9,7 @@ from rookery.cli.console import make_console, print_line, print_table
 from rookery.cli.exit_codes import SUCCESS
 
 HEADER = ("seed", "return", "std", "min", "max", "length", "shortest", "longest")
+POLICY_HEADER = ("policy", "return", "std", "min", "max")
 
 
 def add_evaluate(commands: Any) -> None:
@@ -30,6 +31,7 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
     from rookery.report.video import FORMATS
     from rookery.runs import RunDirectory
     from rookery.types import make_key
+    from rookery.workflows.multi_policy_evaluator import MultiPolicyEvaluateMetric
     from rookery.workflows.workflow import env_steps_of
 
     check_count("--episodes", arguments.episodes)
@@ -55,6 +57,9 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
             f"{arguments.episodes:,} greedy episodes",
         )
         print_table(console, HEADER, [row(seed, result) for seed, result in zip(train.seeds, results, strict=True)])
+        if isinstance(results[0], MultiPolicyEvaluateMetric):
+            rows = [(policy, *figures_of(returns)) for policy, returns in results[0].policy_returns.items()]
+            print_table(console, POLICY_HEADER, rows)
         if train.num_seeds > 1:
             print_line(console, describe_returns([float(result.episode_returns.mean()) for result in results]))
         if arguments.video is not None:
@@ -65,12 +70,17 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
 
 def row(seed: int, result: Any) -> tuple[str, ...]:
     """Return the figures of one seed as text."""
-    returns, lengths = result.episode_returns, result.episode_lengths
-    figures = (returns.mean(), returns.std(), returns.min(), returns.max())
+    lengths = result.episode_lengths
     return (
         str(seed),
-        *(f"{float(figure):.2f}" for figure in figures),
+        *figures_of(result.episode_returns),
         f"{float(lengths.mean()):.1f}",
         str(int(lengths.min())),
         str(int(lengths.max())),
     )
+
+
+def figures_of(returns: Any) -> tuple[str, ...]:
+    """Return mean, standard deviation, smallest and largest as text."""
+    figures = (returns.mean(), returns.std(), returns.min(), returns.max())
+    return tuple(f"{float(figure):.2f}" for figure in figures)

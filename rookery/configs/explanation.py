@@ -40,7 +40,7 @@ def _lines(config: Mapping[str, Any], comments: Mapping[str, str], path: tuple[s
         here = (*path, key)
         comment = comments.get(".".join(here))
         is_nested = isinstance(value, Mapping) and len(value) > 0
-        text = f"{'  ' * len(path)}{key}:{'' if is_nested else ' ' + _in_one_line(value)}"
+        text = f"{'  ' * len(path)}{_in_one_line(key)}:{'' if is_nested else ' ' + _in_one_line(value)}"
         yield f"{text}  # {comment}" if comment else text
         if is_nested:
             yield from _lines(value, comments, here)

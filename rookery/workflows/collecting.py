@@ -16,8 +16,8 @@ from rookery.rollout import Experience, RolloutSource, RolloutState
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key
 from rookery.workflows.config import Settings
-from rookery.workflows.host import HostEnvs, experience_specs
-from rookery.workflows.host_evaluator import HostEvaluator
+from rookery.workflows.host import HostCollector, HostEnvs, experience_specs
+from rookery.workflows.host_evaluator import EpisodePlayer, HostEvaluator
 from rookery.workflows.host_training import HostTraining
 from rookery.workflows.workflow import Workflow
 
@@ -37,7 +37,7 @@ class CollectingWorkflow(Workflow):
     agent: Any
     source: Any
     """A `RolloutSource`, or on the host a `HostSource`; what it keeps is `source_state` of the state."""
-    host: HostEnvs | None = None
+    host: HostCollector | None = None
 
     def __init__(self, settings: Settings, num_devices: int, enable_jit: bool) -> None:
         check_divides("agent.num_envs", settings.method.num_envs, num_devices)
@@ -57,8 +57,8 @@ class CollectingWorkflow(Workflow):
         config, env = self.config, self.settings.train.env
         num_envs = config.num_envs // self.num_devices
         if env.is_on_host:
-            self.host = HostEnvs(self.settings.train, self.agent, config.num_envs, config.rollout_length)
-            self.source = self.host.make_source(num_envs)
+            host = HostEnvs(self.settings.train, self.agent, config.num_envs, config.rollout_length)
+            self.host, self.source = host, host.make_source(num_envs)
         else:
             vector_env = self.make_env(num_envs, env.autoreset_mode)
             self.source = RolloutSource(env=vector_env, agent=self.agent, rollout_length=config.rollout_length)
@@ -73,9 +73,13 @@ class CollectingWorkflow(Workflow):
 
     # On the host.
 
-    def acting_state(self, state: Any) -> AgentState:
+    def acting_state(self, state: Any) -> Any:
         """Say with which parameters the agent acts."""
         return state.agent_state
+
+    def experience_specs(self) -> Any:
+        """Say how experience is split over the devices."""
+        return experience_specs()
 
     def prepare_to_act(self, state: Any) -> Any:
         """Make ready what the agent will act with after an iteration: on the host that is outside of the program."""
@@ -93,7 +97,7 @@ class CollectingWorkflow(Workflow):
         return HostEvaluator(self.settings.train, self.agent, self.config.num_envs)
 
     def play(self, agent_state: AgentState, key: Key, max_steps: int) -> Iterator[np.ndarray]:
-        if isinstance(self.evaluator, HostEvaluator):
+        if isinstance(self.evaluator, EpisodePlayer):
             return self.evaluator.frames(agent_state, key, max_steps)
         return super().play(agent_state, key, max_steps)
 
@@ -132,7 +136,7 @@ class CollectingWorkflow(Workflow):
             nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
             return jax.lax.fori_loop(0, num_rounds, collect_again, (nothing, state.source_state))[0]
 
-        program = self.program(self.layout.over_seeds(collect), (self.state_specs(),), experience_specs())
+        program = self.program(self.layout.over_seeds(collect), (self.state_specs(),), self.experience_specs())
         jax.block_until_ready(program(state))
         durations = []
         for _ in range(3):

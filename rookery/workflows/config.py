@@ -22,6 +22,8 @@ Scalar = float | Array | LinearSchedule
 """A hyper-parameter: a number, or one that changes with the env steps."""
 
 
+MULTI_AGENT_LIBRARIES = ("pettingzoo",)
+"""The libraries on the host whose environments have several agents."""
 RESERVED_KWARGS = {"episode_length", "parallel", "autoreset_mode", "discount", "record_ori_obs", "pool_size"}
 
 
@@ -59,6 +61,9 @@ class EnvConfig:
     """Which environment; `episode_length=None` is its own limit, `kwargs` go to its library.
 
     `runner` is for environments on the host: Python objects, whose names begin with a library such as `gymnasium`.
+    `policies` is for those of them with several agents, and says who shares a policy: all ("shared"), nobody
+    ("per_agent"), or by patterns of their names, `{"adversary_*": "hunter", "agent_0": "prey"}`, of which the first
+    that fits counts. With None agents share a policy if they have the same spaces.
     """
 
     name: str = "classic/cartpole"
@@ -66,11 +71,17 @@ class EnvConfig:
     autoreset_mode: AutoresetMode = AutoresetMode.NORMAL
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     runner: RunnerSettings = field(default_factory=RunnerSettings)
+    policies: Literal["shared", "per_agent"] | Mapping[str, Any] | None = None
 
     @property
     def is_on_host(self) -> bool:
         """Whether the environment is a Python object, which cannot be compiled onto the device."""
         return self.name.partition("/")[0] in HOST_LIBRARIES
+
+    @property
+    def has_several_agents(self) -> bool:
+        """Whether the environment is one on the host with several agents."""
+        return self.name.partition("/")[0] in MULTI_AGENT_LIBRARIES
 
     def __post_init__(self) -> None:
         if self.episode_length is not None:
@@ -85,6 +96,14 @@ class EnvConfig:
                 f"autoreset_mode={self.autoreset_mode.value} is for environments on the device: "
                 f"{self.name} is on the host, use 'normal'."
             )
+        if self.policies is not None and not self.has_several_agents:
+            raise InvalidInputError(
+                f"policies={self.policies!r} is for environments on the host with several agents, such as "
+                f"pettingzoo/mpe2.simple_spread_v3: {self.name} is none."
+            )
+        if isinstance(self.policies, Mapping):
+            for pattern, policy in self.policies.items():
+                check_policy_name(f"policies={dict(self.policies)}: the policy of {pattern!r}", policy)
         for name in field_names(RunnerSettings):
             value = getattr(self.runner, name)
             if not self.is_on_host and value != getattr(RunnerSettings, name):
@@ -273,6 +292,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [_plain(entry) for entry in value]
     return value
+
+
+def check_policy_name(whose: str, policy: Any) -> None:
+    """Raise unless a policy can be called so: its name begins those of its metrics."""
+    if not isinstance(policy, str) or not policy or "/" in policy:
+        raise InvalidInputError(f"{whose} is {policy!r}; expected a name, which is a string without '/'.")
 
 
 def _check_interval(name: str, value: int | None) -> None:

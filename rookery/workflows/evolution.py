@@ -1,6 +1,7 @@
 """Evolution: ask a strategy for a population, play its episodes, tell the strategy how fit they are."""
 
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -25,8 +26,10 @@ from rookery.learning.schedules import LinearSchedule, values_at
 from rookery.metrics import Mean
 from rookery.networks.policy import PolicyConfig
 from rookery.rollout import rollout
-from rookery.types import Array, Key, Params, PyTreeDict
+from rookery.types import Array, Key, Params, PyTreeDict, as_one_key
 from rookery.workflows.config import Settings
+from rookery.workflows.host_evaluator import HostEvaluator
+from rookery.workflows.host_population import HostGenerations, HostPopulation
 from rookery.workflows.programs import SAME
 from rookery.workflows.workflow import Workflow, WorkflowState
 
@@ -44,7 +47,8 @@ class ECConfig:
     """The shapes that all evolutionary methods have in common.
 
     `num_episodes` are those of each individual in a generation, whose mean return is its fitness; `num_lanes` is how
-    many episodes are played side by side on a device, which makes no difference to the result.
+    many episodes are played side by side on a device, or how many environments there are on the host, which makes no
+    difference to the result.
     """
 
     population_size: int = 128
@@ -80,6 +84,8 @@ class ECWorkflow(Workflow):
     optimizer_class: ClassVar[type[EvoOptimizer]]
     agent: Any
     config: Any
+    host: HostPopulation | None = None
+    """Plays where the environments are on the host; None where they are on the device."""
     # A population fills the device by itself, and side by side the lanes of one seed would wait for those of another.
     seeds_side_by_side = False
 
@@ -95,7 +101,13 @@ class ECWorkflow(Workflow):
             )
         if isinstance(getattr(settings.hyperparameters, "initial_std", None), LinearSchedule):
             raise InvalidInputError("agent.initial_std is used once, at the start: give a number, not a schedule.")
-        super().__init__(settings, num_devices, enable_jit)
+        try:
+            super().__init__(settings, num_devices, enable_jit)
+        except BaseException:
+            self.close()
+            raise
+        if self.host is not None:
+            return
         if config.fixed_obs_statistics:
             self.reference_env = self.make_env(REFERENCE_ENVS, AutoresetMode.NORMAL)
         self.population_evaluator = PopulationEvaluator(
@@ -105,7 +117,7 @@ class ECWorkflow(Workflow):
             max_episode_steps=self.evaluator.max_episode_steps,
             num_lanes=min(config.num_lanes, config.population_size * config.num_episodes // num_devices),
             measures=tuple(Measure.parse(text) for text in self.measures),
-            track_obs=config.normalize_obs and not config.fixed_obs_statistics,
+            track_obs=self._tracks_obs,
         )
         if self.measures:
             jax.eval_shape(self._measure_one_step, jax.random.key(0))  # raises for what the environment does not have
@@ -119,6 +131,28 @@ class ECWorkflow(Workflow):
     @property
     def compiler_options(self) -> dict[str, str]:
         return batch_invariant_options()
+
+    def prepare(self) -> None:
+        config, train = self.config, self.settings.train
+        if not train.env.is_on_host:
+            return
+        if self.measures:
+            raise InvalidInputError(
+                f"{self.agent_name} measures {', '.join(self.measures)} of every episode, which is done on the device "
+                f"alone, and {train.env.name} is on the host: choose another env, `rookery list envs` shows all."
+            )
+        self.host = HostPopulation(
+            train,
+            self.agent,
+            num_slots=min(config.num_lanes, config.population_size * config.num_episodes),
+            explore=config.explore,
+            track_obs=self._tracks_obs,
+        )
+
+    @property
+    def _tracks_obs(self) -> bool:
+        """Whether the statistics of observations follow what the population sees."""
+        return self.config.normalize_obs and not self.config.fixed_obs_statistics
 
     def make_agent(self) -> Any:
         return self.agent_class(config=self.config.network, normalize_obs=self.config.normalize_obs)
@@ -157,9 +191,9 @@ class ECWorkflow(Workflow):
 
     def setup(self, key: Key) -> ECWorkflowState:
         key, eval_key, agent_key, evo_key, reference_key = jax.random.split(key, 5)
-        env = self.evaluator.env
+        env = self.evaluator.env if self.host is None else self.host
         agent_state = self.agent.init(env.obs_space, env.action_space, agent_key)
-        if self.config.fixed_obs_statistics:
+        if self.config.fixed_obs_statistics and self.host is None:
             agent_state = self._with_reference_statistics(agent_state, reference_key)
         # A strategy knows numbers; schedules are the workflow's.
         optimizer = self.optimizer.replace(hyperparameters=values_at(self.settings.hyperparameters, 0.0))
@@ -178,20 +212,28 @@ class ECWorkflow(Workflow):
         return SAME
 
     def iterate(self, state: ECWorkflowState) -> tuple[PyTreeDict, ECWorkflowState]:
+        state, population, play_key = self.ask(state)
+        return self.learn_from(state, population, self._play(state.agent_state, population, play_key))
+
+    def ask(self, state: ECWorkflowState) -> tuple[ECWorkflowState, Params, Key]:
+        """Begin a generation: return the state to go on with, this device's share of the population, and its key."""
         key, play_key = jax.random.split(state.key)
         hyperparameters = values_at(state.hyperparameters, state.env_steps.as_float())
         population, evo_state = self.optimizer.ask(state.evo_state.replace(hyperparameters=hyperparameters))
-        episodes = self._play(state.agent_state, population, play_key)
-        evo_state = self.tell(evo_state, episodes)
+        return state.replace(key=key, evo_state=evo_state.replace(asked=None)), population, play_key
+
+    def learn_from(
+        self, state: ECWorkflowState, population: Params, episodes: PopulationEpisodes
+    ) -> tuple[PyTreeDict, ECWorkflowState]:
+        """End a generation, given what came out; the statistics of observations are those of all devices."""
+        evo_state = self.tell(state.evo_state.replace(asked=population), episodes)
         agent_state = state.agent_state.replace(params=self.optimizer.center(evo_state))
         if episodes.obs_statistics is not None:
-            observed = running_statistics.merge_over_axis(episodes.obs_statistics, DEVICE_AXIS)
-            statistics = running_statistics.merge(agent_state.obs_preprocessor_state, observed)
+            statistics = running_statistics.merge(agent_state.obs_preprocessor_state, episodes.obs_statistics)
             agent_state = agent_state.replace(obs_preprocessor_state=statistics)
         num_steps = sum_over_devices(jnp.sum(episodes.episode_lengths, dtype=jnp.int32))
         metrics = self._metrics(evo_state, episodes)
         return metrics, state.replace(
-            key=key,
             agent_state=agent_state,
             evo_state=evo_state,
             iterations=state.iterations.add(1),
@@ -199,8 +241,11 @@ class ECWorkflow(Workflow):
             num_updates=state.num_updates.add(1),
         )
 
-    def _counts(self, state: ECWorkflowState) -> dict[str, list[int]]:
-        return super()._counts(state) | {"evolution/num_invalid": np.ravel(state.evo_state.num_invalid).tolist()}
+    def _counts(self, state: ECWorkflowState) -> dict[str, list[Any]]:
+        counts = super()._counts(state) | {"evolution/num_invalid": np.ravel(state.evo_state.num_invalid).tolist()}
+        if self.host is None:
+            return counts
+        return counts | {name: [value] for name, value in self.host.report().items()}
 
     def evaluated_agents(self, state: ECWorkflowState) -> dict[str, AgentState]:
         agents = {"eval/": state.agent_state}
@@ -210,6 +255,8 @@ class ECWorkflow(Workflow):
 
     def collect_seconds(self, state: ECWorkflowState) -> float:
         """Measure how long a generation plays: by itself, for inside an iteration nothing can be timed."""
+        if self.host is not None:
+            return self.training.collect_seconds
 
         def play(state: ECWorkflowState) -> Array:
             population, _ = self.optimizer.ask(state.evo_state)
@@ -228,7 +275,12 @@ class ECWorkflow(Workflow):
             lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), agent_state.replace(params=None)
         )
         first = jax.lax.axis_index(DEVICE_AXIS) * size
-        return self.population_evaluator.play(shared.replace(params=population), key, self.config.num_episodes, first)
+        agent_states, num_episodes = shared.replace(params=population), self.config.num_episodes
+        episodes = self.population_evaluator.play(agent_states, key, num_episodes, first)
+        if episodes.obs_statistics is None:
+            return episodes
+        observed = running_statistics.merge_over_axis(episodes.obs_statistics, DEVICE_AXIS)
+        return episodes.replace(obs_statistics=observed)
 
     def _with_reference_statistics(self, agent_state: AgentState, key: Key) -> AgentState:
         """Take the statistics of observations from random play, as virtual batch normalization does."""
@@ -240,12 +292,51 @@ class ECWorkflow(Workflow):
         )
         return self.agent.update_obs_statistics(agent_state, trajectory.obs)
 
+    # On the host.
+
+    def init(self, key: Key) -> ECWorkflowState:
+        state = super().init(key)
+        if self.host is None or not self.config.fixed_obs_statistics:
+            return state
+        seed = int(jax.random.bits(as_one_key(key)))
+        obs, weights = self.host.play_at_random(REFERENCE_ENVS, REFERENCE_STEPS, seed)
+        agent_state = self.agent.update_obs_statistics(state.agent_state, obs, weights)
+        return state.replace(agent_state=self.layout.place(agent_state, SAME))
+
+    def make_training_programs(self, iterate: Callable, specs: Any) -> tuple[Any, Any]:
+        if self.host is None:
+            return super().make_training_programs(iterate, specs)
+        self.training = HostGenerations(self, self.host)
+        return self.training.step, self.training
+
+    def _make_evaluator(self) -> Any:
+        if self.host is None:
+            return super()._make_evaluator()
+        return HostEvaluator(self.settings.train, self.agent, self.host.num_slots)
+
+    def play(self, agent_state: AgentState, key: Key, max_steps: int) -> Iterator[np.ndarray]:
+        if isinstance(self.evaluator, HostEvaluator):
+            return self.evaluator.frames(agent_state, key, max_steps)
+        return super().play(agent_state, key, max_steps)
+
+    def _metrics_like(self, state: Any) -> Any:
+        return super()._metrics_like(state) if self.host is None else self.training.metrics_like(state)
+
+    def outside_state(self) -> dict[str, Any]:
+        return {} if self.host is None else self.host.get_state()
+
+    def restore_outside(self, outside: dict[str, Any]) -> None:
+        if self.host is not None:
+            self.host.set_state(outside)
+
+    def close(self) -> None:
+        if self.host is not None:
+            self.host.close()
+
     def _metrics(self, evo_state: Any, episodes: PopulationEpisodes) -> PyTreeDict:
         played = {
             "rollout/ep_rew_mean": Mean.where(jnp.isfinite(episodes.episode_returns), episodes.episode_returns),
-            "rollout/ep_len_mean": Mean.where(
-                jnp.ones_like(episodes.episode_lengths, jnp.bool_), episodes.episode_lengths
-            ),
+            "rollout/ep_len_mean": Mean.where(episodes.episode_lengths > 0, episodes.episode_lengths),
         }
         metrics = sum_over_devices(played)
         fitness = self.optimizer.gathered(self.fitness_of(episodes))

@@ -3,7 +3,9 @@
 So the methods are the same as on the device: for them a `HostSource` is a source like any other.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -17,9 +19,9 @@ from rookery.errors import InvalidInputError
 from rookery.metrics import Mean
 from rookery.rollout import Experience
 from rookery.rollout.source import TRAINING_FIELDS, episode_metrics
-from rookery.runners.base_env import SINGLE_AGENT, BaseEnv
+from rookery.runners.base_env import SINGLE_AGENT, AgentID, BaseEnv
 from rookery.runners.faults import FaultKind, RestartPolicy
-from rookery.runners.policy_map import DEFAULT_POLICY
+from rookery.runners.policy_map import DEFAULT_POLICY, PolicyID
 from rookery.runners.runner import EnvRunner, RunnerConfig, Sample
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Shape, Space
@@ -106,11 +108,14 @@ class Player(Agent):
         return self.agent.initial_carry(batch_shape)
 
 
-class HostEnvs:
+class HostCollector(ABC):
     """The environments that a workflow trains on, and the runner that collects from them.
 
     Their episodes start when they are needed, and anew after `close` or `set_state`: simulators cannot be saved.
     """
+
+    policy_of: Mapping[AgentID, PolicyID] | None = None
+    """The policy of each agent; None where there is one agent."""
 
     def __init__(self, train: TrainConfig, agent: Agent, num_envs: int, rollout_length: int) -> None:
         self.num_envs = num_envs
@@ -126,41 +131,35 @@ class HostEnvs:
         """What runners before the present one counted."""
         self._told: dict[str, Mean] = {}
         """What environments and callbacks told of the episodes that ended since the last record."""
-        if self._base_env.is_multi_agent:
-            self.close()
-            raise InvalidInputError(f"{train.env.name} has several agents: methods for one agent cannot train on it.")
-        self.obs_space, self.action_space = self._base_env.spaces[SINGLE_AGENT]
+        self.spaces = self._base_env.spaces
 
-    def make_source(self, num_envs: int) -> HostSource:
-        """Make the source for one device's share of the environments."""
-        return HostSource(
-            agent=self._agent,
-            obs_space=self.obs_space,
-            action_space=self.action_space,
-            num_envs=num_envs,
-            rollout_length=self._rollout_length,
-        )
+    @abstractmethod
+    def example(self, source: Any) -> Any:
+        """Make experience in which nothing happened, of the shapes that all experience from this source has."""
 
-    def collect(self, source: HostSource, agent_state: AgentState, staleness: int = 0) -> tuple[Experience, int]:
+    @abstractmethod
+    def collect(self, source: Any, agent_state: Any, staleness: int = 0) -> tuple[Any, int]:
         """Let the agent of a source act in all environments; return what happened, and how many steps these were."""
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(agent_state)):
+
+    def sample(self, agents: Mapping[PolicyID, tuple[Agent, AgentState]], rollout_length: int) -> Sample:
+        """Let agents act for their policies, for so many steps of each environment."""
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(dict(agents))):
             raise InvalidInputError(
                 f"{self._train.env.name} is on the host: a step of training on it cannot be part of a compiled program."
             )
         runner = self._running()
-        role: Any = Role(agent=source.agent, agent_state=on_one_device(agent_state))
-        runner.set_agent_states({DEFAULT_POLICY: role})
-        if source.rollout_length == self._rollout_length:
+        roles: Any = {
+            policy: Role(agent=agent, agent_state=on_one_device(state)) for policy, (agent, state) in agents.items()
+        }
+        runner.set_agent_states(roles)
+        if rollout_length == self._rollout_length:
             sample = runner.sample()
         else:
-            sample = runner.sample(num_steps=source.rollout_length * self.num_envs)
-        experience = _experience_of(sample, staleness)
-        shape = experience.trajectory.rewards.shape
-        assert shape == (source.rollout_length, self.num_envs), f"a runner sampled {shape} rows and lanes"
+            sample = runner.sample(num_steps=rollout_length * self.num_envs)
         for episode in sample.episodes:
             for name, value in episode.metrics.items():
-                self._told[name] = jax.tree.map(np.add, self._told.get(name, _mean([])), _mean([value]))
-        return experience, sample.env_steps
+                self._told[name] = jax.tree.map(np.add, self._told.get(name, mean_of([])), mean_of([value]))
+        return sample
 
     def discard(self, num_steps: int) -> None:
         """Count steps that were collected and are not learned from."""
@@ -222,10 +221,50 @@ class HostEnvs:
                 perf_decay=PERF_DECAY,
             )
             self._base_env = self._base_env or make_envs(self._train, self.num_envs)
-            self._runner = EnvRunner(self._base_env, Player(agent=self._agent), config=config, seed=self._train.seed)
+            policy_of, mapping_fn = self.policy_of, None
+            if policy_of is not None:
+                mapping_fn = lambda agent, episode: policy_of[agent]  # noqa: E731
+            names = [DEFAULT_POLICY] if policy_of is None else dict.fromkeys(policy_of.values())
+            players = {policy: Player(agent=self._agent) for policy in names}
+            self._runner = EnvRunner(self._base_env, players, mapping_fn, config, seed=self._train.seed)
             if self._runner_state:
                 self._runner.set_state(self._runner_state)
         return self._runner
+
+
+class HostEnvs(HostCollector):
+    """Environments with one agent."""
+
+    def __init__(self, train: TrainConfig, agent: Agent, num_envs: int, rollout_length: int) -> None:
+        super().__init__(train, agent, num_envs, rollout_length)
+        if self._base_env is not None and self._base_env.is_multi_agent:
+            self.close()
+            raise InvalidInputError(f"{train.env.name} has several agents: methods for one agent cannot train on it.")
+        self.obs_space, self.action_space = self.spaces[SINGLE_AGENT]
+
+    def make_source(self, num_envs: int) -> HostSource:
+        """Make the source for one device's share of the environments."""
+        return HostSource(
+            agent=self._agent,
+            obs_space=self.obs_space,
+            action_space=self.action_space,
+            num_envs=num_envs,
+            rollout_length=self._rollout_length,
+        )
+
+    def example(self, source: HostSource) -> Experience:
+        return source.replace(num_envs=self.num_envs).init(jax.random.key(0)[None])
+
+    def collect(self, source: HostSource, agent_state: AgentState, staleness: int = 0) -> tuple[Experience, int]:
+        sample = self.sample({DEFAULT_POLICY: (source.agent, agent_state)}, source.rollout_length)
+        experience = Experience(
+            trajectory=trajectory_of(sample.batch.batches[DEFAULT_POLICY]),
+            first_carry=sample.first_carries[DEFAULT_POLICY],
+            metrics=metrics_of(sample, staleness),
+        )
+        shape = experience.trajectory.rewards.shape
+        assert shape == (source.rollout_length, self.num_envs), f"a runner sampled {shape} rows and lanes"
+        return experience, sample.env_steps
 
 
 def make_envs(train: TrainConfig, num_envs: int, render: bool = False) -> BaseEnv:
@@ -245,23 +284,22 @@ def make_envs(train: TrainConfig, num_envs: int, render: bool = False) -> BaseEn
     )
 
 
-def _experience_of(sample: Sample, staleness: int) -> Experience:
-    """Take what training looks at out of a sample; episodes that failed are not averaged in."""
-    batch: SampleBatch = sample.batch.batches[DEFAULT_POLICY]
+def trajectory_of(batch: SampleBatch) -> SampleBatch:
+    """Leave out of the rows of a policy what training does not look at."""
     env_extras = {name: batch.extras.env_extras[name] for name in FIELDS}
-    trajectory = batch.replace(next_obs=None, extras=batch.extras.replace(env_extras=PyTreeDict(env_extras)))
+    return batch.replace(next_obs=None, extras=batch.extras.replace(env_extras=PyTreeDict(env_extras)))
+
+
+def metrics_of(sample: Sample, staleness: int) -> dict[str, Mean]:
+    """Say what became of the episodes of a sample; those that failed are not averaged in."""
     episodes = [episode for episode in sample.episodes if not episode.is_faulty]
-    metrics = episode_metrics(
-        _mean([episode.episode_return for episode in episodes]), _mean([episode.episode_length for episode in episodes])
-    )
-    return Experience(
-        trajectory=trajectory,
-        first_carry=sample.first_carries[DEFAULT_POLICY],
-        metrics=metrics | {"rollout/staleness": _mean([staleness])},
-    )
+    returns = mean_of([episode.episode_return for episode in episodes])
+    lengths = mean_of([episode.episode_length for episode in episodes])
+    return episode_metrics(returns, lengths) | {"rollout/staleness": mean_of([staleness])}
 
 
-def _mean(values: list[Any]) -> Mean:
+def mean_of(values: list[Any]) -> Mean:
+    """Average numbers of the host."""
     total: Any = np.float32(np.sum(values))
     weight: Any = np.float32(len(values))
     return Mean(total=total, weight=weight)

@@ -2,7 +2,9 @@
 
 import contextlib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,28 +26,47 @@ MAX_EPISODE_STEPS = 108_000
 """An episode that goes on for longer is taken for one that never ends: the time limit of Atari games, in frames."""
 
 
-class HostEvaluator:
+class EpisodePlayer(ABC):
     """Plays episodes with the greedy policy in environments of its own, which live as long as an evaluation.
 
     Episode k is played by env k modulo their number, and has its own seed: which episodes count is fixed before they
-    are played. An env that fails is built anew and plays the episode again, from another start.
+    are played. An env that fails is built anew and plays the episode again, from another start; an episode that fails
+    too often is left out of the result, which is NaN if there is no other.
     """
 
-    def __init__(self, train: TrainConfig, agent: Agent, num_envs: int) -> None:
+    num_policies: int = 1
+
+    def __init__(self, train: TrainConfig, num_envs: int) -> None:
         self.max_episode_steps = train.env.episode_length or MAX_EPISODE_STEPS
         self._train = train
-        self._agent = agent
         self._num_envs = num_envs
-        self._actor = Actor(agent, jax.random.key(0), explore=False)
 
-    def evaluate(self, agent_state: AgentState, key: Key, num_episodes: int) -> EvaluateMetric:
+    @abstractmethod
+    def begin(self, agent_state: Any, num_envs: int) -> None:
+        """Make ready to play in so many envs."""
+
+    @abstractmethod
+    def act(self, polled: Polled) -> Actions:
+        """Act in the envs that were heard of and whose episode goes on."""
+
+    def policies_of(self, polled: Polled) -> np.ndarray:
+        """Say by number whose policy each row is about."""
+        return np.zeros(len(polled.envs), np.int64)
+
+    def result_of(self, returns: np.ndarray, lengths: np.ndarray) -> EvaluateMetric:
+        """Make the result of the returns `[episode, policy]` and the lengths `[episode]`."""
+        return EvaluateMetric(
+            episode_returns=jnp.asarray(returns.sum(axis=1), jnp.float32), episode_lengths=jnp.asarray(lengths)
+        )
+
+    def evaluate(self, agent_state: Any, key: Key, num_episodes: int) -> EvaluateMetric:
         """Play exactly `num_episodes` episodes; return the return and the length of each."""
         check_count("num_episodes", num_episodes)
         num_envs = min(num_episodes, self._num_envs)
         with contextlib.closing(make_envs(self._train, num_envs)) as base_env:
             return self._play(base_env, agent_state, _seed_of(key), num_episodes)
 
-    def frames(self, agent_state: AgentState, key: Key, max_steps: int) -> Iterator[np.ndarray]:
+    def frames(self, agent_state: Any, key: Key, max_steps: int) -> Iterator[np.ndarray]:
         """Play one episode, or its first `max_steps` steps, and draw it; raise `RenderError` if it cannot be drawn."""
         seed = episode_seed(_seed_of(key), 0, 0, 0, 0)
         try:
@@ -53,7 +74,7 @@ class HostEvaluator:
         except RookeryError as error:
             raise RenderError(f"{self._train.env.name} cannot be drawn: {_first_line(error)}") from error
         with contextlib.closing(base_env):
-            self._begin(agent_state, 1)
+            self.begin(agent_state, 1)
             base_env.try_reset(0, seed)
             for num_steps in range(max_steps + 1):
                 polled = base_env.poll()
@@ -62,27 +83,36 @@ class HostEvaluator:
                 yield _draw(base_env)
                 if polled.over:
                     return
-                base_env.send_actions(self._act(polled))
+                base_env.send_actions(self.act(polled))
 
-    def _play(self, base_env: BaseEnv, agent_state: AgentState, seed: int, num_episodes: int) -> EvaluateMetric:
+    def _play(self, base_env: BaseEnv, agent_state: Any, seed: int, num_episodes: int) -> EvaluateMetric:
         num_envs = base_env.num_envs
-        returns, lengths = np.zeros(num_episodes), np.zeros(num_episodes, np.int32)
+        returns, lengths = np.zeros((num_episodes, self.num_policies)), np.zeros(num_episodes, np.int32)
         episodes = np.arange(num_envs)  # which one each env plays
         num_faults = np.zeros(num_envs, np.int64)  # of each in the present episode
-        self._begin(agent_state, num_envs)
+        self.begin(agent_state, num_envs)
         for env in range(num_envs):
             base_env.try_reset(env, episode_seed(seed, 0, 0, 0, env))
         num_left = num_episodes
+        restart = RestartPolicy(max_restarts=self._train.env.runner.max_restarts)
         while num_left:
             polled = base_env.poll()
             for env, failed in polled.failed.items():
                 episode, num_faults[env] = int(episodes[env]), num_faults[env] + 1
-                self._check_fault(failed, env, episode, num_faults[env], lengths[episode])
+                self._check_fault(failed, env, episode, lengths[episode])
                 returns[episode], lengths[episode] = 0.0, 0
-                base_env.try_restart(env, episode_seed(seed, 0, 0, int(num_faults[env]), episode))
+                if num_faults[env] > restart.max_restarts:
+                    returns[episode] = np.nan
+                    num_left -= 1
+                    episodes[env] += num_envs
+                    num_faults[env] = 0
+                if episodes[env] < num_episodes:
+                    time.sleep(restart.delay(max(0, int(num_faults[env]) - 1)))
+                    base_env.try_restart(env, episode_seed(seed, 0, 0, int(num_faults[env]), int(episodes[env])))
             is_step = ~polled.is_reset
-            played = episodes[polled.envs[is_step]]
-            returns[played] += polled.rewards[is_step]
+            played_by = episodes[polled.envs[is_step]], self.policies_of(polled)[is_step]
+            np.add.at(returns, played_by, polled.rewards[is_step])
+            played = episodes[np.asarray(polled.stepped, np.int64)]
             lengths[played] += 1
             if (lengths[played] > self.max_episode_steps).any():
                 raise InvalidInputError(
@@ -95,30 +125,15 @@ class HostEvaluator:
                 num_faults[env] = 0
                 if episodes[env] < num_episodes:
                     base_env.try_reset(env, episode_seed(seed, 0, 0, 0, int(episodes[env])))
-            base_env.send_actions(self._act(polled))
-        return EvaluateMetric(episode_returns=jnp.asarray(returns, jnp.float32), episode_lengths=jnp.asarray(lengths))
+            base_env.send_actions(self.act(polled))
+        finished = np.flatnonzero(~np.isnan(returns).any(axis=1))
+        counted = finished if len(finished) else slice(1)
+        return self.result_of(returns[counted], lengths[counted])
 
-    def _begin(self, agent_state: AgentState, num_envs: int) -> None:
-        self._actor.set_state(on_one_device(agent_state))
-        self._actor.reserve(num_envs)
-
-    def _act(self, polled: Polled) -> Actions:
-        """Act in the envs that were heard of and whose episode goes on."""
-        rows = np.flatnonzero(polled.ends == End.RUNNING)
-        rows = rows[np.argsort(polled.envs[rows])]
-        envs = polled.envs[rows]
-        if not len(envs):
-            return Actions(envs, None)
-        obs = jax.tree.map(lambda leaf: leaf[rows], polled.obs)
-        return Actions(envs, self._actor.act(obs, len(envs), envs, polled.is_reset[rows]).actions)
-
-    def _check_fault(self, failed: Failed, env: int, episode: int, num_faults: int, num_steps: int) -> None:
-        """Wait until an env may be built anew; raise if it failed too often."""
-        settings = self._train.env.runner
-        is_refused = failed.kind is FaultKind.INVALID and settings.on_invalid == "raise"
-        if num_faults > settings.max_restarts or is_refused:
+    def _check_fault(self, failed: Failed, env: int, episode: int, num_steps: int) -> None:
+        """Raise if the settings do not allow such a fault."""
+        if failed.kind is FaultKind.INVALID and self._train.env.runner.on_invalid == "raise":
             raise self._error(failed, env, episode, None, num_steps)
-        time.sleep(RestartPolicy(max_restarts=settings.max_restarts).delay(num_faults - 1))
 
     def _error(self, failed: Failed, env: int, episode: int, seed: int | None, num_steps: int) -> EnvFaultError:
         fault = Fault(
@@ -132,6 +147,27 @@ class HostEvaluator:
             consequence="the evaluation is given up",
         )
         return EnvFaultError(str(fault), fault)
+
+
+class HostEvaluator(EpisodePlayer):
+    """Plays in environments with one agent."""
+
+    def __init__(self, train: TrainConfig, agent: Agent, num_envs: int) -> None:
+        super().__init__(train, num_envs)
+        self._actor = Actor(agent, jax.random.key(0), explore=False)
+
+    def begin(self, agent_state: AgentState, num_envs: int) -> None:
+        self._actor.set_state(on_one_device(agent_state))
+        self._actor.reserve(num_envs)
+
+    def act(self, polled: Polled) -> Actions:
+        rows = np.flatnonzero(polled.ends == End.RUNNING)
+        rows = rows[np.argsort(polled.envs[rows])]
+        envs = polled.envs[rows]
+        if not len(envs):
+            return Actions(envs, None)
+        obs = jax.tree.map(lambda leaf: leaf[rows], polled.obs)
+        return Actions(envs, self._actor.act(obs, len(envs), envs, polled.is_reset[rows]).actions)
 
 
 def _seed_of(key: Key) -> int:

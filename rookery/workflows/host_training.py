@@ -9,10 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.agent import AgentState
-from rookery.rollout import Experience
 from rookery.types import Key, PyTreeDict
-from rookery.workflows.host import HostEnvs, experience_specs
+from rookery.workflows.host import HostCollector
 from rookery.workflows.programs import SAME
 
 if TYPE_CHECKING:
@@ -26,37 +24,36 @@ class HostTraining:
     what a thread asks of JAX is done in order: the agent would wait with every action until the update is over.
     """
 
-    def __init__(self, workflow: "CollectingWorkflow", host: HostEnvs, iterate: Callable, specs: Any) -> None:
+    def __init__(self, workflow: "CollectingWorkflow", host: HostCollector, iterate: Callable, specs: Any) -> None:
         self._workflow = workflow
         self._host = host
-        self._ahead: tuple[Key, Experience, int] | None = None
+        self._ahead: tuple[Key, Any, int] | None = None
         """Experience that is there before it is needed, how many steps it has, and the key of the state it is for."""
         self._seconds = 0.0
         self.collect_seconds = 0.0
         """How long each iteration of the last call collected."""
 
-        def learn_from(state: Any, experience: Experience) -> tuple[PyTreeDict, Any]:
+        def learn_from(state: Any, experience: Any) -> tuple[PyTreeDict, Any]:
             metrics, state = iterate(state.replace(source_state=experience))
             return metrics, workflow.prepare_to_act(state)
 
-        def advance(state: Any, metrics: Any, experience: Experience) -> tuple[Any, Any]:
+        def advance(state: Any, metrics: Any, experience: Any) -> tuple[Any, Any]:
             new_metrics, state = learn_from(state, experience)
             return state, jax.tree.map(jnp.add, metrics, new_metrics)
 
-        given = experience_specs()
+        given = workflow.experience_specs()
         self._learn_from = workflow.program(learn_from, (specs, given), (SAME, specs))
         self._advance = workflow.program(advance, (specs, SAME, given), (specs, SAME), donate=(0, 1))
-        source = workflow.source.replace(num_envs=host.num_envs)
-        self._example = self.place(jax.tree.map(np.asarray, source.init(jax.random.key(0)[None])))
+        self._example = self.place(jax.tree.map(np.asarray, host.example(workflow.source)))
 
-    def place(self, experience: Experience) -> Experience:
+    def place(self, experience: Any) -> Any:
         """Split experience over the devices; where there is one, the program takes it as it is."""
         layout = self._workflow.layout
         if layout.mesh.size == 1:
             return experience
         # Programs add up the metrics of all devices.
         metrics = jax.tree.map(lambda number: number / np.float32(layout.mesh.size), experience.metrics)
-        return layout.place(experience.replace(metrics=metrics), experience_specs())
+        return layout.place(experience.replace(metrics=metrics), self._workflow.experience_specs())
 
     def step(self, state: Any) -> tuple[PyTreeDict, Any]:
         """Collect, and learn from it."""
@@ -107,14 +104,14 @@ class HostTraining:
         """How many steps were collected that no state has seen."""
         return 0 if self._ahead is None else self._ahead[2]
 
-    def _collect(self, agent_state: AgentState, staleness: int = 0) -> tuple[Experience, int]:
+    def _collect(self, agent_state: Any, staleness: int = 0) -> tuple[Any, int]:
         jax.block_until_ready(agent_state)  # the update is still running, which is not time of collecting
         start = time.perf_counter()
         experience, num_steps = self._host.collect(self._workflow.source, agent_state, staleness)
         self._seconds += time.perf_counter() - start
         return self.place(experience), num_steps
 
-    def _take_ahead(self, state: Any) -> tuple[Experience, int] | None:
+    def _take_ahead(self, state: Any) -> tuple[Any, int] | None:
         """Return what was collected ahead for this state."""
         if self._ahead is None:
             return None

@@ -30,7 +30,7 @@ from rookery.spaces import Shape, Space
 from rookery.types import Array, Key, Params, PyTreeData, PyTreeDict, pytree_field
 from rookery.workflows.collecting import CollectingWorkflow, blank_dead_rows, num_steps_of, starts_anew, weights_of
 from rookery.workflows.config import Hyperparameters, Scalar, Settings, TrainConfig
-from rookery.workflows.host import HostEnvs, experience_specs
+from rookery.workflows.host import HostCollector, experience_specs
 from rookery.workflows.programs import SAME, SPLIT
 from rookery.workflows.workflow import WorkflowState
 
@@ -305,7 +305,7 @@ class OffPolicyWorkflow(CollectingWorkflow):
         state = super().init(key)
         return state if self.host is None else self._warm_up_on_host(self.host, state)
 
-    def _warm_up_on_host(self, host: HostEnvs, state: OffPolicyState) -> OffPolicyState:
+    def _warm_up_on_host(self, host: HostCollector, state: OffPolicyState) -> OffPolicyState:
         """Take the first steps, each stored by a compiled program."""
 
         def store(state: OffPolicyState, experience: Experience) -> OffPolicyState:

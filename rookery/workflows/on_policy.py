@@ -24,7 +24,8 @@ from rookery.networks import ActorCriticConfig
 from rookery.rollout import Experience
 from rookery.types import Array, Key, PyTreeData, PyTreeDict, Tree, where_tree
 from rookery.workflows.collecting import CollectingWorkflow, blank_dead_rows, num_steps_of, starts_anew, weights_of
-from rookery.workflows.config import Hyperparameters, Scalar
+from rookery.workflows.config import Hyperparameters, Scalar, Settings
+from rookery.workflows.multi_policy import MultiPolicyWorkflow
 from rookery.workflows.programs import SAME, SPLIT
 from rookery.workflows.workflow import WorkflowState
 
@@ -92,6 +93,10 @@ class OnPolicyWorkflow(CollectingWorkflow):
     Statistics of observations are updated after the losses have used them, so the policy that is improved is the one
     that acted.
     """
+
+    @classmethod
+    def build_for_several_agents(cls, settings: Settings, num_devices: int, enable_jit: bool) -> MultiPolicyWorkflow:
+        return MultiPolicyWorkflow(cls, settings, num_devices, enable_jit)
 
     @property
     def actor_lag(self) -> int:

@@ -127,15 +127,24 @@ class Workflow(ABC):
         )
 
     @classmethod
-    def build_from_config(cls, config: Any, enable_multi_devices: bool = False, enable_jit: bool = True) -> Self:
+    def build_from_config(cls, config: Any, enable_multi_devices: bool = False, enable_jit: bool = True) -> "Workflow":
         """Check a config and build the workflow; nothing is compiled yet.
 
         `devices` of the config says how many devices are used; where it is null, one, or all there are with
-        `enable_multi_devices`.
+        `enable_multi_devices`. For an environment on the host with several agents, it is one for several policies.
         """
         settings = settings_from(config, cls.agent_name, cls.config_class, cls.hyperparameters_class)
         num_devices = settings.train.devices or (jax.device_count() if enable_multi_devices else 1)
-        return cls(settings, device_mesh(num_devices).size, enable_jit)
+        build = cls.build_for_several_agents if settings.train.env.has_several_agents else cls
+        return build(settings, device_mesh(num_devices).size, enable_jit)
+
+    @classmethod
+    def build_for_several_agents(cls, settings: Settings, num_devices: int, enable_jit: bool) -> "Workflow":
+        """Build the workflow for an environment with several agents, if the method can train on one."""
+        raise InvalidInputError(
+            f"{settings.train.env.name} has several agents, and {cls.agent_name} trains one: choose another method, "
+            "such as ppo."
+        )
 
     def program(
         self,
@@ -318,11 +327,13 @@ class Workflow(ABC):
 
     def _counts(self, state: Any) -> dict[str, list[Any]]:
         """Return what is counted, or measured, and not averaged, for each seed."""
-        return {
-            "time/total_timesteps": counts_of(state.env_steps),
-            "time/iterations": counts_of(state.iterations),
-            "train/n_updates": counts_of(state.num_updates),
-        }
+        counters = {"time/total_timesteps": state.env_steps, "time/iterations": state.iterations}
+        counters |= self.update_counters(state)
+        return {name: counts_of(counter) for name, counter in counters.items()}
+
+    def update_counters(self, state: Any) -> dict[str, Counter]:
+        """Say where the state counts its updates, by the name of the metric."""
+        return {"train/n_updates": state.num_updates}
 
     def _no_metrics(self, state: Any) -> Any:
         """Return metrics to add to."""
@@ -342,10 +353,16 @@ class Workflow(ABC):
         metrics = PyTreeDict()
         for prefix, agent_state in agents.items():  # the same episodes for all, so that they can be compared
             episodes = self.evaluator.evaluate(agent_state, play_key, self.settings.train.evaluation.num_episodes)
-            metrics[f"{prefix}mean_reward"] = jnp.mean(episodes.episode_returns)
-            metrics[f"{prefix}std_reward"] = jnp.std(episodes.episode_returns)
-            metrics[f"{prefix}mean_ep_length"] = jnp.mean(episodes.episode_lengths.astype(jnp.float32))
+            metrics |= {f"{prefix}{name}": figure for name, figure in self.describe_episodes(episodes).items()}
         return metrics, next_key
+
+    def describe_episodes(self, episodes: Any) -> dict[str, Any]:
+        """Return what a record tells of the episodes of an evaluation."""
+        return {
+            "mean_reward": jnp.mean(episodes.episode_returns),
+            "std_reward": jnp.std(episodes.episode_returns),
+            "mean_ep_length": jnp.mean(episodes.episode_lengths.astype(jnp.float32)),
+        }
 
     def _make_evaluator(self) -> Any:
         train = self.settings.train

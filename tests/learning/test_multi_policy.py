@@ -65,14 +65,14 @@ TASKS = (f"env=pettingzoo/{NAME}", "agent.num_envs=8", "agent.rollout_length=32"
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "impala"])
 def test_two_policies_learn_opposite_tasks(train, agent: str) -> None:
     policies = "env.policies={friend_*: friend, rebel: rebel}"
-    trained = train(f"agent={agent}", *TASKS, policies, "total_timesteps=10_000", "agent.discount=0.5")
+    trained = train(f"agent={agent}", *TASKS, policies, "total_timesteps=6_000", "agent.discount=0.5")
     metrics, _ = trained.workflow.evaluate(trained.state)
     assert float(metrics["eval/friend_mean_reward"]) >= 2 * LENGTH - 0.5
     assert float(metrics["eval/rebel_mean_reward"]) >= LENGTH - 0.5
 
 
 def test_one_policy_cannot_learn_both(train) -> None:
-    trained = train("agent=ppo", *TASKS, "env.policies=shared", "total_timesteps=10_000", "agent.discount=0.5")
+    trained = train("agent=ppo", *TASKS, "env.policies=shared", "total_timesteps=6_000", "agent.discount=0.5")
     assert trained.returns <= LENGTH + 2.0  # the friends are right, and the rebel is always wrong
 
 

@@ -38,6 +38,7 @@ def test_the_defaults_are_ppo_on_cartpole() -> None:
         "episode_length": None,
         "autoreset_mode": "normal",
         "kwargs": {},
+        "policies": None,
         "runner": dataclasses.asdict(RunnerSettings()),
     }
 

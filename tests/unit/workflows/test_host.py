@@ -22,7 +22,6 @@ from rookery import cli
 from rookery.algorithms.a2c import A2CWorkflow
 from rookery.algorithms.ddpg import DDPGWorkflow
 from rookery.algorithms.dqn import DQNWorkflow
-from rookery.algorithms.evolution.open_es import OpenESWorkflow
 from rookery.errors import InvalidInputError
 from rookery.evaluators.playback import RenderError
 from rookery.learning.counter import Counter
@@ -30,7 +29,6 @@ from rookery.learning.schedules import values_at
 from rookery.metrics import EvaluateMetric
 from rookery.replay_buffers import UniformBuffer
 from rookery.rollout import Experience
-from rookery.runners import host_envs
 from rookery.runners.faults import EnvFaultError
 from rookery.runs import RunDirectory
 from rookery.sample_batch import SampleBatch
@@ -488,8 +486,7 @@ def test_an_environment_that_fails_plays_its_episode_again(workflow: Any, log: L
     assert result.episode_returns.shape == (9,)
     np.testing.assert_allclose(sorted(result.episode_returns), sorted(log.returns), rtol=1e-5)
     hopeless = make(env={"kwargs": {"fails_always": True}, "runner": {"max_restarts": 0}})
-    with pytest.raises(EnvFaultError, match="the evaluation is given up"):
-        hopeless.evaluator.evaluate(state.agent_state, jax.random.key(3), 9)
+    assert np.isnan(hopeless.evaluator.evaluate(state.agent_state, jax.random.key(3), 3).episode_returns).all()
 
 
 def test_an_episode_without_end_is_an_error_that_says_what_to_set(
@@ -563,23 +560,3 @@ def test_a_batch_is_split_over_two_devices() -> None:
 def test_what_cannot_be_meant_is_one_clear_error_at_build(config: dict, message: str) -> None:
     with pytest.raises((InvalidInputError, LookupError), match=re.escape(message)):
         make(**config)
-
-
-def test_evolution_on_the_host_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="openes trains on environments on the device, and gymnasium/TellTale"):
-        OpenESWorkflow.build_from_config({"env": {"name": "gymnasium/TellTale-v0"}})
-
-
-def test_environments_with_several_agents_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Several:
-        is_multi_agent = True
-        is_closed = False
-
-        def close(self) -> None:
-            self.is_closed = True
-
-    several = Several()
-    monkeypatch.setattr(host_envs, "make_host_env", lambda *args, **kwargs: several)
-    with pytest.raises(InvalidInputError, match="has several agents"):
-        make()
-    assert several.is_closed

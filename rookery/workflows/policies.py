@@ -1,0 +1,85 @@
+"""Which policy each agent of an environment has: `env.policies` of a config, for the agents that there are."""
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from rookery.errors import InvalidInputError, unknown_name
+from rookery.runners.base_env import AgentID
+from rookery.runners.policy_map import PolicyID
+from rookery.spaces import Space
+from rookery.workflows.config import check_policy_name
+
+SHARED, PER_AGENT = "shared", "per_agent"
+
+Spaces = tuple[Space, Space]
+"""Of observations and of actions."""
+
+
+def assign_policies(
+    policies: str | Mapping[str, PolicyID] | None, spaces: Mapping[AgentID, Spaces]
+) -> dict[AgentID, PolicyID]:
+    """Return the policy of each agent, as `EnvConfig.policies` says; raise unless those who share one can."""
+    if policies is None:
+        policy_of = _by_spaces(spaces)
+    elif isinstance(policies, Mapping):
+        policy_of = _by_patterns(policies, spaces)
+    else:
+        policy_of = {agent: SHARED if policies == SHARED else str(agent) for agent in spaces}
+    for agent, policy in policy_of.items():
+        check_policy_name(f"the policy of agent {agent!r}", policy)
+    _check_spaces(policy_of, spaces)
+    return policy_of
+
+
+def agents_of(policy: PolicyID, policy_of: Mapping[AgentID, PolicyID]) -> list[AgentID]:
+    """The agents that share a policy."""
+    return [agent for agent, its_policy in policy_of.items() if its_policy == policy]
+
+
+def _by_spaces(spaces: Mapping[AgentID, Spaces]) -> dict[AgentID, PolicyID]:
+    """Give agents with the same spaces one policy, which has their name: `adversary` for `adversary_0` and others."""
+    kinds: list[list[AgentID]] = []
+    for agent in spaces:
+        kind = next((kind for kind in kinds if spaces[kind[0]] == spaces[agent]), None)
+        if kind is None:
+            kinds.append([agent])
+        else:
+            kind.append(agent)
+    if len(kinds) == 1:
+        return dict.fromkeys(spaces, SHARED)
+    names = [re.sub(r"_?\d+$", "", str(kind[0])) for kind in kinds]
+    if "" in names or len(set(names)) < len(names):
+        names = [str(kind[0]) for kind in kinds]
+    named = {agent: name for name, kind in zip(names, kinds, strict=True) for agent in kind}
+    return {agent: named[agent] for agent in spaces}
+
+
+def _by_patterns(policies: Mapping[str, PolicyID], spaces: Mapping[AgentID, Spaces]) -> dict[AgentID, PolicyID]:
+    policies = {str(pattern): policy for pattern, policy in policies.items()}
+    names = [str(agent) for agent in spaces]
+    for pattern in policies:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise unknown_name("agent in env.policies", pattern, names)
+    policy_of = {}
+    for agent, name in zip(spaces, names, strict=True):
+        fitting = [policy for pattern, policy in policies.items() if fnmatchcase(name, pattern)]
+        if not fitting:
+            raise InvalidInputError(
+                f"env.policies={policies} says nothing of agent {name!r}: name it, or add '*' for all others."
+            )
+        policy_of[agent] = fitting[0]
+    return policy_of
+
+
+def _check_spaces(policy_of: Mapping[AgentID, PolicyID], spaces: Mapping[AgentID, Spaces]) -> None:
+    for policy in dict.fromkeys(policy_of.values()):
+        first, *others = agents_of(policy, policy_of)
+        for other in others:
+            for what, one, another in zip(("observations", "actions"), spaces[first], spaces[other], strict=True):
+                if one != another:
+                    raise InvalidInputError(
+                        f"agents {first!r} and {other!r} cannot share the policy {policy!r}: the {what} of one are "
+                        f"{one}, those of the other {another}. Set env.policies to per_agent, or to null: then agents "
+                        "with the same spaces share one."
+                    )

@@ -1,0 +1,497 @@
+"""Evolution on host environments: the fitness of an individual is what a bare loop over its environment gives."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rookery.algorithms.evolution.nsga2 import NSGA2Workflow
+from rookery.algorithms.evolution.open_es import OpenESWorkflow
+from rookery.errors import InvalidInputError
+from rookery.runners import host_envs
+from rookery.runners.autoreset_env import AutoresetBaseEnv
+from rookery.runners.base_env import Actions, BaseEnv, Polled
+from rookery.runners.faults import EnvFaultError
+from rookery.runners.seeds import episode_seed
+from rookery.runners.vector_base_env import VectorBaseEnv
+from rookery.runners.vector_env import VectorEnv
+from rookery.sample_batch import SampleBatch
+from rookery.testing.misbehaving_envs import FaultyEnv, kill_process
+from rookery.types import PyTreeDict
+from rookery.workflows.host_population import HostPopulation
+
+POPULATION_SIZE, NUM_EPISODES = 6, 2
+TIME_LIMIT = 12
+
+
+class Diary(gymnasium.Env):
+    """Writes down what it was asked; an episode has 2 to 8 steps by its start, and 1 for the sign of the start pays.
+
+    `fault` may raise, given the seed of the episode and its step; the step of a reset is None.
+    """
+
+    seeds: ClassVar[list[int | None]] = []
+    acted_on: ClassVar[list[np.ndarray]] = []
+    fault: ClassVar[Callable[[int | None, int | None], None] | None] = None
+    num_open: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        self.observation_space = gymnasium.spaces.Box(-20.0, 20.0, (2,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        Diary.num_open += 1
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        self.seed, self.start, self.count = seed, float(self.np_random.uniform(-1, 1)), 0
+        self.seeds.append(seed)
+        self.check(None)
+        return self.obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        self.check(self.count)
+        self.acted_on.append(self.obs())
+        self.count += 1
+        reward = float(action == (self.start > 0)) + 0.01 * self.count
+        return self.obs(), reward, self.count >= 2 + int(6 * abs(self.start)), False, {}
+
+    def check(self, step: int | None) -> None:
+        if Diary.fault is not None:
+            Diary.fault(self.seed, step)
+
+    def obs(self) -> np.ndarray:
+        return np.array([self.start, self.count], np.float32)
+
+    def close(self) -> None:
+        Diary.num_open -= 1
+
+
+@pytest.fixture(autouse=True)
+def diary(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Diary]]:
+    for name, value in (("seeds", []), ("acted_on", []), ("fault", None), ("num_open", 0)):
+        monkeypatch.setattr(Diary, name, value)
+    gymnasium.register("Diary-v0", entry_point=Diary)
+    yield Diary
+    gymnasium.registry.pop("Diary-v0")
+
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Build workflows, which are closed at the end."""
+    workflows = []
+
+    def make(
+        env: dict | None = None,
+        network: dict | None = None,
+        train: dict | None = None,
+        kind: Any = OpenESWorkflow,
+        **agent: Any,
+    ) -> Any:
+        agent = {
+            "population_size": POPULATION_SIZE,
+            "num_episodes": NUM_EPISODES,
+            "num_lanes": 4,
+            "network": {"hidden_sizes": [8], "core_size": 4, **(network or {})},
+            **({"noise_std": 2.0} if kind is OpenESWorkflow else {}),
+            **agent,
+        }
+        config = {"agent": agent, "env": {"name": "gymnasium/Diary-v0", "episode_length": TIME_LIMIT, **(env or {})}}
+        common = {"evaluation": {"num_episodes": 3}, "total_timesteps": 400, "recorders": []}
+        workflows.append(kind.build_from_config(config | common | (train or {})))
+        return workflows[-1]
+
+    yield make
+    for workflow in workflows:
+        workflow.close()
+
+
+def asked_of(workflow: Any) -> tuple[Any, Any, Any]:
+    """The agents of the first generation, and the key of their episodes."""
+    state, population, key = workflow.training._ask(workflow.init(workflow.make_key()))
+    return state.agent_state, population, key
+
+
+def play(workflow: Any) -> Any:
+    """The episodes of the first generation."""
+    return workflow.host.play(*asked_of(workflow), NUM_EPISODES)
+
+
+def seed_of(key: Any, individual: int, episode: int, num_tries_before: int = 0) -> int:
+    bits = int(jax.random.bits(jax.random.split(key)[0]))
+    return episode_seed(bits, 0, individual, num_tries_before, episode)
+
+
+def returns_of_a_bare_loop(workflow: Any, env_name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Play one episode after the other, each in an environment of its own."""
+    agent_state, population, key = asked_of(workflow)
+    returns, lengths = np.zeros((2, POPULATION_SIZE, NUM_EPISODES))
+    act = jax.jit(workflow.agent.evaluate_actions)
+    for individual, episode in np.ndindex(returns.shape):
+        env = gymnasium.make(env_name, max_episode_steps=TIME_LIMIT)
+        mine = agent_state.replace(params=jax.tree.map(lambda leaf, i=individual: leaf[i], population))
+        obs, _ = env.reset(seed=seed_of(key, individual, episode))
+        carry, is_over = workflow.agent.initial_carry(()), False
+        while not is_over:
+            start = jnp.float32(lengths[individual, episode] == 0)
+            extras = PyTreeDict(policy_extras=PyTreeDict(carry=carry, episode_start=start), env_extras=PyTreeDict())
+            action, told = act(mine, SampleBatch(obs=jnp.asarray(obs), extras=extras), jax.random.key(0))
+            carry = told.get("carry", ())
+            obs, reward, terminated, truncated, _ = env.step(np.asarray(action))
+            is_over = terminated or truncated
+            returns[individual, episode] += reward
+            lengths[individual, episode] += 1
+        env.close()
+    return returns, lengths
+
+
+def actions_of_a_network(params: Any, obs: np.ndarray) -> int:
+    """The greedy action of a policy of one hidden layer, in float64."""
+    hidden, output = params.trunk.layers.hidden.hidden_0, params.head.output
+    layers = [np.asarray(array, np.float64) for array in (hidden.kernel, hidden.bias, output.kernel, output.bias)]
+    return int(np.argmax(np.tanh(obs @ layers[0] + layers[1]) @ layers[2] + layers[3]))
+
+
+def no_faults_but(seeds: set[int], at_step: int | None) -> Callable[[int | None, int | None], None]:
+    def fault(seed: int | None, step: int | None) -> None:
+        if seed in seeds and step == at_step:
+            raise ValueError("bad leg")
+
+    return fault
+
+
+@pytest.fixture
+def envs_are(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], BaseEnv]], None]:
+    """Let workflows play in environments of one's own, given a function of their number."""
+
+    def envs_are(make_envs: Callable[[int], BaseEnv]) -> None:
+        monkeypatch.setattr(host_envs, "make_host_env", lambda name, num_envs, **kwargs: make_envs(num_envs))
+
+    return envs_are
+
+
+# What is played.
+
+
+@pytest.mark.parametrize("network", [{}, {"core": "gru"}], ids=["feedforward", "recurrent"])
+@pytest.mark.parametrize("env_name", ["Diary-v0", "CartPole-v1"])
+def test_returns_are_those_of_a_bare_loop_with_the_same_seeds(make: Make, env_name: str, network: dict) -> None:
+    workflow = make(env={"name": f"gymnasium/{env_name}"}, network=network)
+    episodes = play(workflow)
+    returns, lengths = returns_of_a_bare_loop(workflow, env_name)
+    np.testing.assert_allclose(episodes.episode_returns, returns, rtol=1e-6)
+    np.testing.assert_array_equal(episodes.episode_lengths, lengths)
+    assert len(np.unique(episodes.episode_lengths)) > 2
+
+
+def test_individuals_act_with_their_own_parameters(make: Make) -> None:
+    workflow = make(env={"name": "gymnasium/CartPole-v1"})
+    _, population, key = asked_of(workflow)
+    env = gymnasium.make("CartPole-v1", max_episode_steps=TIME_LIMIT)
+    lengths = np.zeros((POPULATION_SIZE, NUM_EPISODES))
+    for individual, episode in np.ndindex(lengths.shape):
+        params = jax.tree.map(lambda leaf, i=individual: leaf[i], population)
+        obs, _ = env.reset(seed=seed_of(key, individual, episode))
+        is_over = False
+        while not is_over:
+            obs, _, terminated, truncated, _ = env.step(actions_of_a_network(params, obs.astype(np.float64)))
+            lengths[individual, episode] += 1
+            is_over = terminated or truncated
+    np.testing.assert_array_equal(play(workflow).episode_lengths, lengths)
+
+
+@pytest.mark.parametrize(("core", "explore"), [("gru", False), (None, True)], ids=["recurrent", "explore"])
+def test_the_number_of_environments_makes_no_difference(
+    make: Make, request: pytest.FixtureRequest, core: str | None, explore: bool
+) -> None:
+    workflow = make(network={"core": core}, normalize_obs=True)
+    asked = asked_of(workflow)
+    request.getfixturevalue("optimized_programs")  # for playing alone, where rounding counts
+    results = []
+    for num_slots in (1, 5, 12):
+        with contextlib.closing(
+            HostPopulation(workflow.settings.train, workflow.agent, num_slots, explore, track_obs=True)
+        ) as host:
+            results.append(host.play(*asked, NUM_EPISODES))
+    for result in results[1:]:
+        jax.tree.map(np.testing.assert_array_equal, result, results[0])
+
+
+class InTurns(BaseEnv):
+    """Copies of `Diary` of which one at a time answers."""
+
+    name = "in_turns"
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self._copies = [VectorBaseEnv(VectorEnv.wrap(lambda index: Diary())) for _ in range(num_envs)]
+        self._asked: list[int] = []
+
+    @property
+    def spaces(self) -> Any:
+        return self._copies[0].spaces
+
+    def poll(self, timeout: float | None = None) -> Polled:
+        env = self._asked.pop(0)
+        polled = self._copies[env].poll()
+        resets, over, stepped = ([env] * len(envs) for envs in (polled.resets, polled.over, polled.stepped))
+        envs = np.full(len(polled.envs), env)
+        return dataclasses.replace(polled, envs=envs, resets=resets, over=over, stepped=stepped)
+
+    def send_actions(self, actions: Actions) -> None:
+        for env, action in zip(actions.envs.tolist(), actions.actions, strict=True):
+            self._copies[env].send_actions(Actions(np.array([0]), action[None]))
+            self._asked.append(env)
+
+    def try_reset(self, env: int, seed: int | None) -> None:
+        self._copies[env].try_reset(0, seed)
+        self._asked.append(env)
+
+    def try_restart(self, env: int, seed: int | None) -> None:
+        raise NotImplementedError
+
+
+def test_agents_remember_while_others_act(make: Make, envs_are: Any) -> None:
+    together = play(make(network={"core": "gru"}))
+    envs_are(InTurns)
+    in_turns = play(make(network={"core": "gru"}))
+    jax.tree.map(np.testing.assert_array_equal, in_turns, together)
+
+
+def test_sampled_actions_differ_from_greedy_ones(make: Make) -> None:
+    greedy, sampled = (play(make(explore=explore)) for explore in (False, True))
+    assert np.any(greedy.episode_returns != sampled.episode_returns)
+
+
+def test_statistics_are_those_of_the_observations_that_were_acted_on(make: Make, diary: type[Diary]) -> None:
+    workflow = make(normalize_obs=True)
+    state = workflow.init(workflow.make_key())
+    for _ in range(2):
+        _, state = workflow.step(state)
+        statistics, acted_on = state.agent_state.obs_preprocessor_state, np.array(diary.acted_on, np.float64)
+        assert float(statistics.count.value) == len(acted_on) == int(state.env_steps)
+        np.testing.assert_allclose(statistics.mean["obs"], acted_on.mean(axis=0), rtol=1e-5)
+        np.testing.assert_allclose(statistics.std["obs"], acted_on.std(axis=0), rtol=1e-4)
+
+
+def test_fixed_statistics_are_those_of_random_play(make: Make, diary: type[Diary]) -> None:
+    workflow = make(normalize_obs=True, fixed_obs_statistics=True)
+    state = workflow.init(workflow.make_key())
+    statistics = state.agent_state.obs_preprocessor_state
+    assert float(statistics.count.value) == 64 * 128
+    np.testing.assert_allclose(statistics.mean["obs"], np.mean(diary.acted_on, axis=0), rtol=1e-4)
+    _, state = workflow.step(state)
+    jax.tree.map(np.testing.assert_array_equal, state.agent_state.obs_preprocessor_state, statistics)
+
+
+def test_no_two_episodes_of_two_generations_have_the_same_seed(make: Make, diary: type[Diary]) -> None:
+    workflow = make()
+    _, state = workflow.step(workflow.init(workflow.make_key()))
+    workflow.step(state)
+    assert len(diary.seeds) == len(set(diary.seeds)) == 2 * POPULATION_SIZE * NUM_EPISODES
+    assert diary.num_open == 4
+
+
+def test_vector_environments_that_reset_themselves_can_be_played_in(make: Make, envs_are: Any) -> None:
+    envs_are(lambda num_envs: AutoresetBaseEnv(gymnasium.vector.SyncVectorEnv([Diary] * num_envs)))
+    workflow = make()
+    _, state = workflow.step(workflow.init(workflow.make_key()))
+    metrics, after = workflow.step(state)
+    lengths = np.asarray(metrics["rollout/ep_len_mean"]) * POPULATION_SIZE * NUM_EPISODES
+    assert int(after.env_steps) - int(state.env_steps) == round(float(lengths)) >= 2 * POPULATION_SIZE * NUM_EPISODES
+
+
+# Generations.
+
+
+def test_fitness_is_the_mean_return_of_an_individual(make: Make) -> None:
+    workflow = make()
+    episodes = play(workflow)
+    metrics, state = workflow.step(workflow.init(workflow.make_key()))
+    fitness = episodes.episode_returns.mean(axis=1)
+    np.testing.assert_allclose(metrics["evolution/fitness_mean"], fitness.mean(), rtol=1e-6)
+    np.testing.assert_allclose(state.evo_state.best_fitness, fitness.max(), rtol=1e-6)
+    best = jax.tree.map(lambda leaf: leaf[fitness.argmax()], asked_of(workflow)[1])
+    jax.tree.map(np.testing.assert_array_equal, state.evo_state.best_params, best)
+    assert int(state.env_steps) == episodes.episode_lengths.sum()
+
+
+def test_learning_takes_the_steps_one_by_one(make: Make) -> None:
+    workflow = make(train={"total_timesteps": 150})
+    start = workflow.init(workflow.make_key())
+    learned, stepped = workflow.learn(start), start
+    while int(stepped.env_steps) < 150:
+        _, stepped = workflow.step(stepped)
+    assert int(learned.iterations) == int(stepped.iterations) > 1
+    jax.tree.map(np.testing.assert_allclose, learned.agent_state, stepped.agent_state)
+
+
+def test_a_run_that_is_resumed_ends_where_the_uninterrupted_one_did(make: Make, tmp_path: Path) -> None:
+    train = {"run_dir": str(tmp_path / "run"), "record_interval": 100, "checkpoint": {"interval": 100, "keep": None}}
+    workflow = make(train=train)
+    learned = workflow.learn(workflow.init(workflow.make_key()))
+    again = make(train=train)
+    first = sorted(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir() if path.name.isdigit())[1]
+    resumed = again.resume(first)
+    assert 0 < first < int(learned.env_steps)
+    jax.tree.map(np.testing.assert_array_equal, resumed.agent_state, learned.agent_state)
+    assert int(resumed.env_steps) == int(learned.env_steps)
+
+
+# Faults.
+
+
+def test_an_episode_that_fails_is_played_again_and_costs_the_others_nothing(make: Make, diary: type[Diary]) -> None:
+    workflow = make(normalize_obs=True)
+    key = asked_of(workflow)[2]
+    undisturbed = play(workflow)
+    seed, next_seed = (seed_of(key, 3, 1, num_tries) for num_tries in (0, 1))
+    diary.fault = no_faults_but({seed}, 1)
+    diary.seeds.clear()
+    episodes = play(workflow)
+    assert diary.seeds.count(seed) == diary.seeds.count(next_seed) == 1
+    is_other = np.ones((POPULATION_SIZE, NUM_EPISODES), bool)
+    is_other[3, 1] = False
+    np.testing.assert_array_equal(episodes.episode_returns[is_other], undisturbed.episode_returns[is_other])
+    assert episodes.episode_lengths[3, 1] > 0
+    assert float(episodes.obs_statistics.count.value) == episodes.episode_lengths.sum()
+    report = workflow.host.report()
+    assert (report["faults/raised"], report["faults/restarts"], report["rollout/steps_discarded"]) == (1, 1, 1)
+    assert diary.num_open == 4
+
+
+@pytest.mark.parametrize("num_lanes", [1, 4])
+def test_an_individual_that_cannot_finish_has_no_fitness_and_is_never_the_best(
+    make: Make, diary: type[Diary], num_lanes: int
+) -> None:
+    workflow = make(env={"runner": {"max_restarts": 1}}, num_lanes=num_lanes, normalize_obs=True)
+    key = asked_of(workflow)[2]
+    diary.fault = no_faults_but({seed_of(key, 2, 0, num_tries) for num_tries in range(9)}, 1)
+    episodes = play(workflow)
+    is_lost = np.zeros((POPULATION_SIZE, NUM_EPISODES), bool)
+    is_lost[2, 0] = True
+    np.testing.assert_array_equal(np.isnan(episodes.episode_returns), is_lost)
+    np.testing.assert_array_equal(episodes.episode_lengths == 0, is_lost)
+    assert float(episodes.obs_statistics.count.value) == episodes.episode_lengths.sum()
+    assert workflow.host.report()["faults/unfinished_episodes"] == 1
+    metrics, state = workflow.step(workflow.init(workflow.make_key()))
+    assert int(state.evo_state.num_invalid) == 1
+    assert float(state.evo_state.best_fitness) == np.nanmax(episodes.episode_returns.mean(axis=1))
+    np.testing.assert_allclose(
+        metrics["rollout/ep_len_mean"], episodes.episode_lengths.sum() / (POPULATION_SIZE * NUM_EPISODES - 1), rtol=1e-6
+    )
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.agent_state.params))
+
+
+def test_if_no_episode_can_be_finished_the_first_fault_is_told(make: Make, diary: type[Diary]) -> None:
+    workflow = make(env={"runner": {"max_restarts": 0}})
+
+    def fault(seed: int | None, step: int | None) -> None:
+        if step == 1:
+            raise ValueError("bad leg")
+
+    diary.fault = fault
+    with pytest.raises(
+        EnvFaultError, match=r"none of 12 episodes could be finished.*at step 1 on action [01].*bad leg"
+    ):
+        play(workflow)
+    assert diary.num_open == 0
+    diary.fault = None
+    assert np.all(np.isfinite(play(workflow).episode_returns))
+
+
+def test_an_environment_that_cannot_begin_is_given_up_and_another_one_plays_its_episode(
+    make: Make, diary: type[Diary]
+) -> None:
+    workflow = make(env={"runner": {"max_restarts": 1}}, num_lanes=2)
+    undisturbed = play(workflow)
+    workflow.host.close()
+    key = asked_of(workflow)[2]
+    diary.fault = no_faults_but({seed_of(key, 0, 0, num_tries) for num_tries in range(2)}, None)
+    episodes = play(workflow)
+    assert workflow.host.report()["faults/lost_envs"] == 1
+    np.testing.assert_array_equal(episodes.episode_returns.flat[1:], undisturbed.episode_returns.flat[1:])
+    assert np.isfinite(episodes.episode_returns[0, 0])
+
+
+def test_if_no_environment_can_begin_the_run_ends(make: Make, diary: type[Diary]) -> None:
+    workflow = make(env={"runner": {"max_restarts": 1}})
+
+    def fault(seed: int | None, step: int | None) -> None:
+        raise ValueError("no display")
+
+    diary.fault = fault
+    with pytest.raises(EnvFaultError, match=r"all 4 environments are lost.*at reset.*no display"):
+        play(workflow)
+
+
+def test_what_an_environment_must_not_return_can_end_the_run(make: Make, envs_are: Any) -> None:
+    class Lying(Diary):
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+            obs, _, *rest = super().step(action)
+            return obs, float("nan"), *rest
+
+    envs_are(lambda num_envs: VectorBaseEnv(VectorEnv.wrap(lambda index: Lying(), num_envs=num_envs)))
+    with pytest.raises(EnvFaultError, match="reward is nan"):
+        play(make(env={"runner": {"on_invalid": "raise"}}))
+
+
+def test_a_killed_process_costs_one_try_of_its_episode(make: Make, envs_are: Any, tmp_path: Path) -> None:
+    def kill_once() -> None:
+        if not (tmp_path / "killed").exists():
+            (tmp_path / "killed").touch()
+            kill_process()
+
+    def make_env(index: int) -> gymnasium.Env:
+        return FaultyEnv(kill_once, at_step=None if index else 3)
+
+    envs_are(lambda num_envs: VectorBaseEnv(VectorEnv.wrap(make_env, num_envs=num_envs, processes=True)))
+    workflow = make(num_lanes=2)
+    episodes = play(workflow)
+    np.testing.assert_array_equal(episodes.episode_returns, np.full((POPULATION_SIZE, NUM_EPISODES), 10.0))
+    report = workflow.host.report()
+    assert (report["faults/killed"], report["faults/restarts"], report["rollout/steps_discarded"]) == (1, 1, 3)
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"env": {"runner": {"overlap": True}}}, "overlap=true is for methods that learn from batches"),
+        ({"kind": NSGA2Workflow, "objectives": ["sum:reward", "last:obs.0"]}, "measures sum:reward, last:obs.0 of"),
+    ],
+    ids=["overlap", "measures"],
+)
+def test_what_cannot_be_done_on_the_host_is_refused(make: Make, settings: dict, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        make(**settings)
+
+
+def test_environments_with_several_agents_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Several:
+        is_multi_agent, is_closed = True, False
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    several = Several()
+    monkeypatch.setattr(host_envs, "make_host_env", lambda *args, **kwargs: several)
+    with pytest.raises(InvalidInputError, match="has several agents"):
+        make()
+    assert several.is_closed
+
+
+def test_a_step_cannot_be_compiled(make: Make) -> None:
+    workflow = make()
+    with pytest.raises(InvalidInputError, match="cannot be part of a compiled program"):
+        jax.jit(workflow.step)(workflow.init(workflow.make_key()))

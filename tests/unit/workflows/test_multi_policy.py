@@ -1,0 +1,568 @@
+"""Several policies in the same environments: each learns from its own agents, and from nothing else.
+
+The environment here keeps a log of its own, which everything is compared with.
+"""
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rookery import cli
+from rookery.algorithms.a2c import A2CWorkflow
+from rookery.algorithms.ddpg import DDPGWorkflow
+from rookery.algorithms.evolution.open_es import OpenESWorkflow
+from rookery.algorithms.impala import IMPALAWorkflow
+from rookery.algorithms.ppo import PPOWorkflow
+from rookery.errors import InvalidInputError, UnknownNameError
+from rookery.learning.counter import Counter
+from rookery.runs import RunDirectory
+from rookery.sample_batch import SampleBatch
+from rookery.spaces import Box, Discrete
+from rookery.types import PyTreeDict
+from rookery.workflows.multi_policy_envs import JointExperience, MultiPolicyEnvs
+from rookery.workflows.multi_policy_evaluator import MultiPolicyEvaluateMetric, MultiPolicyEvaluator
+from rookery.workflows.policies import assign_policies
+
+NAME = "several_tales_v0"
+LENGTH = 4
+
+
+@dataclass
+class Log:
+    """What all environments did."""
+
+    seeds: list[int | None] = field(default_factory=list)
+    returns: list[dict[str, float]] = field(default_factory=list)
+    """Of each agent in the episodes that came to an end."""
+    num_steps: int = 0
+    """Those that were answered."""
+    num_right: int = 0
+    """Actions of `right_0` in them."""
+    num_faults: int = 0
+    num_open: int = 0
+
+
+class SeveralTales:
+    """Every transition can be checked by itself: all see `[start, count]`.
+
+    To `left_1` the start is shown plus 8, and `right_0` also sees a 7. The former and `left_0` get 10 count + action in
+    each of the four steps, after which the episode is cut off; `right_0` joins after the first step, gets its action
+    minus the count, and terminates after the third. Of all steps of all copies those in `faults` raise.
+    """
+
+    log: ClassVar[Log] = Log()
+    possible_agents = ("left_0", "left_1", "right_0")
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 30}
+
+    def __init__(self, faults: tuple[int, ...] = (), render_mode: str | None = None) -> None:
+        self.faults = faults
+        self.render_mode = render_mode
+        self.agents: list[str] = []
+        self.was_looked_at = False
+        """Whoever wraps it resets it once, to see what it tells."""
+        self.log.num_open += 1
+
+    def observation_space(self, agent: str) -> gymnasium.Space:
+        return gymnasium.spaces.Box(0.0, 99.0, (3,) if agent == "right_0" else (2,))
+
+    def action_space(self, agent: str) -> gymnasium.Space:
+        return gymnasium.spaces.Discrete(3) if agent == "right_0" else gymnasium.spaces.Box(-2.0, 2.0, (1,))
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
+        if self.was_looked_at:
+            self.log.seeds.append(seed)
+        self.was_looked_at = True
+        self.start, self.count = float(np.random.default_rng(seed).random()), 0
+        self.agents = ["left_0", "left_1"]
+        self.totals = dict.fromkeys(self.possible_agents, 0.0)
+        return self.obs(), {}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict, dict, dict, dict, dict]:
+        assert list(actions) == self.agents
+        if self.log.num_steps + self.log.num_faults in self.faults:
+            self.log.num_faults += 1
+            raise ValueError("bad leg")
+        self.log.num_steps += 1
+        self.log.num_right += "right_0" in actions
+        sign = {"right_0": -1.0}
+        rewards = {
+            agent: sign.get(agent, 10.0) * self.count + float(np.ravel(action)[0]) for agent, action in actions.items()
+        }
+        for agent, reward in rewards.items():
+            self.totals[agent] += reward
+        self.count += 1
+        if self.count == 1:
+            self.agents = [*self.agents, "right_0"]
+        obs = self.obs()
+        is_over = self.count == LENGTH
+        terminated = {agent: agent == "right_0" and self.count == 3 for agent in obs}
+        truncated = dict.fromkeys(obs, is_over)
+        if is_over:
+            self.log.returns.append(self.totals)
+        self.agents = [agent for agent in self.agents if not terminated[agent] and not is_over]
+        return obs, rewards, terminated, truncated, {agent: {} for agent in obs}
+
+    def obs(self) -> dict[str, np.ndarray]:
+        seen = {
+            "left_0": [self.start, self.count],
+            "left_1": [self.start + 8.0, self.count],
+            "right_0": [self.start, self.count, 7.0],
+        }
+        return {agent: np.array(seen[agent], np.float32) for agent in self.agents}
+
+    def render(self) -> np.ndarray:
+        return np.full((4, 6, 3), self.count, np.uint8)
+
+    def close(self) -> None:
+        self.log.num_open -= 1
+
+
+@pytest.fixture(autouse=True)
+def log(monkeypatch: pytest.MonkeyPatch) -> Log:
+    monkeypatch.setattr(SeveralTales, "log", Log())
+    module: Any = ModuleType(NAME)
+    module.parallel_env = module.raw_env = SeveralTales
+    monkeypatch.setitem(sys.modules, NAME, module)
+    return SeveralTales.log
+
+
+def make(kind: type = A2CWorkflow, env: dict | None = None, network: dict | None = None, **config: Any) -> Any:
+    agent = {"num_envs": 3, "rollout_length": 6, "network": {"hidden_sizes": [8], "core_size": 4, **(network or {})}}
+    return kind.build_from_config(
+        {
+            "agent": agent | config.pop("agent", {}),
+            "env": {"name": f"pettingzoo/{NAME}", **(env or {})},
+            "evaluation": {"num_episodes": 5},
+            "total_timesteps": 400,
+            "recorders": [],
+            **config,
+        }
+    )
+
+
+@pytest.fixture
+def workflow() -> Any:
+    workflow = make()
+    yield workflow
+    workflow.close()
+
+
+@pytest.fixture
+def collected(monkeypatch: pytest.MonkeyPatch) -> list[JointExperience]:
+    """Everything that any workflow collects."""
+    experiences: list[JointExperience] = []
+    collect = MultiPolicyEnvs.collect
+
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        experience, num_steps = collect(self, *args, **kwargs)
+        experiences.append(experience)
+        return experience, num_steps
+
+    monkeypatch.setattr(MultiPolicyEnvs, "collect", watched)
+    return experiences
+
+
+def advance(workflow: Any, state: Any, num_iterations: int) -> tuple[Any, Any]:
+    """Train as `learn` does, which overwrites the state."""
+    return workflow._advance(state, workflow._no_metrics(state), num_iterations, Counter.of(10**6))
+
+
+def is_live(trajectory: SampleBatch) -> np.ndarray:
+    return np.asarray(trajectory.extras.env_extras.autoreset) == 0
+
+
+def live_rows(trajectory: SampleBatch) -> Any:
+    live = is_live(trajectory)
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[live], trajectory)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def differ(one: Any, other: Any) -> bool:
+    leaves = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return any(not np.array_equal(mine, its) for mine, its in leaves)
+
+
+# What is learned from.
+
+
+@pytest.mark.parametrize("faults", [(), (9, 20, 31, 45)])
+def test_each_policy_is_given_the_rows_of_its_own_agents(
+    faults: tuple[int, ...], collected: list[JointExperience], log: Log
+) -> None:
+    workflow = make(env={"kwargs": {"faults": faults}})
+    state, metrics = advance(workflow, workflow.init(workflow.make_key()), 8)
+    num_rows = dict.fromkeys(("left", "right"), 0)
+    for joint in collected:
+        for policy, num_lanes in (("left", 6), ("right", 3)):
+            trajectory = joint.experiences[policy].trajectory
+            assert trajectory.rewards.shape == (6, num_lanes)
+            rows = live_rows(trajectory)
+            num_rows[policy] += len(rows.rewards)
+            start, count = rows.obs[:, 0], rows.obs[:, 1]
+            env_extras, actions = rows.extras.env_extras, rows.actions.reshape(-1)
+            is_left = policy == "left"
+            np.testing.assert_allclose(rows.rewards, (10 if is_left else -1) * count + actions, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(env_extras.ori_obs[:, :2], np.stack([start, count + 1], axis=1), rtol=1e-6)
+            np.testing.assert_array_equal(env_extras.termination, 0.0 * count if is_left else count == 2)
+            assert is_left or (rows.obs[:, 2] == 7).all()
+            # The learner bootstraps where a lane ends before the others.
+            live = is_live(trajectory)
+            assert (trajectory.dones[:-1][live[:-1] & ~live[1:]] == 1).all()
+    num_discarded = workflow.host.report()["rollout/steps_discarded"]
+    assert log.num_faults == len(faults)
+    assert (num_discarded > 0) is bool(faults)
+    assert int(state.env_steps) == log.num_steps - num_discarded
+    assert num_rows["left"] == 2 * int(state.env_steps)
+    # The last action of a fragment may belong to the next one.
+    assert log.num_right - 3 - num_discarded <= num_rows["right"] <= log.num_right
+    assert {int(of_policy.env_steps) for of_policy in state.policies.values()} == {int(state.env_steps)}
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.agent_state))
+    totals = [sum(returns.values()) for returns in log.returns]
+    assert metrics["rollout/ep_rew_mean"].weight == len(totals) > 10
+    np.testing.assert_allclose(metrics["rollout/ep_rew_mean"].value, np.mean(totals), rtol=1e-5)
+    np.testing.assert_allclose(metrics["rollout/ep_len_mean"].value, LENGTH)
+    right = [returns["right_0"] for returns in log.returns]
+    np.testing.assert_allclose(metrics["rollout/right_rew_mean"].value, np.mean(right), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        metrics["rollout/left_rew_mean"].value, np.mean(totals) - np.mean(right), rtol=1e-5, atol=1e-6
+    )
+    workflow.close()
+    assert log.num_open == 0
+
+
+def test_a_lane_says_when_it_is_in_another_episode(collected: list[JointExperience]) -> None:
+    workflow = make(env={"kwargs": {"faults": (9, 20, 31, 45)}}, agent={"rollout_length": 3})
+    advance(workflow, workflow.init(workflow.make_key()), 12)
+    num_going_on = 0
+    for policy in ("left", "right"):
+        before = np.full(workflow.host.num_lanes(policy), -1.0)
+        for joint in collected:
+            trajectory = joint.experiences[policy].trajectory
+            live, starts = is_live(trajectory), trajectory.obs[..., 0]
+            is_new = starts[0] != before
+            np.testing.assert_array_equal((trajectory.extras.env_extras.t[0] == 0)[live[0]], is_new[live[0]])
+            num_going_on += np.sum(~is_new[live[0]])
+            last = starts[np.maximum(live.sum(axis=0) - 1, 0), np.arange(len(before))]
+            before = np.where(live.any(axis=0), last, before)
+    assert num_going_on > 0
+    workflow.close()
+
+
+@pytest.mark.parametrize(("kind", "agent"), [(A2CWorkflow, {}), (IMPALAWorkflow, {"num_minibatches": 3})])
+def test_agents_with_a_memory_learn_from_what_they_did(
+    kind: type, agent: dict, collected: list[JointExperience]
+) -> None:
+    agent = {"normalize_rewards": True, **agent}
+    workflow = make(kind, network={"core": "gru"}, agent=agent, env={"kwargs": {"faults": (9, 20)}})
+    state = workflow.init(workflow.make_key())
+
+    @jax.jit
+    def log_prob_of(agent_state: Any, trajectory: SampleBatch, first_carry: Any) -> Any:
+        distribution, _ = workflow.agent.replay(agent_state, trajectory, first_carry)
+        return distribution.log_prob(trajectory.extras.policy_extras.raw_action)
+
+    for _ in range(5):
+        agent_states = jax.tree.map(jnp.copy, workflow.acting_state(state))
+        state, _ = advance(workflow, state, 1)
+        for policy, experience in collected[-1].experiences.items():
+            trajectory, live = experience.trajectory, is_live(experience.trajectory)
+            replayed = log_prob_of(agent_states[policy], trajectory, experience.first_carry)
+            log_prob = trajectory.extras.policy_extras.log_prob
+            np.testing.assert_allclose(replayed[live], log_prob[live], atol=1e-5)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.agent_state))
+    workflow.close()
+
+
+# Independence.
+
+
+def test_a_frozen_policy_stays_as_it_is_while_the_other_learns(workflow: Any) -> None:
+    state = workflow.init(workflow.make_key())
+    left = state.policies.left
+    frozen = left.replace(hyperparameters=left.hyperparameters.replace(learning_rate=jnp.zeros(())))
+    state = state.replace(policies=state.policies.replace(left=frozen))
+    before = jax.tree.map(np.asarray, state.agent_state)
+    state, _ = advance(workflow, state, 3)
+    assert_same(state.agent_state.left, before.left)
+    assert differ(state.agent_state.right, before.right)
+
+
+def test_what_one_policy_experiences_makes_no_difference_to_another(
+    workflow: Any, collected: list[JointExperience]
+) -> None:
+    state = workflow.init(workflow.make_key())
+    _, after = workflow.step(state)
+    joint = collected[0]
+    right = joint.experiences.right
+    other = right.replace(trajectory=right.trajectory.replace(rewards=right.trajectory.rewards + np.float32(5)))
+    _, changed = workflow.training._learn_from(state, joint.replace(experiences=joint.experiences.replace(right=other)))
+    assert_same(changed.policies.left.agent_state, after.policies.left.agent_state)
+    assert differ(changed.policies.right.agent_state, after.policies.right.agent_state)
+
+
+def test_rows_that_hold_nothing_weigh_nothing(workflow: Any, collected: list[JointExperience]) -> None:
+    state = workflow.init(workflow.make_key())
+    _, after = workflow.step(state)
+    right = collected[0].experiences.right
+    live = is_live(right.trajectory)
+    assert 0 < live.sum() < live.size
+
+    def spoil(leaf: np.ndarray) -> np.ndarray:
+        shape = (*live.shape, *(1,) * (leaf.ndim - 2))
+        return np.where(live.reshape(shape), leaf, leaf.dtype.type(np.nan if leaf.dtype.kind == "f" else 1))
+
+    trajectory = right.trajectory
+    spoilt = trajectory.replace(
+        obs=spoil(trajectory.obs), actions=spoil(trajectory.actions), rewards=spoil(trajectory.rewards)
+    )
+    experiences = collected[0].experiences.replace(right=right.replace(trajectory=spoilt))
+    _, same = workflow.training._learn_from(state, collected[0].replace(experiences=experiences))
+    assert_same(same.agent_state, after.agent_state)
+
+
+def test_a_policy_without_a_row_stays_as_it_is_and_counts_on(workflow: Any, collected: list[JointExperience]) -> None:
+    _, state = workflow.step(workflow.init(workflow.make_key()))  # so that the optimizer has momentum
+    workflow.step(state)
+    nothing = workflow.host.example(workflow.source).experiences.right
+    experiences = collected[1].experiences.replace(right=nothing)
+    metrics, after = workflow.training._learn_from(state, collected[1].replace(experiences=experiences))
+    before, right = state.policies.right, after.policies.right
+    assert_same((right.agent_state, right.optimizer_state), (before.agent_state, before.optimizer_state))
+    assert int(right.num_updates) == 1
+    assert int(right.env_steps) == 36
+    assert int(right.iterations) == 2
+    assert metrics["right/train/loss"].weight == 0 < metrics["left/train/loss"].weight
+    assert differ(after.agent_state.left, state.agent_state.left)
+
+
+def test_schedules_count_the_steps_of_environments(workflow: Any) -> None:
+    scheduled = make(agent={"learning_rate": {"start": 0.4, "end": 0.0}})
+    state, _ = advance(scheduled, scheduled.init(scheduled.make_key()), 3)
+    _, metrics = advance(scheduled, state, 1)
+    for policy in ("left", "right"):
+        rate = float(metrics[f"{policy}/train/learning_rate"].value)
+        np.testing.assert_allclose(rate, 0.4 * (1 - 3 * 18 / 400), rtol=1e-5)
+    scheduled.close()
+
+
+def test_agents_that_share_a_policy_have_one_set_of_parameters(collected: list[JointExperience]) -> None:
+    policies = {"left_*": "both", "right_0": "alone"}
+    for given, expected in ((None, {"left", "right"}), ("per_agent", {*SeveralTales.possible_agents})):
+        workflow = make(env={"policies": given})
+        assert set(workflow.init(workflow.make_key()).policies) == expected
+        workflow.close()
+    workflow = make(env={"policies": policies})
+    state = workflow.init(workflow.make_key())
+    assert set(state.policies) == {"both", "alone"}
+    workflow.step(state)
+    # Each lane holds one agent, and both of them are there in every env.
+    starts = np.sort(collected[-1].experiences.both.trajectory.obs[0, :, 0])
+    np.testing.assert_allclose(starts[3:], starts[:3] + 8.0, rtol=1e-6)
+    workflow.close()
+
+
+# Runs.
+
+
+def test_a_resumed_run_goes_on_with_all_policies(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = jnp.ones(1)
+    played = MultiPolicyEvaluateMetric(
+        episode_returns=one, episode_lengths=one, policy_returns=PyTreeDict(left=one, right=one)
+    )
+    monkeypatch.setattr(MultiPolicyEvaluator, "evaluate", lambda self, *args: played)
+    settings: dict[str, Any] = {
+        "run_dir": str(tmp_path / "run"),
+        "recorders": ["jsonl"],
+        "checkpoint": {"interval": 100, "keep": None},
+        "record_interval": 100,
+    }
+    workflow = make(**settings)
+    workflow.learn(workflow.init(workflow.make_key()))
+    workflow.close()
+    run = RunDirectory(tmp_path / "run")
+    before, seeds = run.read_metrics(), set(log.seeds)
+    for name in ("left/train/loss", "right/train/n_updates", "rollout/left_rew_mean", "eval/right_mean_reward"):
+        assert name in before[-1]
+    log.seeds.clear()
+    again = make(**settings)
+    step = again._checkpoints(run).steps()[2]
+    saved = again.restore(step)
+    assert int(saved.env_steps) == step
+    state = again.resume(step)
+    again.close()
+    after = run.read_metrics()
+    assert not seeds & set(log.seeds)
+    assert [row["time/total_timesteps"] for row in after] == [row["time/total_timesteps"] for row in before]
+    assert after[-1]["right/train/n_updates"] == int(state.policies.right.num_updates) == int(state.iterations)
+    for policy in ("left", "right"):
+        assert differ(saved.agent_state[policy], state.agent_state[policy])
+
+
+def test_with_overlap_every_step_is_learned_from() -> None:
+    workflow = make(env={"runner": {"overlap": True}})
+    state = workflow.learn(workflow.init(workflow.make_key()))
+    assert workflow.host._runner.ledger.env_steps.taken == int(state.env_steps) == 414
+    workflow.close()
+
+
+def test_an_evaluation_plays_so_many_episodes_and_tells_who_got_what(workflow: Any, log: Log) -> None:
+    state = workflow.init(workflow.make_key())
+    metrics, _ = workflow.evaluate(state)
+    totals = [sum(returns.values()) for returns in log.returns]
+    assert len(totals) == len(set(log.seeds)) == 5
+    np.testing.assert_allclose(metrics["eval/mean_reward"], np.mean(totals), rtol=1e-5)
+    np.testing.assert_allclose(metrics["eval/mean_ep_length"], LENGTH)
+    right = np.mean([returns["right_0"] for returns in log.returns])
+    np.testing.assert_allclose(metrics["eval/right_mean_reward"], right, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(metrics["eval/left_mean_reward"], np.mean(totals) - right, rtol=1e-5)
+    one_env = make(agent={"num_envs": 1}).evaluator
+    result = one_env.evaluate(state.agent_state, jax.random.key(3), 7)
+    assert_same(result, workflow.evaluator.evaluate(state.agent_state, jax.random.key(3), 7))
+
+
+def test_agents_with_a_memory_are_evaluated_with_one_each(log: Log) -> None:
+    workflow = make(network={"core": "gru"})
+    agent, agent_states = workflow.agent, workflow.init(workflow.make_key()).agent_state
+
+    def play_by_hand(seed: int | None) -> dict[str, float]:
+        env, memories = SeveralTales(), {}
+        obs, _ = env.reset(seed=seed)
+        while env.agents:
+            actions = {}
+            for name in env.agents:
+                starts = jnp.array([float(name not in memories)])
+                extras = PyTreeDict(carry=memories.get(name, agent.initial_carry((1,))), episode_start=starts)
+                batch = SampleBatch(obs=jnp.asarray(obs[name])[None], extras=PyTreeDict(policy_extras=extras))
+                agent_state = agent_states[name.partition("_")[0]]
+                actions[name], told = agent.evaluate_actions(agent_state, batch, jax.random.key(0))
+                memories[name] = told.carry
+            obs, *_ = env.step(actions)
+        return env.totals
+
+    result = workflow.evaluator.evaluate(agent_states, jax.random.key(3), 5)
+    by_hand = [play_by_hand(seed) for seed in list(log.seeds)]
+    totals = [sum(returns.values()) for returns in by_hand]
+    np.testing.assert_allclose(np.sort(result.episode_returns), np.sort(totals), rtol=1e-6)
+    right = [returns["right_0"] for returns in by_hand]
+    np.testing.assert_allclose(np.sort(result.policy_returns.right), np.sort(right), rtol=1e-6)
+    workflow.close()
+
+
+def test_games_in_turns_are_trained_and_evaluated(collected: list[JointExperience]) -> None:
+    config = {"env": {"name": "pettingzoo/classic.tictactoe_v3"}, "agent": {"rollout_length": 16}}
+    workflow = make(PPOWorkflow, **config)
+    state, metrics = advance(workflow, workflow.init(workflow.make_key()), 2)
+    assert int(state.env_steps) == 96
+    trajectory = collected[1].experiences.shared.trajectory
+    assert trajectory.rewards.shape == (16, 6)
+    live = is_live(trajectory)
+    assert 40 <= live.sum() <= 54  # each player acts in every second step
+    masks = live_rows(trajectory).obs["action_mask"]
+    assert (np.take_along_axis(masks, live_rows(trajectory).actions[:, None], axis=1) == 1).all()
+    assert 5 <= float(metrics["rollout/ep_len_mean"].value) <= 9
+    assert np.isfinite(workflow.evaluate(state)[0]["eval/mean_reward"])
+    workflow.close()
+
+
+def test_training_from_the_command_line_leaves_a_video(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], log: Log
+) -> None:
+    run = tmp_path / "run"
+    overrides = ["agent=a2c", f"env=pettingzoo/{NAME}", "env.policies={right_0: solo, *: left}", f"run_dir={run}"]
+    sizes = ["agent.num_envs=3", "agent.rollout_length=6", "agent.network.hidden_sizes=[8]", "total_timesteps=90"]
+    assert cli.main(["train", *overrides, *sizes, "evaluation.num_episodes=5", "recorders=[jsonl]"]) == 0
+    assert RunDirectory(run).episode_path.exists()
+    assert cli.main(["resume", str(run)]) == 0
+    video = tmp_path / "video.gif"
+    assert cli.main(["evaluate", str(run), "--episodes", "4", "--video", str(video)]) == 0
+    assert video.exists()
+    assert "solo" in capsys.readouterr().out
+    assert log.num_open == 0
+
+
+TWO_DEVICES = """
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+from rookery.registry import build_workflow
+
+workflow = build_workflow({
+    "agent": {"name": "a2c", "num_envs": 2, "rollout_length": 30, "network": {"hidden_sizes": [8]}},
+    "env": {"name": "pettingzoo/mpe2.simple_speaker_listener_v4", "episode_length": 10},
+    "evaluation": {"num_episodes": 3}, "total_timesteps": 120, "recorders": [], "devices": 2,
+})
+state = workflow.init(workflow.make_key())
+metrics, state = workflow.step(state)
+assert float(metrics["rollout/ep_len_mean"]) == 10.0, metrics
+assert int(state.env_steps) == 60
+state = workflow.learn(state)
+assert int(state.env_steps) == 120
+assert float(workflow.evaluate(state)[0]["eval/mean_ep_length"]) == 10.0
+workflow.close()
+print("well")
+"""
+
+
+def test_the_lanes_of_all_policies_are_split_over_two_devices() -> None:
+    done = subprocess.run([sys.executable, "-c", TWO_DEVICES], capture_output=True, text=True, timeout=240)
+    assert done.stdout.endswith("well\n"), done.stderr
+
+
+# Settings.
+
+ONE, OTHER = (Box(0.0, 1.0, (2,)), Discrete(2)), (Box(0.0, 1.0, (2,)), Discrete(3))
+
+
+@pytest.mark.parametrize(
+    ("policies", "spaces", "expected"),
+    [
+        (None, {"a_0": ONE, "a_1": ONE}, {"a_0": "shared", "a_1": "shared"}),
+        (None, {"a_0": ONE, "b_0": OTHER, "a_1": ONE}, {"a_0": "a", "b_0": "b", "a_1": "a"}),
+        (None, {"a_0": ONE, "a_1": OTHER}, {"a_0": "a_0", "a_1": "a_1"}),
+        ("per_agent", {"a_0": ONE, "a_1": ONE}, {"a_0": "a_0", "a_1": "a_1"}),
+        ({"a_1": "x", "a_*": "y"}, {"a_0": ONE, "a_1": ONE, "a_2": ONE}, {"a_0": "y", "a_1": "x", "a_2": "y"}),
+    ],
+)
+def test_the_first_rule_that_fits_an_agent_gives_it_its_policy(policies: Any, spaces: Any, expected: Any) -> None:
+    assert assign_policies(policies, spaces) == expected
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"policies": "shared"}, "agents 'left_0' and 'right_0' cannot share the policy 'shared': the observations of"),
+        ({"policies": {"lefd_0": "a", "*": "b"}}, "unknown agent in env.policies 'lefd_0'. Did you mean 'left_0'"),
+        ({"policies": {"left_*": "a"}}, "says nothing of agent 'right_0': name it, or add '*' for all others."),
+        ({"policies": {"*": 3}}, "env.policies={'*': 3}: the policy of '*' is 3; expected a name"),
+        ({"policies": {"*": "a/b"}}, "the policy of '*' is 'a/b'; expected a name, which is a string without '/'"),
+        ({"policies": "each"}, "env.policies='each': expected one of shared, per_agent or a mapping or null"),
+        (
+            {"name": "gymnasium/CartPole-v1", "policies": "shared"},
+            "env.policies='shared' is for environments on the host with several agents",
+        ),
+        ({"name": "classic/cartpole", "policies": "per_agent"}, "classic/cartpole is none"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_clear_error_at_build(env: dict, message: str, log: Log) -> None:
+    with pytest.raises((InvalidInputError, UnknownNameError), match=re.escape(message)):
+        make(env=env)
+    assert log.num_open == 0
+
+
+@pytest.mark.parametrize("kind", [DDPGWorkflow, OpenESWorkflow])
+def test_methods_for_one_agent_refuse_several(kind: type[Any]) -> None:
+    message = f"pettingzoo/{NAME} has several agents, and {kind.agent_name} trains one"
+    with pytest.raises(InvalidInputError, match=message):
+        kind.build_from_config({"env": {"name": f"pettingzoo/{NAME}"}})
