@@ -259,7 +259,7 @@ class AgentTracks(Tracks):
                 taken.batches[policy] = batch
                 taken.first_carries[policy] = first_carry
             taken.steps.rows += num_complete
-        self._forget()
+        taken.forgotten = self._forget()
         return taken
 
     def _of_lanes(self, policy: PolicyID, numbers: np.ndarray | None) -> np.ndarray | None:
@@ -272,14 +272,16 @@ class AgentTracks(Tracks):
                 spread[lanes] = numbers[env]
         return np.minimum(spread, self._desks[policy].memory.cursor)
 
-    def _forget(self) -> None:
+    def _forget(self) -> list[PolicyID]:
         """Let go of the policies that were removed and are not used any more."""
         with_rows = {policy for policy, desk in self._desks.items() if desk.memory.cursor.any()}
-        for policy in self._policies.forget_unused(with_rows.union(*self._used)):
+        forgotten = self._policies.forget_unused(with_rows.union(*self._used))
+        for policy in forgotten:
             self._desks.pop(policy, None)
             for key in [key for key in self._lanes if key[0] == policy]:
                 del self._lanes[key]
                 self._free.pop(key, None)
+        return forgotten
 
     @property
     def pending(self) -> Steps:

@@ -1,7 +1,6 @@
 """Vector environments of Gymnasium, EnvPool and the Arcade Learning Environment, which reset themselves."""
 
 import contextlib
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -147,11 +146,10 @@ class AutoresetBaseEnv(BaseEnv):
         if self.autoreset_mode is AutoresetMode.DISABLED:
             if missing:
                 self._reset_some(missing)
-        elif not self._is_live.any():
-            since = time.monotonic()
-            while missing and missing == self._wanted and (timeout is None or time.monotonic() - since <= timeout):
-                self._step(self._idle_actions)
-                missing = self._wanted - self._firsts.keys()
+        elif missing == self._wanted and missing and timeout != 0 and not self._is_live.any():
+            self._step(self._idle_actions)  # which resets the envs that are over
+            if not self._wanted & self._firsts.keys():
+                self._reset_all()  # they are in the middle of episodes that nobody sees
         return None
 
     def _step(self, actions: Any) -> Polled:

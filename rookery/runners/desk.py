@@ -47,7 +47,7 @@ class Desk:
     ) -> Acts:
         """Act in these lanes and note it; with `logged` note what was done there by others."""
         memory = self.memory
-        if (memory.row if memory.row is not None else int(memory.cursor.max())) >= memory.num_rows:
+        if not memory.has_room(lanes):
             memory.add_rows(2 * memory.num_rows)
         acts = self.actor.act(memory.seen(lanes), num_rows, None if lanes is ALL_LANES else lanes, starts, logged)
         memory.act(lanes, acts, times, episodes)

@@ -111,6 +111,7 @@ class LocalEnvs(EnvGroup):
             if make_env_fns[index] is None:
                 raise InvalidInputError(f"slot {index} has neither an existing env nor a function that makes one.")
         # The env of each slot; None before it is built, a Failed if it could not be.
+        self._is_closed = False
         self._envs: list[Any] = [*existing_envs, *[None] * (self.num_envs - len(existing_envs))]
         self._replies: dict[int, Reply] = {}
 
@@ -159,9 +160,10 @@ class LocalEnvs(EnvGroup):
         return replies
 
     def rebuild(self, index: int) -> None:
-        self._close_env(index)
-        self._envs[index] = None
         self._replies.pop(index, None)
+        if not self._is_closed:
+            self._close_env(index)
+            self._envs[index] = None
 
     def apply(self, index: int, function: Callable[[Any], Any]) -> Any | Failed:
         env = self.build(index)
@@ -175,6 +177,7 @@ class LocalEnvs(EnvGroup):
             return Failed.by_exception(error, Phase.RENDER)
 
     def close(self) -> None:
+        self._is_closed = True
         for index in range(self.num_envs):
             self._close_env(index)
             self._envs[index] = Failed(FaultKind.EXITED, Phase.MAKE, "the envs were closed")

@@ -136,7 +136,7 @@ class Episode:
             )
         ours, theirs = jax.tree.leaves(self.observations), jax.tree.leaves(other.observations)
         if any(
-            not np.array_equal(mine[-1], its[0], equal_nan=_has_nan(mine))
+            not np.array_equal(mine[-1], its[0], equal_nan=_may_hold_nan(mine))
             for mine, its in zip(ours, theirs, strict=True)
         ):
             raise InvalidInputError(
@@ -193,5 +193,5 @@ def _changes(numbers: np.ndarray) -> np.ndarray:
     return np.append(numbers[1:] != numbers[:-1], False) if len(numbers) else np.zeros(0, bool)
 
 
-def _has_nan(leaf: np.ndarray) -> bool:
+def _may_hold_nan(leaf: np.ndarray) -> bool:
     return leaf.dtype.kind == "f"

@@ -18,7 +18,8 @@ from rookery.runners.base_env import SINGLE_AGENT, Actions, AgentID, BaseEnv, En
 from rookery.runners.faults import Failed, FaultKind, Phase
 from rookery.runners.validation import ObsStacker, check_info, check_reward, row_of, zeros_of
 from rookery.runners.vector_env import as_space, rows_of, split_actions
-from rookery.spaces import Space, check_discrete_range
+from rookery.spaces import Dict, Space, Tuple, check_discrete_range
+from rookery.types import PyTreeDict
 
 CLOSE_TIMEOUT = 1.0
 """Seconds that `close` waits for simulators to notice; their threads do not keep the program from ending."""
@@ -45,6 +46,10 @@ class _Stage(enum.Enum):
     """There is a row to poll."""
     ASKED = enum.auto()
     """The runner has seen an observation and chooses an action."""
+
+
+_AWAITED = (_Stage.FREE, _Stage.PLAYING, _Stage.ASKED)
+"""Where something is to come from the simulator."""
 
 
 @dataclass(slots=True)
@@ -78,6 +83,11 @@ class _Slot:
     stage: _Stage = _Stage.QUIET
     episode: _Episode | None = None
     shown: _Shown | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a row to poll of an episode that goes on."""
+        return self.stage is _Stage.SHOWN and self.shown is not None and self.shown.end is End.RUNNING
 
     def clear(self, stage: _Stage) -> None:
         self.stage, self.episode, self.shown = stage, None, None
@@ -136,6 +146,7 @@ class ExternalEnv(ABC):
         action = jax.tree.map(np.asarray, action)
         self.action_space.check(action, "the logged action")
         check_discrete_range(self.action_space, action, "the logged action")
+        action = _as_policies_act(self.action_space, action)
         with self._changed:
             self._show(*self._open(episode_id), obs, logged_action=action)
 
@@ -243,6 +254,8 @@ class ExternalBaseEnv(BaseEnv):
                 for index in range(self.num_envs):
                     self.try_restart(index, None)
             self._changed.wait_for(lambda: self._envs[0]._is_closed or self._shown() or self._failed(), timeout)
+            if self._envs[0]._is_closed:
+                raise ExternalEnvClosedError(f"{self.name} was closed.")
             shown, failed = self._shown(), self._failed()
             for index, row in shown.items():
                 self._slots[index].stage = _Stage.ASKED if row.end is End.RUNNING else _Stage.QUIET
@@ -291,18 +304,18 @@ class ExternalBaseEnv(BaseEnv):
                 env._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _shown(self) -> dict[int, _Shown]:
-        """The rows that wait to be polled."""
+        """The rows that wait to be polled, but those of episodes that no simulator goes on with."""
         return {
             index: slot.shown
-            for index, slot in enumerate(self._slots)
-            if slot.stage is _Stage.SHOWN and slot.shown is not None
+            for index, (slot, owner) in enumerate(zip(self._slots, self._owners, strict=True))
+            if slot.stage is _Stage.SHOWN and slot.shown is not None and not (owner._stopped and slot.is_running)
         }
 
     def _failed(self) -> dict[int, Failed]:
         """Why nothing more will come of slots from which something is expected, but whose simulator has stopped."""
         failed = {}
         for index, (slot, owner) in enumerate(zip(self._slots, self._owners, strict=True)):
-            if owner._stopped is not None and slot.stage in (_Stage.FREE, _Stage.PLAYING, _Stage.ASKED):
+            if owner._stopped is not None and (slot.stage in _AWAITED or slot.is_running):
                 phase = Phase.RESET if slot.stage is _Stage.FREE else Phase.STEP
                 failed[index] = replace(owner._stopped, phase=phase)
         return failed
@@ -328,6 +341,16 @@ class ExternalBaseEnv(BaseEnv):
             },
             failed=failed,
         )
+
+
+def _as_policies_act(space: Space, action: Any) -> Any:
+    """Give an action the dtypes in which policies choose theirs."""
+    match space:
+        case Dict():
+            return PyTreeDict({name: _as_policies_act(part, action[name]) for name, part in space.spaces.items()})
+        case Tuple():
+            return tuple(_as_policies_act(part, item) for part, item in zip(space.spaces, action, strict=True))
+    return action.astype(space.sample_dtype)  # type: ignore[attr-defined]
 
 
 def _run(env: ExternalEnv) -> None:

@@ -2,7 +2,7 @@
 
 import enum
 import traceback
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from rookery.errors import InvalidInputError, RookeryError, check_count
@@ -98,7 +98,8 @@ class Status(enum.StrEnum):
 class RestartPolicy:
     """How often in a row an env is built anew before it is given up, and how long to wait before each try.
 
-    The row ends once the env has made `good_steps` steps since it was built. `max_faults` limits the faults of one env
+    The row ends once the env has made `good_steps` steps since it was built, or, where whole episodes are sampled, has
+    finished one. `max_faults` limits the faults of one env
     over its whole life; None does not.
     """
 
@@ -134,7 +135,7 @@ class Health:
     num_good_steps: int = 0
     """Steps since the last restart."""
     num_faults: int = 0
-    retry_at: float = field(default=0.0)
+    retry_at: float = 0.0
     """When a suspect env may be built anew, on the clock of the runner."""
 
     def after_fault(self, policy: RestartPolicy, now: float) -> "Health":

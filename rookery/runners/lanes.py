@@ -133,7 +133,11 @@ class LaneMemory:
         if self._packing is None:
             return None
         rows = np.minimum(self.cursor[lanes], self.num_rows - 1)
-        return self._packing.unpack(self.acts.read(rows, lanes))[0]
+        return self._packing.unpack([np.array(array) for array in self.acts.read(rows, lanes)])[0]
+
+    def has_room(self, lanes: Lanes) -> bool:
+        """Tell whether these lanes have a row left."""
+        return bool(np.max(self._rows(lanes), initial=0) < self.num_rows)
 
     def extras_at(self, rows: np.ndarray, lanes: np.ndarray) -> PyTreeDict:
         """What the policies said beside their actions in some rows."""
@@ -213,6 +217,8 @@ class LaneMemory:
         What the lanes see now goes on in the next fragment, with the acts of those whose row is open, and with the last
         `num_kept` rows of each lane, which are kept back.
         """
+        if num_rows is not None and num_rows > self.num_rows:
+            self.add_rows(num_rows)
         num_kept = np.zeros_like(self.cursor) if num_kept is None else num_kept
         given = self.cursor - num_kept
         episode_begin = np.maximum(self.episode_begin - given, 0)

@@ -27,6 +27,8 @@ class Quota:
         self._quotas = np.full(num_envs, total if is_shared else 0)
         self._used_by_all = 0
         self._absent = absent
+        self._order: list[int] = []
+        """Who gave what, one after the other, where all share."""
         self._give_out(0 if is_shared else total)
 
     def _give_out(self, total: int) -> None:
@@ -59,9 +61,22 @@ class Quota:
     @property
     def overdraft(self) -> np.ndarray | None:
         """How many env steps each env gave more than it had to; None if there are none."""
-        if self.unit != ENV_STEPS or self.is_shared or self._least >= self._used_by_all:
+        if self.unit != ENV_STEPS or self._least >= self._used_by_all:
             return None
+        if self.is_shared:
+            return np.bincount(self._order[-(self._used_by_all - self._least) :], minlength=len(self._quotas))
         return np.maximum(self._used_by_all - self._quotas, 0)
+
+    def credit(self, num_steps: np.ndarray) -> None:
+        """Count steps of each env that were given before; what they leave is given out anew."""
+        if self.unit != ENV_STEPS:
+            return
+        if not self.is_shared:
+            total = int(self._quotas.sum())
+            counted = np.clip(total - (np.cumsum(num_steps) - num_steps), 0, num_steps)
+            self._quotas = counted.astype(np.int64)
+            self._give_out(total - int(counted.sum()))
+        self.use(ENV_STEPS, np.repeat(np.arange(len(num_steps)), num_steps))
 
     def has_left(self, env: int) -> bool:
         return bool(self._quotas[env] > self._used_by_all)
@@ -72,6 +87,7 @@ class Quota:
             return
         if self.is_shared:
             self._used_by_all += amount * len(envs)
+            self._order.extend(envs)
         elif unit == ENV_STEPS and len(envs) == len(self._quotas):
             self._used_by_all += amount
         else:

@@ -1,5 +1,6 @@
 """The runner: samples experience from environments that are Python objects, and survives what they do."""
 
+import numbers
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +35,7 @@ TRUNCATE = "truncate_episodes"
 ABORT, RAISE = "abort", "raise"
 NO_INFOS: Mapping = {}
 EPISODE_INFO = "episode_metrics"
-"""The entry of an info in which an env reports numbers of its own with the end of an episode."""
+"""The entry of an info in which an env reports numbers of its own with the end of an episode; others are left out."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,8 @@ class EnvRunner:
         self._seed, self._runner_index = seed, runner_index
         self._clock, self._sleep = clock, sleep
         num_envs = base_env.num_envs
+        self._only_policy: PolicyID | None = None
+        """The policy of all agents, if that cannot change."""
         self._tracks = self._make_tracks(policy_mapping_fn, num_envs)
         self._episodes = [LiveEpisode(-1, env, None) for env in range(num_envs)]
         self._num_episodes = 0
@@ -143,8 +146,8 @@ class EnvRunner:
         self._restarting: frozenset[int] = NOBODY
         """Those among the ones that are out which are being built anew."""
         self._lost: frozenset[int] = NOBODY
-        self._num_stepping = 0
-        """How many envs were sent actions and have not answered."""
+        self._kept: np.ndarray | None = None
+        """The steps of each env that the last sample kept back."""
         self._is_started = False
         self._has_fixed_shares = True
         """Whether what a lost env does not give is missing, so that samples keep their shape."""
@@ -238,6 +241,11 @@ class EnvRunner:
         """Give out the quotas; return how many rows the sample has, None if that will be seen."""
         config, num_envs = self.config, self.base_env.num_envs
         self._check_alive()
+        if self._only_policy is not None and list(self.policies) != [self._only_policy]:
+            raise InvalidInputError(
+                f"the policies are now {sorted(self.policies)}: only a runner with a policy_mapping_fn can say "
+                "who has which."
+            )
         if num_steps is not None and num_episodes is not None:
             raise InvalidInputError(f"num_steps={num_steps} and num_episodes={num_episodes}: ask for one of them.")
         for name, value in (("num_steps", num_steps), ("num_episodes", num_episodes)):
@@ -254,6 +262,8 @@ class EnvRunner:
         self._has_fixed_shares = num_steps is None and num_episodes is None
         absent = NOBODY if self._has_fixed_shares else self._lost
         self._quota = Quota(total, num_envs, unit, is_shared, absent)
+        if self._kept is not None:
+            self._quota.credit(self._kept)
         return self._quota.largest if unit == ENV_STEPS and not is_shared else None
 
     def _is_finished(self) -> bool:
@@ -275,6 +285,9 @@ class EnvRunner:
     def _end_sample(self, num_rows: int | None) -> Sample:
         whole_episodes, overdraft = self._quota.unit in WHOLE_EPISODES, self._quota.overdraft
         taken = self._tracks.take(num_rows, self.config.rollout_fragment_length, whole_episodes, overdraft)
+        self._kept = overdraft
+        for policy in taken.forgotten:
+            self._pipelines.pop(policy, None)
         self._returned += taken.steps
         sample = Sample(
             batch=MultiAgentBatch(batches=PyTreeDict(taken.batches), env_steps=jnp.int32(taken.steps.env_steps)),
@@ -300,11 +313,6 @@ class EnvRunner:
         if not acting:
             return
         envs = self._all_envs if len(acting) == len(self._all_envs) else np.array(sorted(acting))
-        if self._quota.is_shared and len(envs) + self._num_stepping > self._quota.largest:
-            envs = envs[: max(0, self._quota.largest - self._num_stepping)]
-            acting = frozenset(envs.tolist())
-            if not acting:
-                return
         perf = self.perf
         perf.start()
         actions = self._tracks.act(envs, self._episodes, perf)
@@ -312,7 +320,6 @@ class EnvRunner:
         perf.mark(Stage.ENV_WAIT)
         self._waiting = NOBODY if acting is self._waiting else self._waiting - acting
         self._out = self._out | acting if self._out else acting
-        self._num_stepping += len(acting)
 
     def _observe(self) -> None:
         """Ask the envs what is new and take it in; start the episodes that come next."""
@@ -322,7 +329,7 @@ class EnvRunner:
             return
         perf = self.perf
         perf.start()
-        polled = self.base_env.poll()
+        polled = self.base_env.poll(self._patience())
         perf.mark(Stage.ENV_WAIT)
         self._take_in(polled)
         perf.mark(Stage.OBSERVATIONS)
@@ -344,7 +351,6 @@ class EnvRunner:
                 answered = frozenset(map(int, stepped))
                 self._out -= answered
                 self._waiting |= answered
-            self._num_stepping -= len(stepped)
             self._taken.env_steps += len(stepped)
             self._quota.use(ENV_STEPS, stepped)
             if self._restored and self._quota.unit not in WHOLE_EPISODES:
@@ -429,7 +435,7 @@ class EnvRunner:
             self._callbacks.on_episode_end(EpisodeEndEvent(self.base_env, episode, fault))  # type: ignore[union-attr]
         reported = episode.metrics
         for info in episode.infos.values():
-            reported = {name: float(value) for name, value in info.get(EPISODE_INFO, {}).items()} | reported
+            reported = _numbers_in(info.get(EPISODE_INFO)) | reported
         self._metrics.append(
             EpisodeMetric(
                 episode_return=episode.episode_return,
@@ -480,7 +486,6 @@ class EnvRunner:
             consequence=f"episode discarded, {outcome}",
         )
         self._discarded += self._tracks.discard(env)
-        self._num_stepping -= failed.phase is Phase.STEP
         self._faults.append(fault)
         self.fault_counts[failed.kind.value] += 1
         if "on_env_fault" in self._hooks:
@@ -507,6 +512,12 @@ class EnvRunner:
             assert first is not None
             raise EnvFaultError(f"all {len(self._health)} environments are lost; the first fault: {first}", first)
 
+    def _patience(self) -> float | None:
+        """How long to wait for envs; those from outside may say nothing for any time, while others are to be built."""
+        if not self.base_env.is_external or not self._suspect:
+            return None
+        return max(0.0, min(self._health[env].retry_at for env in self._suspect) - self._clock())
+
     def _wait_for_restart(self) -> None:
         """Nothing is under way: let the time pass until an env may be built anew."""
         if self._suspect:
@@ -517,6 +528,7 @@ class EnvRunner:
     def _make_tracks(self, policy_mapping_fn: PolicyMappingFn | None, num_envs: int) -> Tracks:
         if policy_mapping_fn is None and not self.base_env.is_multi_agent:
             (policy,) = self.policies
+            self._only_policy = policy
             return ArrayTracks(policy, self._make_desk(policy, SINGLE_AGENT, num_envs), num_envs)
         if policy_mapping_fn is None:
             (only_policy,) = self.policies
@@ -544,3 +556,9 @@ class EnvRunner:
             if policy in self._connector_states:
                 pipeline.set_state(self._connector_states.pop(policy))
         return self._pipelines[policy]
+
+
+def _numbers_in(report: Any) -> dict[str, float]:
+    if not isinstance(report, Mapping):
+        return {}
+    return {str(name): float(value) for name, value in report.items() if isinstance(value, numbers.Real)}

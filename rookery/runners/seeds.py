@@ -5,7 +5,7 @@ import struct
 
 
 def episode_seed(run_seed: int, runner_index: int, env_index: int, incarnation: int, episode: int) -> int:
-    """Return the seed of an episode, between 0 and 2^31 - 1.
+    """Return the seed of an episode, between 0 and 2^31 - 1; two alike are as rare as among random numbers.
 
     `incarnation` counts how often the env was built, `episode` the episodes of this slot.
     """

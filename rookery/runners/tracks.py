@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -72,6 +72,8 @@ class Taken:
     batches: dict[PolicyID, SampleBatch]
     first_carries: dict[PolicyID, Any]
     steps: Steps
+    forgotten: list[PolicyID] = field(default_factory=list)
+    """Policies that were removed and that no episode uses any more."""
 
 
 def stacked(trees: Sequence[Tree]) -> Tree:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from rookery.agent import RandomAgent
 from rookery.errors import InvalidInputError
 from rookery.runners.autoreset_env import AutoresetBaseEnv
 from rookery.runners.base_env import ALL, SINGLE_AGENT, Actions, AgentID, BaseEnv, End, Polled
@@ -441,7 +442,8 @@ def test_episodes_from_outside_give_each_row_once_and_in_whole(
         assert len(rows_of(samples[-1])) == samples[-1].agent_steps
     names = Counter((row.episode, row.t) for sample in samples for row in rows_of(sample))
     assert set(names.values()) == {1}
-    for episode in (episode for sample in samples for episode in sample.episodes if not episode.is_faulty):
+    # The last steps of an episode may be among those that are kept back for the next sample.
+    for episode in (episode for sample in samples[:-1] for episode in sample.episodes if not episode.is_faulty):
         assert sorted(t for number, t in names if number == episode.number) == [*range(episode.episode_length)]
     if isinstance(agent, SummingAgent):
         check_memories(samples)
@@ -662,3 +664,64 @@ def test_drawing_counts_as_rendering() -> None:
     assert frame is not None
     assert frame.shape == (2, 3, 3)
     assert runner.perf.milliseconds()["render"] > 0.0
+
+
+def test_more_steps_than_a_fragment_are_returned_although_agents_act_in_turns() -> None:
+    script = [Moment({"ab"[t % 2]: t}) for t in range(40)]
+    sample = make_runner(in_dicts(ScriptedEnv(script)), rollout_fragment_length=4).sample(num_steps=20)
+    assert sample.env_steps == 20
+    assert sample.agent_steps == len(rows_of(sample)) > 10
+
+
+def test_a_fault_names_the_action_that_led_to_it_also_later() -> None:
+    actions: list[int] = []
+
+    class FaithfulEnv(CountingEnv):
+        def step(self, action: Any) -> Any:
+            actions.append(int(action))
+            if self.num_steps == 3:
+                raise ValueError("bad leg")
+            return super().step(action)
+
+    runner = make_runner(vectorized(lambda index: FaithfulEnv(9)), RandomAgent(), restart=RestartPolicy(good_steps=1))
+    faults = runner.sample(num_steps=40).faults
+    assert len(faults) > 3
+    assert [int(fault.action) for fault in faults] == actions[3::4][: len(faults)]
+
+
+@pytest.mark.parametrize("report", [None, 3, {"score": "high", "won": 1}])
+def test_what_an_env_reports_of_its_episode_and_is_no_number_is_left_out(report: Any) -> None:
+    class ReportingEnv(CountingEnv):
+        def step(self, action: Any) -> Any:
+            *others, _ = super().step(action)
+            return *others, {"episode_metrics": report}
+
+    (episode,) = make_runner(vectorized(lambda index: ReportingEnv(2))).sample(num_episodes=1).episodes
+    assert episode.metrics == ({"won": 1.0} if isinstance(report, dict) else {})
+
+
+def test_a_runner_without_mapping_refuses_another_policy() -> None:
+    runner = make_runner(vectorized(lambda index: CountingEnv(3)))
+    runner.sample(num_steps=2)
+    runner.policies.add("new", ParityAgent())
+    runner.policies.remove("default")
+    with pytest.raises(InvalidInputError, match="policy_mapping_fn"):
+        runner.sample(num_steps=2)
+
+
+def test_steps_kept_back_count_for_the_next_sample() -> None:
+    vector_env = gymnasium.vector.SyncVectorEnv([lambda: CountingEnv(50)] * 4)
+    runner = make_runner(AutoresetBaseEnv(vector_env, "counting"))
+    assert [runner.sample(num_steps=num_steps).env_steps for num_steps in (5, 5, 5, 2, 1, 9)] == [5, 5, 5, 2, 1, 9]
+    assert runner.ledger.is_exact
+    assert runner.ledger.env_steps.pending < 4
+
+
+def test_a_runner_of_closed_envs_does_not_build_new_ones() -> None:
+    made: list[CountingEnv] = []
+    runner = make_runner(vectorized(lambda index: made.append(CountingEnv(5)) or made[-1]))
+    runner.sample(num_steps=2)
+    runner.close()
+    with pytest.raises(EnvFaultError):
+        runner.sample(num_steps=9)
+    assert len(made) == 1
