@@ -13,7 +13,7 @@ Train = Callable[..., Any]
 @pytest.mark.parametrize("method", ["openes", "ars", "cmaes", "sepcem", "ga"])
 def test_every_seed_solves_cartpole_with_the_preset(train: Train, method: str) -> None:
     trained = train(f"agent={method}", "env=classic/cartpole", "num_seeds=3", "evaluation.num_episodes=100")
-    assert trained.returns.shape == (5,)
+    assert trained.returns.shape == (3,)
     assert trained.returns.min() >= 475.0, trained.returns
 
 
