@@ -27,7 +27,8 @@ INTERRUPTED = (FaultKind.KILLED, f"{REPLACED}the exchange with it was interrupte
 class ProcessEnvs(EnvGroup):
     """Environments in processes of their own, or `envs_per_process` together in each.
 
-    The functions that make them are sent by cloudpickle. An env that does not answer within `step_timeout` seconds, or
+    The functions that make them are sent by cloudpickle, and messages are pickled: both ends are ours, and nothing of
+    it is written to a file or comes from elsewhere. An env that does not answer within `step_timeout` seconds, or
     is not built within `start_timeout`, is killed with its process, and its neighbors there fail too. Envs that share
     a process take turns; the time of each counts from when it is its turn. `close` gives them `close_timeout` seconds
     to close themselves.

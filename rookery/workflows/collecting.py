@@ -1,14 +1,13 @@
 """What workflows that learn from trajectories have in common: a source of experience, and how its rows count."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from rookery.agent import Agent, AgentState
+from rookery.agent import Agent
 from rookery.distributed import DEVICE_AXIS, check_divides
 from rookery.distributed.collectives import key_of_this_device, sum_over_devices
 from rookery.learning.updates import Optimizer
@@ -17,7 +16,7 @@ from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key
 from rookery.workflows.config import Settings
 from rookery.workflows.host import HostCollector, HostEnvs, experience_specs
-from rookery.workflows.host_evaluator import EpisodePlayer, HostEvaluator
+from rookery.workflows.host_evaluator import HostEvaluator
 from rookery.workflows.host_training import HostTraining
 from rookery.workflows.workflow import Workflow
 
@@ -95,11 +94,6 @@ class CollectingWorkflow(Workflow):
         if self.host is None:
             return super()._make_evaluator()
         return HostEvaluator(self.settings.train, self.agent, self.config.num_envs)
-
-    def play(self, agent_state: AgentState, key: Key, max_steps: int) -> Iterator[np.ndarray]:
-        if isinstance(self.evaluator, EpisodePlayer):
-            return self.evaluator.frames(agent_state, key, max_steps)
-        return super().play(agent_state, key, max_steps)
 
     def _metrics_like(self, state: Any) -> Any:
         return super()._metrics_like(state) if self.host is None else self.training.metrics_like(state)

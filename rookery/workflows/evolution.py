@@ -1,7 +1,7 @@
 """Evolution: ask a strategy for a population, play its episodes, tell the strategy how fit they are."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -313,11 +313,6 @@ class ECWorkflow(Workflow):
         if self.host is None:
             return super()._make_evaluator()
         return HostEvaluator(self.settings.train, self.agent, self.host.num_slots)
-
-    def play(self, agent_state: AgentState, key: Key, max_steps: int) -> Iterator[np.ndarray]:
-        if isinstance(self.evaluator, HostEvaluator):
-            return self.evaluator.frames(agent_state, key, max_steps)
-        return super().play(agent_state, key, max_steps)
 
     def _metrics_like(self, state: Any) -> Any:
         return super()._metrics_like(state) if self.host is None else self.training.metrics_like(state)

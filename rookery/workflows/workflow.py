@@ -27,6 +27,7 @@ from rookery.runs import RunDirectory, write_atomically
 from rookery.types import Key, PyTreeDict, State, Tree, as_key, make_key
 from rookery.workflows.checkpoint import Checkpoints
 from rookery.workflows.config import Hyperparameters, Settings, TrainConfig, settings_from
+from rookery.workflows.host_evaluator import EpisodePlayer
 from rookery.workflows.interruption import Interrupted, StopSignals
 from rookery.workflows.programs import SAME, Layout, Program, gather
 from rookery.workflows.run_log import Progress, RunLog
@@ -397,6 +398,8 @@ class Workflow(ABC):
 
     def play(self, agent_state: AgentState, key: Key, max_steps: int) -> Iterator[np.ndarray]:
         """Play one greedy episode, or its first `max_steps` steps, and draw it; `RenderError` if that is impossible."""
+        if isinstance(self.evaluator, EpisodePlayer):
+            return self.evaluator.frames(agent_state, key, max_steps)
         max_steps = min(max_steps, self.evaluator.max_episode_steps)
         (episode,) = play_episodes(self.evaluator.env, self.agent, agent_state, key, max_steps)
         return episode.frames()
