@@ -137,7 +137,9 @@ class LaneMemory:
 
     def has_room(self, lanes: Lanes) -> bool:
         """Tell whether these lanes have a row left."""
-        return bool(np.max(self._rows(lanes), initial=0) < self.num_rows)
+        if self.row is not None:
+            return self.row < self.num_rows
+        return int(self.cursor[lanes].max(initial=0)) < self.num_rows
 
     def extras_at(self, rows: np.ndarray, lanes: np.ndarray) -> PyTreeDict:
         """What the policies said beside their actions in some rows."""
