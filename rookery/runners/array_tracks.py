@@ -63,16 +63,18 @@ class ArrayTracks(Tracks):
         desk.is_open[lanes] = False
         if polled.over:
             leaves = leaves_of(obs)
-            for row in np.flatnonzero(ends).tolist():
+            for row in ends.nonzero()[0].tolist():
                 memory.end_agent(int(envs[row]), [leaf[row] for leaf in leaves])
         return envs  # type: ignore[return-value]
 
     def _start(self, envs: np.ndarray, obs: Tree, episodes: Sequence[LiveEpisode]) -> None:
-        self.numbers[envs] = [episodes[env].number for env in envs]
-        starts = np.ones(len(envs), bool)
-        self._desk.memory.observe(envs, self._desk.to_policy(obs, envs, starts, np.zeros(len(envs))))
-        for env in envs:
-            episodes[env].policies = {SINGLE_AGENT: self._policy}
+        started = [episodes[env] for env in envs.tolist()]
+        self.numbers[envs] = [episode.number for episode in started]
+        if self._desk.pipeline is not None:
+            obs = self._desk.to_policy(obs, envs, np.ones(len(envs), bool), np.zeros(len(envs)))
+        self._desk.memory.observe(envs, obs)
+        for episode in started:
+            episode.policies = {SINGLE_AGENT: self._policy}
 
     def act(self, envs: np.ndarray, episodes: Sequence[LiveEpisode], perf: Perf) -> Actions:
         if self._logged:

@@ -127,16 +127,19 @@ class LocalEnvs(EnvGroup):
         return self._envs[index]
 
     def send_reset(self, index: int, seed: int | None) -> None:
+        self._replies[index] = self.reset_now(index, seed)
+
+    def reset_now(self, index: int, seed: int | None) -> Reply:
+        """Reset an env and return its reply, which `receive` then does not give."""
         env = self.build(index)
         if isinstance(env, Failed):
-            self._replies[index] = env
-            return
+            return env
         try:
-            self._replies[index] = env.reset(seed=seed)
+            return env.reset(seed=seed)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            self._replies[index] = Failed.by_exception(error, Phase.RESET)
+            return Failed.by_exception(error, Phase.RESET)
 
     def send_steps(self, indexes: Sequence[int], actions: Sequence[Any]) -> None:
         self._replies |= zip(indexes, self.step_now(indexes, actions), strict=True)

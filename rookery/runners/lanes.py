@@ -82,6 +82,7 @@ class LaneMemory:
     def __init__(self, num_rows: int, num_lanes: int) -> None:
         self.num_lanes = num_lanes
         self._obs_treedef: Any = None
+        self._is_one_array = False
         self._packing: Packing | None = None
         self._begin(num_rows, Columns(num_rows + 1, num_lanes), Columns(num_rows, num_lanes))
 
@@ -114,11 +115,13 @@ class LaneMemory:
         """Write what the agents of these lanes see, and will act on."""
         if self._obs_treedef is None:
             self._obs_treedef = jax.tree.structure(obs)
+            self._is_one_array = jax.tree_util.treedef_is_leaf(self._obs_treedef)
         self.obs.write(self._rows(lanes), self._lanes(lanes), leaves_of(obs))
 
     def seen(self, lanes: Lanes) -> Tree:
         """What the agents of these lanes saw last."""
-        return self._obs_treedef.unflatten(self.obs.read(self._rows(lanes), self._lanes(lanes)))
+        leaves = self.obs.read(self._rows(lanes), self._lanes(lanes))
+        return leaves[0] if self._is_one_array else self._obs_treedef.unflatten(leaves)
 
     def act(self, lanes: Lanes, acts: "Acts", times: np.ndarray, episodes: np.ndarray) -> None:
         """Write what they do, at which step of which episode."""

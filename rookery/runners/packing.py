@@ -1,5 +1,6 @@
 """What policies compute, laid side by side in one array: one result to fetch and one to store in each step."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +69,13 @@ class Packing:
 
     def unpack(self, arrays: list[np.ndarray]) -> Tree:
         """Find the leaves in arrays that were packed; these may have any axes before the columns."""
+        if self._is_one_leaf:
+            return _leaf(arrays, self.places[0])
         return self.treedef.unflatten([_leaf(arrays, place) for place in self.places])
+
+    @functools.cached_property
+    def _is_one_leaf(self) -> bool:
+        return jax.tree_util.treedef_is_leaf(self.treedef)
 
 
 def _leaf(arrays: list[np.ndarray], place: Place) -> np.ndarray:

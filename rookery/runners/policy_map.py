@@ -12,6 +12,7 @@ from rookery.agent import Agent, AgentState
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.runners.lanes import Acts
 from rookery.runners.packing import Packing
+from rookery.runners.written_out_threefry import written_out
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key, PyTreeDict
 
@@ -40,16 +41,16 @@ class Actor:
         self._programs: dict[Any, Any] = {}
         self._program: Any = None
         self._explores = explore
-        self._packings: dict[tuple[Any, bool], tuple[Packing, Packing]] = {}
-        """Of the actions alone, and of the actions with the extras; by the structure of the state, and whether the
-        actions are logged."""
+        self._packings: dict[bool, tuple[Packing, Packing]] = {}
+        """Of the actions alone, and of the actions with the extras; by whether the actions are logged."""
 
     def set_state(self, agent_state: AgentState) -> None:
         """Act with these parameters from now on."""
         self._state_leaves, self._state_treedef = jax.tree.flatten(agent_state)
         if self._state_treedef not in self._programs:
-            self._programs[self._state_treedef] = jax.jit(partial(self._act, self._state_treedef))
-        self._program = self._programs[self._state_treedef]
+            packings: dict[bool, tuple[Packing, Packing]] = {}
+            self._programs[self._state_treedef] = jax.jit(partial(self._act, self._state_treedef, packings)), packings
+        self._program, self._packings = self._programs[self._state_treedef]
 
     def count_from(self, num_calls: int) -> None:
         """Go on as if it had acted so often."""
@@ -94,7 +95,7 @@ class Actor:
         arrays = [np.asarray(array) for array in packed]
         if padding:
             arrays = [array[:num_rows] for array in arrays]
-        action_packing, packing = self._packings[self._state_treedef, logged is not None]
+        action_packing, packing = self._packings[logged is not None]
         return Acts(action_packing.unpack(arrays), arrays, packing)
 
     def _memory(self, num_rows: int, padding: int, lanes: np.ndarray | None, starts: np.ndarray | None) -> Any:
@@ -109,6 +110,7 @@ class Actor:
     def _act(
         self,
         state_treedef: Any,
+        packings: dict[bool, tuple[Packing, Packing]],
         counter: Array,
         key_data: Array,
         state_leaves: list[Any],
@@ -123,7 +125,7 @@ class Actor:
             policy_extras = PyTreeDict(carry=mine, episode_start=starts)
         batch = SampleBatch(obs=obs, extras=PyTreeDict(policy_extras=policy_extras, env_extras=PyTreeDict()))
         agent_state = jax.tree.unflatten(state_treedef, state_leaves)
-        key = jax.random.fold_in(jax.random.wrap_key_data(key_data, impl=self._key_impl), counter)
+        key = jax.random.fold_in(written_out(jax.random.wrap_key_data(key_data, impl=self._key_impl)), counter)
         if logged is not None and self._explores:
             actions, extras = logged, self.agent.extras_of_logged(agent_state, batch, logged, key)
         else:
@@ -136,7 +138,7 @@ class Actor:
             extras = extras.replace(next_carry=next_carry, episode_start=starts)
             carry = jax.tree.map(lambda leaf, new: leaf.at[lanes].set(new, mode="drop"), memory[0], next_carry)
         packing = Packing.of((actions, extras))
-        self._packings[state_treedef, logged is not None] = packing.first(jax.tree.structure(actions)), packing
+        packings[logged is not None] = packing.first(jax.tree.structure(actions)), packing
         return packing.pack((actions, extras)), carry, counter + jnp.uint32(1)
 
 

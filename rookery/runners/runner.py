@@ -21,6 +21,7 @@ from rookery.runners.connectors import ActionConnector, ObsConnector, Pipeline
 from rookery.runners.desk import Desk
 from rookery.runners.episode import EpisodeMetric, LiveEpisode
 from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Health, Phase, RestartPolicy, Status
+from rookery.runners.lanes import TRUNCATED
 from rookery.runners.ledger import Account, Ledger, Steps
 from rookery.runners.perf import Perf, Stage
 from rookery.runners.policy_map import DEFAULT_POLICY, PolicyID, PolicyMap
@@ -129,8 +130,8 @@ class EnvRunner:
         self._tracks = self._make_tracks(policy_mapping_fn, num_envs)
         self._episodes = [LiveEpisode(-1, env, None) for env in range(num_envs)]
         self._num_episodes = 0
-        self._episode_counts = np.zeros(num_envs, np.int64)
-        self._incarnations = np.zeros(num_envs, np.int64)
+        self._episode_counts = [0] * num_envs
+        self._incarnations = [0] * num_envs
         self._health = [Health() for _ in range(num_envs)]
         self._restored: set[int] = set()
         # Every env is in one of these sets. They are replaced, not changed: mostly all envs go from one to another.
@@ -213,8 +214,8 @@ class EnvRunner:
         """What a later runner needs to go on in place of this one; the simulators' own state is not part of it."""
         return {
             "num_episodes": self._num_episodes,
-            "episode_counts": self._episode_counts.copy(),
-            "incarnations": self._incarnations.copy(),
+            "episode_counts": np.array(self._episode_counts),
+            "incarnations": np.array(self._incarnations),
             "num_calls": {policy: self.policies[policy].num_calls for policy in self.policies},
             "connectors": self._connector_states
             | {policy: pipeline.get_state() for policy, pipeline in self._pipelines.items()},
@@ -223,8 +224,8 @@ class EnvRunner:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `get_state` of another runner, with new episodes: none has a seed that was used before."""
         self._num_episodes = int(state["num_episodes"])
-        self._episode_counts[:] = state["episode_counts"]
-        self._incarnations[:] = np.asarray(state["incarnations"]) + 1
+        self._episode_counts = np.asarray(state["episode_counts"]).tolist()
+        self._incarnations = (np.asarray(state["incarnations"]) + 1).tolist()
         for policy, num_calls in state["num_calls"].items():
             self.policies[policy].count_from(int(num_calls))
         self._connector_states = dict(state["connectors"])
@@ -388,25 +389,32 @@ class EnvRunner:
         self._is_started = True
         for env in wanted:
             self.base_env.try_reset(env, self._begin_episode(env))
+        asked = frozenset(wanted)
+        self._over -= asked
+        self._out |= asked
+        return bool(asked) | self._restart_suspects()
+
+    def _restart_suspects(self) -> bool:
+        """Have the envs built anew that may be by now; tell whether there were any."""
+        if not self._suspect:
+            return False
         now = self._clock()
-        due = [env for env in sorted(self._suspect) if self._health[env].may_restart(now)]
-        for env in due:
+        due = frozenset(env for env in self._suspect if self._health[env].may_restart(now))
+        for env in sorted(due):
             self._health[env] = self._health[env].after_restart()
             self._restored.add(env)
             self._incarnations[env] += 1
             self.fault_counts["restarts"] += 1
             self.base_env.try_restart(env, self._begin_episode(env))
-        self._restarting |= frozenset(due)
-        started = frozenset(wanted + due)
-        self._over -= started
-        self._suspect -= started
-        self._out |= started
-        return bool(started)
+        self._restarting |= due
+        self._suspect -= due
+        self._out |= due
+        return bool(due)
 
     def _begin_episode(self, env: int) -> int:
         """Make ready for the next episode of an env; return its seed."""
-        count = int(self._episode_counts[env])
-        seed = episode_seed(self._seed, self._runner_index, env, int(self._incarnations[env]), count)
+        count = self._episode_counts[env]
+        seed = episode_seed(self._seed, self._runner_index, env, self._incarnations[env], count)
         self._episode_counts[env] += 1
         self._episodes[env] = LiveEpisode(self._num_episodes, env, seed)
         self._num_episodes += 1
@@ -415,12 +423,11 @@ class EnvRunner:
         return seed
 
     def _end_episodes(self, polled: Polled) -> None:
-        over = frozenset(polled.over)
+        over, truncated = frozenset(polled.over), _truncated_envs(polled)
         self._waiting -= over
         self._over |= over
-        is_truncated = (polled.ends == End.TRUNCATED) | (polled.ends == End.GONE_TRUNCATED)
-        truncated = frozenset(polled.envs[is_truncated].tolist())
-        self._trust(self._restored & over, num_steps=self.config.restart.good_steps)
+        if self._restored:
+            self._trust(self._restored & over, num_steps=self.config.restart.good_steps)
         for env in polled.over:
             self._episodes[env].infos = polled.infos.get(env, NO_INFOS)
             self._tracks.update(self._episodes[env])
@@ -556,6 +563,13 @@ class EnvRunner:
             if policy in self._connector_states:
                 pipeline.set_state(self._connector_states.pop(policy))
         return self._pipelines[policy]
+
+
+def _truncated_envs(polled: Polled) -> frozenset[int]:
+    """The envs with an agent that was truncated."""
+    if not any(end in polled.ends.tobytes() for end in TRUNCATED):
+        return NOBODY
+    return frozenset(polled.envs[np.isin(polled.ends, TRUNCATED)].tolist())
 
 
 def _numbers_in(report: Any) -> dict[str, float]:

@@ -7,6 +7,7 @@ return the arrays and the errors by position; the rows of wrong values hold zero
 import functools
 import math
 import numbers
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ Errors = dict[int, EnvironmentCheckError]
 INTEGERS = {int, *(np.dtype(code).type for code in np.typecodes["AllInteger"])}
 NUMBERS = {float, *INTEGERS, *(np.dtype(code).type for code in np.typecodes["Float"])}
 FLAGS = {bool, np.bool_}
-CALLS_PER_CHECK = 4
+CALLS_PER_CHECK = 16
 """Of so many batches one has the bounds of one of its rows checked."""
 
 
@@ -91,7 +92,7 @@ def check_flag(name: str, flag: Any) -> bool:
 
 def check_info(info: Any) -> None:
     """Raise unless an info is a dict or another mapping."""
-    if not isinstance(info, Mapping):
+    if type(info) is not dict and not isinstance(info, Mapping):
         raise InvalidInfoError(f"info is {info!r} ({type(info).__name__}); expected a dict.")
 
 
@@ -377,13 +378,15 @@ def _stack_integers(dtype: np.dtype, rows: Sequence[Any]) -> np.ndarray | None:
     return stacked if stacked.shape == (len(rows),) else None
 
 
+_dtype_of = operator.attrgetter("dtype")
+
+
 def _stack_arrays(dtype: np.dtype, shape: tuple[int, ...], rows: Sequence[Any]) -> np.ndarray | None:
     for kind in set(map(type, rows)):
         if not issubclass(kind, (np.ndarray, np.generic)):
             return None
-    for row in rows:
-        if row.dtype != dtype:
-            return None
+    if list(map(_dtype_of, rows)).count(dtype) != len(rows):
+        return None
     try:
         stacked = np.array(rows, dtype) if rows else np.empty((0, *shape), dtype)
     except ValueError:

@@ -16,7 +16,6 @@ _NOT_RESET = "has not been reset: poll first"
 _RESETTING = "is being reset: poll until its first observation is there"
 _OVER = "is over: call try_reset and poll first"
 _FAILED = "has failed: call try_restart and poll first"
-_TRUNCATED = np.uint8(End.TRUNCATED)
 
 
 class VectorBaseEnv(BaseEnv):
@@ -109,8 +108,9 @@ class VectorBaseEnv(BaseEnv):
 
 def polled_step(envs: np.ndarray, step: VectorStep) -> Polled:
     """Tell the runner of a step of these envs, which have one agent each."""
-    ends = step.truncated * _TRUNCATED
-    ends[step.terminated] = End.TERMINATED
+    ends = step.terminated.astype(np.uint8)  # which is End.TERMINATED, or End.RUNNING
+    if np.count_nonzero(step.truncated):
+        ends[step.truncated & ~step.terminated] = End.TRUNCATED
     obs, rewards = step.obs, step.rewards
     if step.failed:
         good = np.isin(envs, list(step.failed), invert=True)
@@ -124,7 +124,7 @@ def polled_step(envs: np.ndarray, step: VectorStep) -> Polled:
         ends=ends,
         is_reset=np.zeros(len(envs), np.bool_),
         over=envs[ends.nonzero()].tolist(),
-        stepped=envs.tolist(),
+        stepped=envs,
         infos={env: {SINGLE_AGENT: info} for env, info in step.infos.items() if env not in step.failed},
         failed=step.failed,
     )
@@ -132,6 +132,7 @@ def polled_step(envs: np.ndarray, step: VectorStep) -> Polled:
 
 def polled_resets(resets: Mapping[int, Reset | Failed], observation_space: Space) -> Polled:
     """Tell the runner of the resets of envs with one agent each."""
+    failed = {env: reset for env, reset in resets.items() if isinstance(reset, Failed)}
     good = {env: reset for env, reset in resets.items() if not isinstance(reset, Failed)}
     return Polled(
         envs=np.fromiter(good, np.int64, len(good)),
@@ -142,7 +143,7 @@ def polled_resets(resets: Mapping[int, Reset | Failed], observation_space: Space
         is_reset=np.ones(len(good), np.bool_),
         resets=list(good),
         infos={env: {SINGLE_AGENT: info} for env, (_, info) in good.items() if info},
-        failed={env: reset for env, reset in resets.items() if isinstance(reset, Failed)},
+        failed=failed,
     )
 
 

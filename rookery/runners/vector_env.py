@@ -182,20 +182,20 @@ class VectorEnv(ABC):
 
     def _reset_one(self, index: int, seed: int | None) -> Reset | Failed:
         try:
-            return self._checked_reset(self.reset_at(index, seed))
+            return self._checked_resets({index: self.reset_at(index, seed)})[index]
         except Exception as error:
             return Failed.by_exception(error, Phase.RESET)
 
-    def _checked_reset(self, reply: Any) -> Reset | Failed:
-        """Return what a reset gave, with a copy of its observation, or what is wrong with it."""
-        try:
-            check_reply(reply, Phase.RESET)
-            obs, info = reply
-            check_info(info)
-        except EnvironmentCheckError as error:
-            return as_failed(error, Phase.RESET)
-        stacked, errors = self._first_stacker.stack([obs])
-        return as_failed(errors[0], Phase.RESET) if errors else (row_of(stacked, 0), info)
+    def _checked_resets(self, replies: Mapping[int, Any]) -> dict[int, Reset | Failed]:
+        """Return what resets gave, with copies of their observations, or what is wrong with them."""
+        failed = {index: failure for index, reply in replies.items() if (failure := _failed_reset(reply)) is not None}
+        good = replies if not failed else {index: replies[index] for index in replies if index not in failed}
+        obs, errors = self._first_stacker.stack([reply[0] for reply in good.values()])
+        resets = {index: (row_of(obs, row), reply[1]) for row, (index, reply) in enumerate(good.items())}
+        if errors:
+            indexes = list(good)
+            failed |= {indexes[row]: as_failed(error, Phase.RESET) for row, error in errors.items()}
+        return {**resets, **failed}
 
     def _checked_step(self, step: VectorStep, rows: Sequence[int]) -> VectorStep:
         checker, num_rows = self._step_checker, len(rows)
@@ -274,21 +274,25 @@ class GroupVectorEnv(VectorEnv):
         self.group.close()
 
     def begin_reset(self, index: int, seed: int | None = None) -> None:
-        self._replies.pop(index, None)
         if self._timer is not None:
             self._timer.reset(index)
-        self.group.send_reset(index, seed)
+        if isinstance(self.group, LocalEnvs):
+            self._replies[index] = self.group.reset_now(index, seed)
+        else:
+            self._replies.pop(index, None)
+            self.group.send_reset(index, seed)
         self._resetting.add(index)
 
     def finished_resets(self, wait: Collection[int] = (), timeout: float | None = None) -> dict[int, Reset | Failed]:
         if not self._resetting:
             return {}
-        missing = [index for index in wait if index not in self._replies]
-        self._replies.update(self.group.receive(missing, timeout))
+        if not isinstance(self.group, LocalEnvs):
+            missing = [index for index in wait if index not in self._replies]
+            self._replies.update(self.group.receive(missing, timeout))
         finished = sorted(self._resetting & self._replies.keys())
         self._resetting.difference_update(finished)
         replies = {index: self._replies.pop(index) for index in finished}
-        return {k: reply if isinstance(reply, Failed) else self._checked_reset(reply) for k, reply in replies.items()}
+        return self._checked_resets(replies)
 
     def begin_step(self, actions: Any, indexes: np.ndarray | None = None) -> None:
         stepping = self._everyone if indexes is None else indexes.tolist()
@@ -316,9 +320,9 @@ class GroupVectorEnv(VectorEnv):
 
     def _stacked_step(self, indexes: Sequence[int], replies: list[Any]) -> VectorStep:
         failed: dict[int, Failed] = {}
-        if set(map(type, replies)) != {tuple} or set(map(len, replies)) != {5}:
+        if [reply for reply in replies if type(reply) is not tuple or len(reply) != 5]:
             for row, (index, reply) in enumerate(zip(indexes, replies, strict=True)):
-                if (failure := _failure_of(reply)) is not None:
+                if (failure := _failed_step(reply)) is not None:
                     failed[index], replies[row] = failure, self._blank
         obs_rows, reward_list, terminated_list, truncated_list, infos = zip(*replies, strict=True)
         obs, wrong_obs = self._stacker.stack(obs_rows)
@@ -333,7 +337,7 @@ class GroupVectorEnv(VectorEnv):
         if self._timer is not None and (late := self._timer.late_after_step(indexes)) is not None:
             truncated |= late
         told = {index: info for index, info in zip(indexes, infos, strict=True) if info} if any(infos) else {}
-        is_quiet = not (told or failed or terminated.any() or truncated.any())
+        is_quiet = not (told or failed or np.count_nonzero(terminated) or np.count_nonzero(truncated))
         return VectorStep(obs, rewards, terminated, truncated, told, failed, is_quiet)
 
     def _good_resets(self, indexes: Sequence[int], seeds: Sequence[int | None]) -> list[Reset]:
@@ -420,7 +424,7 @@ def rows_of(trees: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
-def _failure_of(reply: Any) -> Failed | None:
+def _failed_step(reply: Any) -> Failed | None:
     """Return why the reply to a step is none, if it is none."""
     if isinstance(reply, Failed):
         return reply
@@ -428,4 +432,16 @@ def _failure_of(reply: Any) -> Failed | None:
         check_reply(reply, Phase.STEP)
     except EnvironmentCheckError as error:
         return as_failed(error, Phase.STEP)
+    return None
+
+
+def _failed_reset(reply: Any) -> Failed | None:
+    """Return why the reply to a reset is none, if it is none; its observation is not looked at."""
+    if isinstance(reply, Failed):
+        return reply
+    try:
+        check_reply(reply, Phase.RESET)
+        check_info(reply[1])
+    except EnvironmentCheckError as error:
+        return as_failed(error, Phase.RESET)
     return None
