@@ -4,12 +4,13 @@ from typing import Any
 
 import numpy as np
 
+from rookery.runners.slots import NOBODY
+
 ENV_STEPS, AGENT_STEPS = "env_steps", "agent_steps"
 EPISODES, COMPLETE = "episodes", "complete_episodes"
 WHOLE_EPISODES = (EPISODES, COMPLETE)
 """Units of which an env gives only whole ones: a number of episodes, or of steps in episodes that are complete."""
 NO_LIMIT = 2**62
-NOBODY: frozenset[int] = frozenset()
 
 
 class Quota:

@@ -20,13 +20,14 @@ from rookery.runners.callbacks import Callbacks, EpisodeEndEvent, EpisodeEvent, 
 from rookery.runners.connectors import ActionConnector, ObsConnector, Pipeline
 from rookery.runners.desk import Desk
 from rookery.runners.episode import EpisodeMetric, LiveEpisode
-from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Health, Phase, RestartPolicy, Status
+from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phase, RestartPolicy, Status
 from rookery.runners.lanes import TRUNCATED
 from rookery.runners.ledger import Account, Ledger, Steps
 from rookery.runners.perf import Perf, Stage
 from rookery.runners.policy_map import DEFAULT_POLICY, PolicyID, PolicyMap
-from rookery.runners.quota import AGENT_STEPS, COMPLETE, ENV_STEPS, EPISODES, NO_LIMIT, NOBODY, WHOLE_EPISODES, Quota
+from rookery.runners.quota import AGENT_STEPS, COMPLETE, ENV_STEPS, EPISODES, NO_LIMIT, WHOLE_EPISODES, Quota
 from rookery.runners.seeds import episode_seed
+from rookery.runners.slots import NOBODY, Slots
 from rookery.runners.tracks import Tracks
 from rookery.sample_batch import MultiAgentBatch
 from rookery.spaces import Space
@@ -132,21 +133,8 @@ class EnvRunner:
         self._num_episodes = 0
         self._episode_counts = [0] * num_envs
         self._incarnations = [0] * num_envs
-        self._health = [Health() for _ in range(num_envs)]
-        self._restored: set[int] = set()
-        # Every env is in one of these sets. They are replaced, not changed: mostly all envs go from one to another.
-        self._everyone = frozenset(range(num_envs))
+        self._slots = Slots(num_envs, config.restart)
         self._all_envs = np.arange(num_envs)
-        self._over = self._everyone
-        """Those whose next episode was not asked for yet."""
-        self._out: frozenset[int] = NOBODY
-        """Those that were asked for something and have not answered."""
-        self._waiting: frozenset[int] = NOBODY
-        """Those that wait to be stepped, with observations or without."""
-        self._suspect: frozenset[int] = NOBODY
-        self._restarting: frozenset[int] = NOBODY
-        """Those among the ones that are out which are being built anew."""
-        self._lost: frozenset[int] = NOBODY
         self._kept: np.ndarray | None = None
         """The steps of each env that the last sample kept back."""
         self._is_started = False
@@ -208,7 +196,7 @@ class EnvRunner:
     @property
     def num_lost_envs(self) -> int:
         """How many envs were given up."""
-        return len(self._lost)
+        return len(self._slots.lost)
 
     def get_state(self) -> dict[str, Any]:
         """What a later runner needs to go on in place of this one; the simulators' own state is not part of it."""
@@ -261,7 +249,7 @@ class EnvRunner:
             total = config.rollout_fragment_length * (1 if is_shared else num_envs)
             unit = COMPLETE if config.batch_mode == COMPLETE else config.count_steps_by
         self._has_fixed_shares = num_steps is None and num_episodes is None
-        absent = NOBODY if self._has_fixed_shares else self._lost
+        absent = NOBODY if self._has_fixed_shares else self._slots.lost
         self._quota = Quota(total, num_envs, unit, is_shared, absent)
         if self._kept is not None:
             self._quota.credit(self._kept)
@@ -278,10 +266,11 @@ class EnvRunner:
             return True
         if self._has_fixed_shares and self.base_env.steps_together and quota.unit == ENV_STEPS:
             return not quota.is_left_to_all
-        if not self._suspect and not self._lost and not self._restarting:
+        slots = self._slots
+        if not slots.suspect and not slots.lost and not slots.restarting:
             return False
-        absent = self._lost | self._suspect | self._restarting if self._has_fixed_shares else self._lost
-        return not any(map(quota.has_left, self._everyone - absent)) and not quota.is_left_to_all
+        absent = slots.lost | slots.suspect | slots.restarting if self._has_fixed_shares else slots.lost
+        return not any(map(quota.has_left, slots.everyone - absent)) and not quota.is_left_to_all
 
     def _end_sample(self, num_rows: int | None) -> Sample:
         whole_episodes, overdraft = self._quota.unit in WHOLE_EPISODES, self._quota.overdraft
@@ -308,7 +297,7 @@ class EnvRunner:
 
     def _act(self) -> None:
         """Step the envs that wait and still have something to give."""
-        acting = self._waiting
+        acting = self._slots.waiting
         if not self._quota.is_left_to_all and not self.base_env.steps_together:
             acting = frozenset(filter(self._quota.has_left, acting))
         if not acting:
@@ -319,13 +308,12 @@ class EnvRunner:
         actions = self._tracks.act(envs, self._episodes, perf)
         self.base_env.send_actions(actions)
         perf.mark(Stage.ENV_WAIT)
-        self._waiting = NOBODY if acting is self._waiting else self._waiting - acting
-        self._out = self._out | acting if self._out else acting
+        self._slots.send(acting)
 
     def _observe(self) -> None:
         """Ask the envs what is new and take it in; start the episodes that come next."""
         self._start_episodes()
-        if not self._out:
+        if not self._slots.out:
             self._wait_for_restart()
             return
         perf = self.perf
@@ -336,80 +324,52 @@ class EnvRunner:
         perf.mark(Stage.OBSERVATIONS)
         while self._start_episodes():
             # Resets are waited for, so that all envs go on together; what is built anew, or comes from outside, is not.
-            is_waited_for = not self.base_env.is_external and not self._restarting
+            is_waited_for = not self.base_env.is_external and not self._slots.restarting
             self._take_in(self.base_env.poll(timeout=None if is_waited_for else 0))
             perf.mark(Stage.ENV_WAIT)
         perf.end_step()
 
     def _take_in(self, polled: Polled) -> None:
-        for env, failed in polled.failed.items():
-            self._fail(env, failed)
         stepped = polled.stepped
         if len(stepped):
-            if len(stepped) == len(self._everyone):
-                answered, self._out, self._waiting = self._everyone, NOBODY, self._everyone
-            else:
-                answered = frozenset(map(int, stepped))
-                self._out -= answered
-                self._waiting |= answered
+            answered = self._slots.answer(stepped)
             self._taken.env_steps += len(stepped)
             self._quota.use(ENV_STEPS, stepped)
-            if self._restored and self._quota.unit not in WHOLE_EPISODES:
-                self._trust(self._restored & answered)
+            if self._slots.restored and self._quota.unit not in WHOLE_EPISODES:
+                self._slots.trust(answered)
         if len(polled.envs) or polled.resets or len(stepped):
             completed = self._tracks.observe(polled, self._episodes)
             self._taken.rows += len(completed)
             self._quota.use(AGENT_STEPS, completed)
         if polled.resets:
-            self._out -= frozenset(polled.resets)
-            self._waiting |= frozenset(polled.resets)
-            self._restarting -= frozenset(polled.resets)
+            self._slots.begin_episodes(polled.resets)
             self._call_for("on_episode_start", polled.resets, polled)
         self._call_for("on_episode_step", stepped, polled)
         if polled.over:
             self._end_episodes(polled)
-
-    def _trust(self, envs: Iterable[int], num_steps: int = 1) -> None:
-        """Note that envs which were built anew made good steps."""
-        for env in envs:
-            for _ in range(num_steps):
-                self._health[env] = self._health[env].after_good_step(self.config.restart)
-            if self._health[env].status is Status.HEALTHY:
-                self._restored.discard(env)
+        for env, failed in polled.failed.items():  # last, as it may end the run: what the others gave is counted
+            self._fail(env, failed)
 
     # Episodes.
 
     def _start_episodes(self) -> bool:
         """Ask for new episodes, and for new envs in place of those that failed; tell whether there were any."""
-        if not self._over and not self._suspect:
+        slots = self._slots
+        if not slots.over and not slots.suspect:
             return False
-        wanted = sorted(self._over)
+        wanted = sorted(slots.over)
         if self._quota.unit in WHOLE_EPISODES and self._is_started:  # the first poll resets all envs
             wanted = [env for env in wanted if self._quota.has_left(env)]
         self._is_started = True
         for env in wanted:
             self.base_env.try_reset(env, self._begin_episode(env))
-        asked = frozenset(wanted)
-        self._over -= asked
-        self._out |= asked
-        return bool(asked) | self._restart_suspects()
-
-    def _restart_suspects(self) -> bool:
-        """Have the envs built anew that may be by now; tell whether there were any."""
-        if not self._suspect:
-            return False
-        now = self._clock()
-        due = frozenset(env for env in self._suspect if self._health[env].may_restart(now))
-        for env in sorted(due):
-            self._health[env] = self._health[env].after_restart()
-            self._restored.add(env)
+        slots.ask_for_episodes(wanted)
+        due = slots.restart_due(self._clock()) if slots.suspect else []
+        for env in due:
             self._incarnations[env] += 1
             self.fault_counts["restarts"] += 1
             self.base_env.try_restart(env, self._begin_episode(env))
-        self._restarting |= due
-        self._suspect -= due
-        self._out |= due
-        return bool(due)
+        return bool(wanted or due)
 
     def _begin_episode(self, env: int) -> int:
         """Make ready for the next episode of an env; return its seed."""
@@ -424,10 +384,9 @@ class EnvRunner:
 
     def _end_episodes(self, polled: Polled) -> None:
         over, truncated = frozenset(polled.over), _truncated_envs(polled)
-        self._waiting -= over
-        self._over |= over
-        if self._restored:
-            self._trust(self._restored & over, num_steps=self.config.restart.good_steps)
+        self._slots.end_episodes(over)
+        if self._slots.restored:
+            self._slots.trust(over, num_steps=self.config.restart.good_steps)
         for env in polled.over:
             self._episodes[env].infos = polled.infos.get(env, NO_INFOS)
             self._tracks.update(self._episodes[env])
@@ -473,7 +432,7 @@ class EnvRunner:
         episode, policy = self._episodes[env], self.config.restart
         self._tracks.update(episode)
         action = self._tracks.last_action(env) if failed.phase is Phase.STEP else None
-        health = self._health[env] = self._health[env].after_fault(policy, self._clock())
+        health = self._slots.fail(env, self._clock())
         is_lost = health.status is Status.LOST
         is_raised = failed.kind is FaultKind.INVALID and self.config.on_invalid == RAISE
         if is_raised:
@@ -497,16 +456,8 @@ class EnvRunner:
         self.fault_counts[failed.kind.value] += 1
         if "on_env_fault" in self._hooks:
             self._callbacks.on_env_fault(FaultEvent(self.base_env, episode, fault))  # type: ignore[union-attr]
-        self._restored.discard(env)
-        self._waiting -= {env}
-        self._out -= {env}
-        self._restarting -= {env}
-        if is_lost:
-            self._lost |= {env}
-            if not self._has_fixed_shares:
-                self._quota.take_from(env)
-        else:
-            self._suspect |= {env}
+        if is_lost and not self._has_fixed_shares:
+            self._quota.take_from(env)
         self._close_episode(env, End.FAULTY, fault)
         self._first_fault = self._first_fault or fault
         if is_raised:
@@ -514,21 +465,21 @@ class EnvRunner:
         self._check_alive()
 
     def _check_alive(self) -> None:
-        if self._lost == self._everyone:
+        if self._slots.lost == self._slots.everyone:
             first = self._first_fault
             assert first is not None
-            raise EnvFaultError(f"all {len(self._health)} environments are lost; the first fault: {first}", first)
+            raise EnvFaultError(f"all {self.base_env.num_envs} environments are lost; the first fault: {first}", first)
 
     def _patience(self) -> float | None:
         """How long to wait for envs; those from outside may say nothing for any time, while others are to be built."""
-        if not self.base_env.is_external or not self._suspect:
+        if not self.base_env.is_external or not self._slots.suspect:
             return None
-        return max(0.0, min(self._health[env].retry_at for env in self._suspect) - self._clock())
+        return self._slots.seconds_to_restart(self._clock())
 
     def _wait_for_restart(self) -> None:
         """Nothing is under way: let the time pass until an env may be built anew."""
-        if self._suspect:
-            self._sleep(max(0.0, min(self._health[env].retry_at for env in self._suspect) - self._clock()))
+        if self._slots.suspect:
+            self._sleep(self._slots.seconds_to_restart(self._clock()))
 
     # Building.
 
