@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -10,11 +10,10 @@ import gymnasium
 from rookery.errors import InvalidInputError, check_count
 from rookery.runners.autoreset_env import AutoresetBaseEnv
 from rookery.runners.base_env import BaseEnv
-from rookery.runners.env_group import EnvGroup, LocalEnvs, describe_env
+from rookery.runners.env_group import describe_env, make_env_group
 from rookery.runners.external_env import ExternalBaseEnv, ExternalEnv
 from rookery.runners.multi_agent_env import MultiAgentBaseEnv
 from rookery.runners.pettingzoo import as_dict_env, is_pettingzoo
-from rookery.runners.processes import ProcessEnvs
 from rookery.runners.vector_base_env import VectorBaseEnv
 from rookery.runners.vector_env import GroupVectorEnv, VectorEnv
 
@@ -67,28 +66,6 @@ def to_base_env(
     existing_envs = () if processes else (first,)
     group = make_env_group(make_env, existing_envs, num_envs, processes, envs_per_process, step_timeout)
     return MultiAgentBaseEnv(group, name) if is_multi_agent else VectorBaseEnv(GroupVectorEnv(group), name)
-
-
-def make_env_group(
-    make_env: Callable[[int], Any] | None,
-    existing_envs: Sequence[Any] = (),
-    num_envs: int = 1,
-    processes: bool = False,
-    envs_per_process: int = 1,
-    step_timeout: float | None = None,
-) -> EnvGroup:
-    """Put environments into slots, here or in other processes: the existing ones, then those that `make_env` makes."""
-    if make_env is not None:
-        make_env_fns = [functools.partial(make_env, index) for index in range(num_envs)]
-        if processes:
-            return ProcessEnvs(make_env_fns, envs_per_process=envs_per_process, step_timeout=step_timeout)
-        return LocalEnvs(make_env_fns, existing_envs)
-    if processes or len(existing_envs) < num_envs:
-        raise InvalidInputError(
-            f"num_envs={num_envs} and processes={processes} with {len(existing_envs)} existing environments and no "
-            "make_env: give one, which makes the others."
-        )
-    return LocalEnvs([None] * num_envs, existing_envs)
 
 
 def _as_it_is(env: Any, num_envs: int, make_env: Callable[[int], Any] | None, name: str | None) -> BaseEnv:

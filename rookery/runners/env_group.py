@@ -1,6 +1,7 @@
 """Environments that live somewhere, in this process or in others: each has a slot, and its failures are values."""
 
 import contextlib
+import functools
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
@@ -213,6 +214,32 @@ class LocalEnvs(EnvGroup):
             return
         with contextlib.suppress(Exception, SystemExit):
             env.close()
+
+
+def make_env_group(
+    make_env: Callable[[int], Any] | None,
+    existing_envs: Sequence[Any] = (),
+    num_envs: int = 1,
+    processes: bool = False,
+    envs_per_process: int = 1,
+    step_timeout: float | None = None,
+) -> EnvGroup:
+    """Put environments into slots, here or in other processes: the existing ones, then those that `make_env` makes."""
+    if processes and existing_envs:
+        raise InvalidInputError("existing environments cannot move to other processes: give make_env alone.")
+    if make_env is None:
+        if processes or len(existing_envs) < num_envs:
+            raise InvalidInputError(
+                f"num_envs={num_envs} and processes={processes} with {len(existing_envs)} existing environments and no "
+                "make_env: give one, which makes the others, and all if they are to live in other processes."
+            )
+        return LocalEnvs([None] * num_envs, existing_envs)
+    make_env_fns = [functools.partial(make_env, index) for index in range(num_envs)]
+    if not processes:
+        return LocalEnvs(make_env_fns, existing_envs)
+    from rookery.runners.processes import ProcessEnvs
+
+    return ProcessEnvs(make_env_fns, envs_per_process=envs_per_process, step_timeout=step_timeout)
 
 
 def check_all_asked(wait_for: Collection[int], asked: Collection[int]) -> None:

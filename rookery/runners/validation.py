@@ -123,20 +123,6 @@ def wrong_infos(infos: Sequence[Any]) -> Errors:
     return _errors_of(check_info, infos)
 
 
-class ObsChecker:
-    """Checks single observations against their space: structure, shapes, dtypes and, unless told not to, bounds."""
-
-    def __init__(self, space: Space, check_bounds: bool = True) -> None:
-        self._space = space
-        self._bounds = _Bounds(space) if check_bounds else None
-
-    def check(self, obs: Any) -> None:
-        """Raise unless `obs` is in the space."""
-        _check_obs(self._space, obs, "observation")
-        if self._bounds is not None:
-            self._bounds.check(obs)
-
-
 class ObsStacker:
     """Puts observations into arrays `[N, ...]`, new ones each time, so that they stay true when an env goes on.
 
@@ -186,6 +172,16 @@ class StepChecker:
         if np.isfinite(rewards).all():
             return rewards, {}
         return _one_by_one(check_reward, rewards, np.zeros(num_rows))
+
+    def check_infos(self, infos: Any, envs: Sequence[int]) -> Errors:
+        """Return what is wrong with infos by env; raise unless they are a dict of infos of some of these envs."""
+        check_info(infos)
+        if not infos:
+            return {}
+        if strangers := infos.keys() - set(envs):
+            raise InvalidInfoError(f"infos are of {sorted(strangers, key=str)}; expected envs that were stepped alone.")
+        told = list(infos)
+        return {told[position]: error for position, error in wrong_infos(list(infos.values())).items()}
 
     def check_flags(self, name: str, flags: Any, num_rows: int) -> np.ndarray:
         """Return `terminated` or `truncated` as an array `[N]`; raise unless it is one of bools."""

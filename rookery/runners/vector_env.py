@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from rookery.errors import EnvironmentCheckError, InvalidInputError, check_count
-from rookery.runners.env_group import EnvGroup, LocalEnvs
+from rookery.errors import EnvironmentCheckError, check_count
+from rookery.runners.env_group import EnvGroup, LocalEnvs, make_env_group
 from rookery.runners.faults import EnvFaultError, Failed, Fault, Phase
 from rookery.runners.validation import (
     ObsStacker,
@@ -153,21 +152,7 @@ class VectorEnv(ABC):
         seconds. Without `sample_bounds` observations may leave the bounds of their space.
         """
         num_envs = max(num_envs, len(existing_envs))
-        if make_env is None:
-            if processes or len(existing_envs) < num_envs:
-                raise InvalidInputError(
-                    f"existing_envs are {len(existing_envs)} of num_envs={num_envs}, processes={processes}: give "
-                    "make_env, which makes the others, and all if they are to live in other processes."
-                )
-            return GroupVectorEnv(LocalEnvs([None] * num_envs, existing_envs), sample_bounds)
-        make_env_fns = [functools.partial(make_env, index) for index in range(num_envs)]
-        if not processes:
-            return GroupVectorEnv(LocalEnvs(make_env_fns, existing_envs), sample_bounds)
-        if existing_envs:
-            raise InvalidInputError("existing_envs cannot move to other processes: give make_env alone.")
-        from rookery.runners.processes import ProcessEnvs
-
-        group = ProcessEnvs(make_env_fns, envs_per_process=envs_per_process, step_timeout=step_timeout)
+        group = make_env_group(make_env, existing_envs, num_envs, processes, envs_per_process, step_timeout)
         return GroupVectorEnv(group, sample_bounds)
 
     def _reset_all(self, seeds: list[int | None]) -> dict[int, Reset | Failed]:
@@ -203,6 +188,9 @@ class VectorEnv(ABC):
         wrong_obs = checker.sample_bounds(obs, num_rows)
         rewards, wrong_rewards = checker.check_rewards(step.rewards, num_rows)
         failed = {rows[row]: as_failed(error, Phase.STEP) for row, error in (wrong_obs | wrong_rewards).items()}
+        failed |= {
+            index: as_failed(error, Phase.STEP) for index, error in checker.check_infos(step.infos, rows).items()
+        }
         return VectorStep(
             obs=obs,
             rewards=rewards,

@@ -1,4 +1,6 @@
+import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -125,9 +127,9 @@ def test_existing_envs_come_first_and_the_others_are_made_for_their_index() -> N
 
 
 def test_envs_that_nothing_can_make_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"existing_envs are 1 of num_envs=2.*give make_env"):
+    with pytest.raises(InvalidInputError, match=r"num_envs=2 .*with 1 existing environments and no make_env"):
         VectorEnv.wrap(existing_envs=[CountingEnv()], num_envs=2)
-    with pytest.raises(InvalidInputError, match="existing_envs cannot move"):
+    with pytest.raises(InvalidInputError, match="existing environments cannot move"):
         VectorEnv.wrap(lambda index: CountingEnv(), [CountingEnv()], processes=True)
 
 
@@ -297,6 +299,36 @@ def test_an_array_env_is_reset_as_a_whole_when_all_are_and_else_one_by_one() -> 
     assert list(resets) == [1]
     assert int(resets[1][0]["count"]) == 7
     assert env.num_vector_resets == 1
+
+
+class TellingArrayEnv(ArrayEnv):
+    """Tells what it is made to tell."""
+
+    told: Any = None
+
+    def vector_step(self, actions: Any, indexes: np.ndarray | None = None) -> VectorStep:
+        return replace(super().vector_step(actions, indexes), infos=self.told)
+
+
+def test_an_info_of_an_array_env_that_is_no_dict_fails_its_env_alone() -> None:
+    env = TellingArrayEnv(3)
+    env.vector_reset()
+    env.told = {0: {"a": 1}, 2: "hello"}
+    env.begin_step(np.ones(3, np.float32))
+    failed = env.finished_step().failed  # type: ignore[union-attr]
+    assert list(failed) == [2]
+    assert "info is 'hello'" in failed[2].error
+
+
+@pytest.mark.parametrize(("told", "text"), [([{}], "info is"), ({1: {}}, r"infos are of \[1\]")])
+def test_infos_of_an_array_env_that_belong_to_nobody_fail_the_step(told: Any, text: str) -> None:
+    env = TellingArrayEnv(3)
+    env.vector_reset()
+    env.told = told
+    env.begin_step(np.array([1.0, 2.0], np.float32), np.array([0, 2]))
+    failed = env.finished_step().failed  # type: ignore[union-attr]
+    assert list(failed) == [0, 2]
+    assert re.search(text, failed[0].error)
 
 
 def test_a_reward_of_an_array_env_that_is_not_finite_fails_its_env_alone() -> None:
