@@ -238,19 +238,17 @@ class LaneMemory:
         if old_acts.arrays is not None:
             batch = self._batch(max(int(given.max(initial=0)), num_rows or 0))
         self._begin(next_num_rows, obs, acts)
-        lanes = np.arange(self.num_lanes)
+        depths = np.arange(int(num_kept.max(initial=0)) + 1)[:, None]
         if old_obs.arrays is not None:
-            obs.write(0, ALL_LANES, old_obs.read(given, lanes))
-        moved = [(given[lane], 0, lane) for lane in open_lanes if not num_kept[lane]]
-        for lane in np.flatnonzero(num_kept):
-            moved += [(given[lane] + row, row, lane) for row in range(num_kept[lane] + (lane in open_lanes))]
-            for row in range(1, num_kept[lane] + 1):
-                obs.write(row, lane, old_obs.read(given[lane] + row, lane))
-        if moved:
-            sources, targets, owners = (np.array(column) for column in zip(*moved, strict=True))
-            acts.write(targets, owners, old_acts.read(sources, owners))
+            rows, lanes = np.nonzero(depths <= num_kept)
+            obs.write(rows, lanes, old_obs.read(given[lanes] + rows, lanes))
+        num_acted = num_kept.copy()
+        num_acted[open_lanes] += 1
+        rows, lanes = np.nonzero(depths < num_acted)
+        if len(rows):
+            acts.write(rows, lanes, old_acts.read(given[lanes] + rows, lanes))
             for name, column in old.items():
-                getattr(self, name)[targets, owners] = column[sources, owners]
+                getattr(self, name)[rows, lanes] = column[given[lanes] + rows, lanes]
         self.finals = [(int(row), lane, leaves) for row, lane, leaves in kept_finals]
         self.cursor, self.episode_begin = num_kept, episode_begin
         self.row = 0 if not num_kept.any() else None
