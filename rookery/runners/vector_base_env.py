@@ -28,6 +28,8 @@ class VectorBaseEnv(BaseEnv):
         self._first_seeds: list[int | None] = [None] * self.num_envs
         self._stepping: np.ndarray | None = None
         self._resetting: set[int] = set()
+        self._rebuilding: set[int] = set()
+        """Those among them that are built anew, which may take long: the others are not made to wait for them."""
         # Why an env cannot act; most of the time there is none.
         self._idle: dict[int, str] = dict.fromkeys(range(self.num_envs), _NOT_RESET)
         self._is_started = False
@@ -46,7 +48,8 @@ class VectorBaseEnv(BaseEnv):
         step = None if self._stepping is None else self.vector_env.finished_step(timeout)
         resets: Mapping[int, Reset | Failed] = {}
         if self._resetting:
-            resets = self.vector_env.finished_resets(self._resetting if self._stepping is None else (), timeout)
+            awaited = self._resetting - self._rebuilding or self._resetting if self._stepping is None else ()
+            resets = self.vector_env.finished_resets(awaited, timeout)
         if step is None:
             return self._polled_resets(resets)
         return joined(self._polled_step(step), self._polled_resets(resets)) if resets else self._polled_step(step)
@@ -73,6 +76,7 @@ class VectorBaseEnv(BaseEnv):
     def try_restart(self, env: int, seed: int | None) -> None:
         self.vector_env.restart_at(env)
         self.try_reset(env, seed)
+        self._rebuilding.add(env)
 
     def try_render(self, env: int) -> np.ndarray | None:
         return self.vector_env.try_render_at(env)
@@ -100,6 +104,7 @@ class VectorBaseEnv(BaseEnv):
     def _polled_resets(self, resets: Mapping[int, Reset | Failed]) -> Polled:
         polled = polled_resets(resets, self.vector_env.observation_space)
         self._resetting.difference_update(resets)
+        self._rebuilding.difference_update(resets)
         self._idle.update(dict.fromkeys(polled.failed, _FAILED))
         for env in polled.resets:
             del self._idle[env]

@@ -1,4 +1,6 @@
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -183,6 +185,36 @@ class ArrayEnv(VectorEnv):
         rows = np.arange(2) if indexes is None else indexes
         self.counts[rows] += 1
         return VectorStep({"count": self.counts[rows]}, np.ones(len(rows)), actions == 1, np.zeros(len(rows), np.bool_))
+
+
+class SlowToBuildEnv(CountingEnv):
+    """Made for the second time it waits for a file to appear."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(length=2)
+        if (folder / "made").exists():
+            for _ in range(6_000):
+                if (folder / "go on").exists():
+                    break
+                time.sleep(0.01)
+        (folder / "made").touch()
+
+
+def test_resets_are_not_made_to_wait_for_an_env_that_is_built_anew(tmp_path: Path) -> None:
+    def make_env(index: int) -> gymnasium.Env:
+        return SlowToBuildEnv(tmp_path) if index else CountingEnv(length=2)
+
+    base_env = VectorBaseEnv(VectorEnv.wrap(make_env, num_envs=2, processes=True), "test")
+    try:
+        base_env.poll()
+        base_env.try_restart(1, seed=1)
+        base_env.try_reset(0, seed=1)
+        assert list(base_env.poll(timeout=60).resets) == [0]
+        (tmp_path / "go on").touch()
+        assert list(base_env.poll(timeout=60).resets) == [1]
+    finally:
+        (tmp_path / "go on").touch()
+        base_env.close()
 
 
 def test_envs_that_step_as_arrays_are_reset_while_the_others_go_on() -> None:
