@@ -14,7 +14,7 @@ import rookery
 from rookery.cli.bench import add_bench
 from rookery.cli.check_env import add_check_env
 from rookery.cli.compilation_cache import enable_compilation_cache
-from rookery.cli.console import one_line
+from rookery.cli.console import indented_traceback, one_line
 from rookery.cli.doctor import add_doctor
 from rookery.cli.evaluate import add_evaluate
 from rookery.cli.exit_codes import ERROR, INTERRUPTED
@@ -35,6 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return ERROR
     try:
+        import_from_here()
         enable_compilation_cache()
         exit_code: int = arguments.run_fn(arguments)
         sys.stdout.flush()
@@ -54,7 +55,18 @@ def main(argv: list[str] | None = None) -> int:
             kind = "error: " if exit_code == ERROR else ""
             hint = "" if isinstance(error, RookeryError) else " (--debug shows where)"
             print(f"rookery: {kind}{one_line(error)}{hint}", file=sys.stderr)
+            print(indented_traceback(error), end="", file=sys.stderr)
         return exit_code
+
+
+def import_from_here() -> None:
+    """Let modules of the current directory be found, as `python -m rookery` does, though after all others.
+
+    So `gymnasium/my_module:MyEnv-v0` can be trained on from beside `my_module.py`.
+    """
+    here = os.getcwd()
+    if not sys.flags.safe_path and not {"", here} & set(sys.path):
+        sys.path.append(here)
 
 
 def make_parser() -> argparse.ArgumentParser:

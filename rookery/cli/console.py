@@ -1,9 +1,11 @@
 """What the commands print: aligned on a terminal with colors, plain elsewhere."""
 
+import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rookery.errors import RookeryError
+from rookery.runners.faults import EnvFaultError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,5 +75,15 @@ def install_command(extra: str) -> str:
 
 def one_line(error: Exception) -> str:
     """Return the message of an error in one line; an error that was not raised on purpose is named."""
-    message = " ".join(str(error).split())
+    message = " ".join(str(error).removesuffix(env_traceback(error)).split())
     return message if isinstance(error, RookeryError) else f"{type(error).__name__}: {message}"
+
+
+def indented_traceback(error: Exception) -> str:
+    """Return the lines to print below the message of an error: where an environment failed, if it was one."""
+    return textwrap.indent(env_traceback(error), "  ")
+
+
+def env_traceback(error: Exception) -> str:
+    """Return the traceback of an environment that the message of an error ends with."""
+    return error.fault.failed.traceback if isinstance(error, EnvFaultError) else ""

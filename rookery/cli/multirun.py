@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jax
 
-from rookery.cli.console import make_console, one_line, print_heading, print_line, print_rows
+from rookery.cli.console import indented_traceback, make_console, one_line, print_heading, print_line, print_rows
 from rookery.cli.exit_codes import NOT_GOOD, SUCCESS
 from rookery.cli.training import describe_returns, final_returns, prepare_devices, train, unused
 from rookery.configs import compose, sweep
@@ -42,6 +42,8 @@ def run_all(overrides: Sequence[str], debug: bool) -> int:
             if debug:
                 traceback.print_exc()
             print_line(console, f"failed: {one_line(error)}", style="bold red")
+            if details := indented_traceback(error):
+                print_line(console, details.rstrip())
             rows.append((name, "failed"))
         jax.clear_caches()
     print_line(console, f"{len(rows)} runs in {folder}", style="bold")

@@ -49,9 +49,8 @@ def resume(path: Path, step: int | None, console: "Console", on_all_hosts: bool 
     if not on_all_hosts:
         prepare_devices(run.config.get("devices"))
     workflow = build_workflow(run.config | {"run_dir": str(run.path)}, enable_multi_devices=on_all_hosts)
-    env = workflow.settings.train.env
-    if env.is_on_host:
-        print_line(console, f"{env.name} starts anew, with other seeds: checkpoints do not hold what simulators hold")
+    if begins_anew := workflow.describe_restart():
+        print_line(console, begins_anew)
     return _complete(workflow, lambda: workflow.resume(step), console)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import jax.numpy as jnp
+import numpy as np
 
 from rookery.envs import EnvState
 from rookery.errors import InvalidInputError, unknown_name
@@ -41,23 +42,33 @@ class Measure:
 
     def at_step(self, action: Any, env_state: EnvState) -> Array:
         """Return what one step contributes."""
-        known = {"reward": env_state.reward, "action": action, "obs": env_state.obs}
-        value: Any = {**env_state.info, **known}
+        value = self._look_up(action, env_state.reward, env_state.obs, env_state.info)
+        return self._choose(jnp.ravel(jnp.asarray(value, jnp.float32)))
+
+    def at_host_step(self, action: Any, reward: float, obs: Any, info: Mapping[str, Any]) -> float:
+        """Return what one step of an environment on the host contributes."""
+        value = self._look_up(action, reward, obs, info)
+        return float(self._choose(np.ravel(np.asarray(value, np.float32))))
+
+    def accumulate(self, total: Any, value: Any) -> Any:
+        """Take in one more step."""
+        return value if self.reduction == "last" else total + value
+
+    def result(self, total: Any, length: Any) -> Any:
+        """Return the measure of a whole episode."""
+        return total / length.astype(total.dtype) if self.reduction == "mean" else total
+
+    def _look_up(self, action: Any, reward: Any, obs: Any, info: Mapping[str, Any]) -> Any:
+        value: Any = {**info, "reward": reward, "action": action, "obs": obs}
         for name in self.source.split("."):
             if not isinstance(value, Mapping) or name not in value:
                 raise unknown_name("measure", self.source, value if isinstance(value, Mapping) else ())
             value = value[name]
-        numbers = jnp.ravel(jnp.asarray(value, jnp.float32))
+        return value
+
+    def _choose(self, numbers: Any) -> Any:
         if self.index is None and numbers.size != 1:
             raise InvalidInputError(f"measure {self.source} has {numbers.size} numbers: choose one, {self.source}.0.")
         if self.index is not None and self.index >= numbers.size:
             raise InvalidInputError(f"measure {self.source}.{self.index}: there are {numbers.size} numbers.")
         return numbers[self.index or 0]
-
-    def accumulate(self, total: Array, value: Array) -> Array:
-        """Take in one more step."""
-        return value if self.reduction == "last" else total + value
-
-    def result(self, total: Array, length: Array) -> Array:
-        """Return the measure of a whole episode."""
-        return total / length.astype(total.dtype) if self.reduction == "mean" else total

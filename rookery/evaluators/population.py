@@ -18,49 +18,13 @@ from rookery.control_flow import any_true, cond_any
 from rookery.envs import Env, EnvState, MultiAgentEnv, VectorWrapper
 from rookery.envs.env import check_is_env
 from rookery.errors import InvalidInputError, check_count, check_discount
+from rookery.evaluators.lanes import Lanes, PopulationEpisodes, Queue, load_agents, observed, where_lanes
 from rookery.evaluators.measures import Measure
 from rookery.learning import running_statistics
 from rookery.learning.running_statistics import RunningStatistics
 from rookery.metrics import EvaluateMetric
 from rookery.rollout import ActionFn, act
-from rookery.types import (
-    Array,
-    Key,
-    PyTreeData,
-    PyTreeNode,
-    Tree,
-    as_mappable_key,
-    as_one_key,
-    pytree_field,
-    where_tree,
-)
-
-
-class PopulationEpisodes(PyTreeData):
-    """The episodes of a population: one entry for each agent and episode, `[P, E]`.
-
-    `measures` are `[P, E, M]`; `obs_statistics` are those of all observations that the agents acted on.
-    """
-
-    episode_returns: Array
-    episode_lengths: Array
-    measures: Array
-    obs_statistics: RunningStatistics | None
-
-
-class Lanes(PyTreeData):
-    """What is being played: one entry per lane, `[L, ...]`. A lane whose `job` is past the queue is idle."""
-
-    job: Array
-    agent_state: AgentState
-    env_state: EnvState
-    carry: Carry
-    action_key: Key
-    returns: Array
-    lengths: Array
-    discount_power: Array
-    measures: Array
-    obs_statistics: RunningStatistics | None
+from rookery.types import Array, Key, PyTreeNode, Tree, as_mappable_key, as_one_key, pytree_field
 
 
 class PopulationEvaluator(PyTreeNode):
@@ -117,86 +81,82 @@ class PopulationEvaluator(PyTreeNode):
     @partial(batch_invariant_jit, static_argnames=("num_episodes",))
     def _play(self, agent_states: AgentState, key: Key, num_episodes: int, first_agent: Array) -> PopulationEpisodes:
         population_size = population_size_of(agent_states)
-        num_jobs = population_size * num_episodes
-        key = as_mappable_key(key)
+        queue = Queue(
+            agent_states=agent_states,
+            key=as_mappable_key(key),
+            first_agent=first_agent,
+            num_episodes=num_episodes,
+            num_jobs=population_size * num_episodes,
+        )
+        played, shape = self._play_all(queue), (population_size, num_episodes)
+        return PopulationEpisodes(
+            episode_returns=played.episode_returns.reshape(shape),
+            episode_lengths=played.episode_lengths.reshape(shape),
+            measures=self._finished(played).reshape(*shape, len(self.measures)),
+            obs_statistics=None if played.obs_statistics is None else merge_all(played.obs_statistics),
+        )
+
+    def _play_all(self, queue: Queue) -> PopulationEpisodes:
+        """Play all jobs; return what came out, `[jobs, ...]`, with statistics for each job."""
         no_statistics = running_statistics.init(self.single_env.obs_space) if self.track_obs else None
+        lanes = self._first_lanes(queue, no_statistics)
+        results = PopulationEpisodes(
+            episode_returns=jnp.zeros(queue.num_jobs, jnp.float32),
+            episode_lengths=jnp.zeros(queue.num_jobs, jnp.int32),
+            measures=jnp.zeros((queue.num_jobs, len(self.measures)), jnp.float32),
+            obs_statistics=_repeated(no_statistics, queue.num_jobs),
+        )
+        state = (lanes, results, jnp.asarray(self.num_lanes, lanes.job.dtype))
 
-        def agent_of(job: Array) -> Array:
-            return jnp.minimum(job, num_jobs - 1) // num_episodes
+        def is_unfinished(state: tuple[Lanes, PopulationEpisodes, Array]) -> Array:
+            return any_true(state[0].job < queue.num_jobs)
 
-        def start(job: Array) -> tuple[EnvState, Carry, Key]:
-            agent_key = jax.random.fold_in(key, first_agent + agent_of(job))
-            reset_key, action_key = jax.random.split(jax.random.fold_in(agent_key, job % num_episodes))
-            env_state = self.single_env.reset(reset_key)
-            env_state = env_state.replace(info=env_state.info.replace(episode_start=jnp.ones((), jnp.float32)))
-            return env_state, self.initial_carry_fn(()), action_key
+        return jax.lax.while_loop(is_unfinished, partial(self._step, queue), state)[1]
 
-        def play(lane: Lanes) -> Lanes:
-            step_key = jax.random.fold_in(lane.action_key, lane.lengths)
-            actions, _, carry = act(self.agent_fn, lane.agent_state, lane.env_state, lane.carry, step_key)
-            env_state = self.single_env.step(lane.env_state, actions)
-            return lane.replace(
-                env_state=env_state.replace(info=env_state.info.replace(episode_start=jnp.zeros((), jnp.float32))),
-                carry=carry,
-                returns=lane.returns + lane.discount_power * env_state.reward,
-                lengths=lane.lengths + 1,
-                discount_power=lane.discount_power * self.discount,
-                measures=self._measured(lane.measures, actions, env_state),
-                obs_statistics=_observed(lane.obs_statistics, lane.env_state.obs),
-            )
+    def _start(self, queue: Queue, job: Array) -> tuple[EnvState, Carry, Key]:
+        reset_key, action_key = jax.random.split(queue.key_of(job))
+        env_state = self.single_env.reset(reset_key)
+        env_state = env_state.replace(info=env_state.info.replace(episode_start=jnp.ones((), jnp.float32)))
+        return env_state, self.initial_carry_fn(()), action_key
 
-        def step(state: tuple[Lanes, PopulationEpisodes, Array]) -> tuple[Lanes, PopulationEpisodes, Array]:
-            lanes, results, next_job = state
-            lanes = jax.vmap(play)(lanes)
-            ended = (lanes.env_state.done > 0) | (lanes.lengths >= self.max_episode_steps)
-            ended = ended & (lanes.job < num_jobs)
-            return cond_any(ended, partial(refill, ended), lanes, results, next_job)
-
-        def refill(ended: Array, lanes: Lanes, results: PopulationEpisodes, next_job: Array) -> tuple:
-            where = jnp.where(ended, lanes.job, num_jobs)
-            played = PopulationEpisodes(
-                episode_returns=lanes.returns,
-                episode_lengths=lanes.lengths,
-                measures=lanes.measures,
-                obs_statistics=lanes.obs_statistics,
-            )
-            results = jax.tree.map(lambda all_, new: all_.at[where].set(new, mode="drop"), results, played)
-            job = jnp.where(ended, next_job + jnp.cumsum(ended) - 1, lanes.job)
-            agent_state = load_agents(lanes.agent_state, agent_states, ended & (job < num_jobs), agent_of(job))
-            env_state, carry, action_key = jax.vmap(start)(job)
-            fresh = fresh_lanes(job, agent_state, env_state, carry, action_key, lanes)
-            kept = lanes.replace(job=job, agent_state=agent_state)
-            return where_lanes(ended, fresh, kept), results, next_job + jnp.sum(ended)
-
-        first_jobs = jnp.arange(self.num_lanes)
-        env_state, carry, action_key = jax.vmap(start)(first_jobs)
-        first_agents = jax.tree.map(lambda leaf: leaf[agent_of(first_jobs)], agent_states)
-        num_measures = len(self.measures)
-        lanes = Lanes(
-            job=first_jobs,
-            agent_state=first_agents,
+    def _first_lanes(self, queue: Queue, no_statistics: RunningStatistics | None) -> Lanes:
+        jobs = jnp.arange(self.num_lanes)
+        env_state, carry, action_key = jax.vmap(partial(self._start, queue))(jobs)
+        return Lanes(
+            job=jobs,
+            agent_state=jax.tree.map(lambda leaf: leaf[queue.agent_of(jobs)], queue.agent_states),
             env_state=env_state,
             carry=carry,
             action_key=action_key,
             returns=jnp.zeros(self.num_lanes, jnp.float32),
             lengths=jnp.zeros(self.num_lanes, jnp.int32),
             discount_power=jnp.ones(self.num_lanes, jnp.float32),
-            measures=jnp.zeros((self.num_lanes, num_measures), jnp.float32),
+            measures=jnp.zeros((self.num_lanes, len(self.measures)), jnp.float32),
             obs_statistics=_repeated(no_statistics, self.num_lanes),
         )
-        results = PopulationEpisodes(
-            episode_returns=jnp.zeros(num_jobs, jnp.float32),
-            episode_lengths=jnp.zeros(num_jobs, jnp.int32),
-            measures=jnp.zeros((num_jobs, num_measures), jnp.float32),
-            obs_statistics=_repeated(no_statistics, num_jobs),
-        )
-        state = (lanes, results, jnp.asarray(self.num_lanes, first_jobs.dtype))
-        _, results, _ = jax.lax.while_loop(lambda state: any_true(state[0].job < num_jobs), step, state)
-        return PopulationEpisodes(
-            episode_returns=results.episode_returns.reshape(population_size, num_episodes),
-            episode_lengths=results.episode_lengths.reshape(population_size, num_episodes),
-            measures=self._finished(results).reshape(population_size, num_episodes, num_measures),
-            obs_statistics=None if results.obs_statistics is None else merge_all(results.obs_statistics),
+
+    def _step(
+        self, queue: Queue, state: tuple[Lanes, PopulationEpisodes, Array]
+    ) -> tuple[Lanes, PopulationEpisodes, Array]:
+        """Take a step on all lanes; those whose episode is over take the next job."""
+        lanes, results, next_job = state
+        lanes = jax.vmap(self._step_lane)(lanes)
+        ended = (lanes.env_state.done > 0) | (lanes.lengths >= self.max_episode_steps)
+        ended = ended & (lanes.job < queue.num_jobs)
+        return cond_any(ended, partial(self._refill, queue, ended), lanes, results, next_job)
+
+    def _step_lane(self, lane: Lanes) -> Lanes:
+        step_key = jax.random.fold_in(lane.action_key, lane.lengths)
+        actions, _, carry = act(self.agent_fn, lane.agent_state, lane.env_state, lane.carry, step_key)
+        env_state = self.single_env.step(lane.env_state, actions)
+        return lane.replace(
+            env_state=env_state.replace(info=env_state.info.replace(episode_start=jnp.zeros((), jnp.float32))),
+            carry=carry,
+            returns=lane.returns + lane.discount_power * env_state.reward,
+            lengths=lane.lengths + 1,
+            discount_power=lane.discount_power * self.discount,
+            measures=self._measured(lane.measures, actions, env_state),
+            obs_statistics=observed(lane.obs_statistics, lane.env_state.obs),
         )
 
     def _measured(self, totals: Array, action: Any, env_state: EnvState) -> Array:
@@ -206,6 +166,37 @@ class PopulationEvaluator(PyTreeNode):
             for measure, total in zip(self.measures, totals, strict=True)
         ]
         return jnp.stack(values) if values else totals
+
+    def _refill(
+        self, queue: Queue, ended: Array, lanes: Lanes, results: PopulationEpisodes, next_job: Array
+    ) -> tuple[Lanes, PopulationEpisodes, Array]:
+        """Write down the episodes that ended, and start the next ones in their place."""
+        where = jnp.where(ended, lanes.job, queue.num_jobs)
+        played = PopulationEpisodes(
+            episode_returns=lanes.returns,
+            episode_lengths=lanes.lengths,
+            measures=lanes.measures,
+            obs_statistics=lanes.obs_statistics,
+        )
+        results = jax.tree.map(lambda all_, new: all_.at[where].set(new, mode="drop"), results, played)
+        job = jnp.where(ended, next_job + jnp.cumsum(ended) - 1, lanes.job)
+        is_needed = ended & (job < queue.num_jobs)
+        agent_state = load_agents(lanes.agent_state, queue.agent_states, is_needed, queue.agent_of(job))
+        env_state, carry, action_key = jax.vmap(partial(self._start, queue))(job)
+        fresh = Lanes(
+            job=job,
+            agent_state=agent_state,
+            env_state=env_state,
+            carry=carry,
+            action_key=action_key,
+            returns=jnp.zeros_like(lanes.returns),
+            lengths=jnp.zeros_like(lanes.lengths),
+            discount_power=jnp.ones_like(lanes.discount_power),
+            measures=jnp.zeros_like(lanes.measures),
+            obs_statistics=jax.tree.map(jnp.zeros_like, lanes.obs_statistics),
+        )
+        kept = lanes.replace(job=job, agent_state=agent_state)
+        return where_lanes(ended, fresh, kept), results, next_job + jnp.sum(ended)
 
     def _finished(self, episodes: PopulationEpisodes) -> Array:
         """Return the measures of whole episodes, `[jobs, M]`."""
@@ -231,54 +222,8 @@ def merge_all(statistics: RunningStatistics) -> RunningStatistics:
     return jax.tree.map(lambda leaf: leaf[0], statistics)
 
 
-def _observed(statistics: RunningStatistics | None, obs: Any) -> RunningStatistics | None:
-    """Take an observation into the statistics, unless it is not finite: one that diverges must not spoil all."""
-    if statistics is None:
-        return None
-    is_finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(obs)])
-    return running_statistics.update(statistics, obs, jnp.all(is_finite).astype(jnp.float32))
-
-
 def _repeated(tree: Tree, count: int) -> Tree:
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), tree)
-
-
-def load_agents(loaded: AgentState, agent_states: AgentState, needed: Array, agent: Array) -> AgentState:
-    """Exchange the agents of the lanes that need another one, lane by lane: the others' parameters are not touched."""
-
-    def load_next(state: tuple[Array, AgentState]) -> tuple[Array, AgentState]:
-        needed, loaded = state
-        lane = jnp.argmax(needed)
-        loaded = jax.tree.map(
-            lambda on_lane, population: on_lane.at[lane].set(population[agent[lane]]), loaded, agent_states
-        )
-        return needed.at[lane].set(False), loaded
-
-    return jax.lax.while_loop(lambda state: jnp.any(state[0]), load_next, (needed, loaded))[1]
-
-
-def fresh_lanes(
-    job: Array, agent_state: AgentState, env_state: EnvState, carry: Carry, action_key: Key, lanes: Lanes
-) -> Lanes:
-    """Lanes like these at the start of an episode."""
-    return Lanes(
-        job=job,
-        agent_state=agent_state,
-        env_state=env_state,
-        carry=carry,
-        action_key=action_key,
-        returns=jnp.zeros_like(lanes.returns),
-        lengths=jnp.zeros_like(lanes.lengths),
-        discount_power=jnp.ones_like(lanes.discount_power),
-        measures=jnp.zeros_like(lanes.measures),
-        obs_statistics=jax.tree.map(jnp.zeros_like, lanes.obs_statistics),
-    )
-
-
-def where_lanes(ended: Array, fresh: Lanes, kept: Lanes) -> Lanes:
-    """Restart the lanes that ended; the agents are on their lanes already."""
-    without_agents = where_tree(ended, fresh.replace(agent_state=None), kept.replace(agent_state=None))
-    return without_agents.replace(agent_state=kept.agent_state)
 
 
 def population_size_of(agent_states: Any) -> int:

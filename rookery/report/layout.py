@@ -40,9 +40,9 @@ def small_figures(*content: Content) -> Markup:
     return element("div", content, class_="small-figures")
 
 
-def legend_of(runs: Sequence[LoadedRun]) -> Markup | None:
+def legend_of(runs: Sequence[LoadedRun], label: str = "Runs") -> Markup | None:
     """List several runs with their colors."""
-    return legend("Runs", {run.style: run.name for run in runs}) if len(runs) > 1 else None
+    return legend(label, {run.style: run.name for run in runs}) if len(runs) > 1 else None
 
 
 def run_label(run: LoadedRun) -> Markup:

@@ -16,6 +16,7 @@ from rookery.report.loaded_run import (
 )
 from rookery.report.markup import Content, Markup, element
 from rookery.report.plots import share_bar
+from rookery.report.policies import by_policy, policies
 from rookery.report.population import population
 from rookery.report.tables import (
     NOT_KNOWN,
@@ -64,12 +65,14 @@ def episodes(runs: Sequence[LoadedRun]) -> Markup | None:
 
 
 def updates(runs: Sequence[LoadedRun]) -> Markup | None:
-    """Losses and whatever else the method tells about its updates, one small figure each."""
-    names = dict.fromkeys(name for run in runs for name in run.series if name.startswith("train/"))
+    """Losses and whatever else the method tells about its updates, one small figure each, with a curve per policy."""
+    parts = by_policy(runs)
+    names = dict.fromkeys(name for part in parts for name in part.series if name.startswith("train/"))
     if not names:
         return None
-    drawn = (metric_figure(runs, name, name.removeprefix("train/"), small=True, with_seeds=False) for name in names)
-    return section("Updates", legend_of(runs), small_figures(drawn))
+    drawn = (metric_figure(parts, name, name.removeprefix("train/"), small=True, with_seeds=False) for name in names)
+    legend = legend_of(parts, "Runs" if len(parts) == len(runs) else "Policies")
+    return section("Updates", legend, small_figures(drawn))
 
 
 def throughput(runs: Sequence[LoadedRun]) -> Markup | None:
@@ -99,6 +102,7 @@ def versions(runs: Sequence[LoadedRun]) -> Markup | None:
 SECTIONS: tuple[Section, ...] = (
     headline,
     learning_curves,
+    policies,
     episodes,
     population,
     updates,

@@ -18,13 +18,13 @@ from rookery.workflows.config import Settings
 from rookery.workflows.host import HostCollector, HostEnvs, experience_specs
 from rookery.workflows.host_evaluator import HostEvaluator
 from rookery.workflows.host_training import HostTraining
-from rookery.workflows.workflow import Workflow
+from rookery.workflows.hostable import HostableWorkflow
 
 ROWS_TO_TIME = 128
 """Shorter rollouts are timed several at once: the call itself would be most of what is measured."""
 
 
-class CollectingWorkflow(Workflow):
+class CollectingWorkflow(HostableWorkflow):
     """Collects experience and learns from it by gradient.
 
     Where the experience comes from is the business of `source`; `config` has `num_envs`, over all devices, and
@@ -37,16 +37,13 @@ class CollectingWorkflow(Workflow):
     source: Any
     """A `RolloutSource`, or on the host a `HostSource`; what it keeps is `source_state` of the state."""
     host: HostCollector | None = None
+    training: HostTraining
 
     def __init__(self, settings: Settings, num_devices: int, enable_jit: bool) -> None:
         check_divides("agent.num_envs", settings.method.num_envs, num_devices)
         self.num_devices = num_devices
         self.optimizer = Optimizer(settings.method.optimizer)
-        try:
-            super().__init__(settings, num_devices, enable_jit)
-        except BaseException:
-            self.close()
-            raise
+        super().__init__(settings, num_devices, enable_jit)
 
     def make_agent(self) -> Agent:
         return self.agent_class(config=self.config.network, normalize_obs=self.config.normalize_obs)
@@ -84,36 +81,24 @@ class CollectingWorkflow(Workflow):
         """Make ready what the agent will act with after an iteration: on the host that is outside of the program."""
         return state
 
-    def make_training_programs(self, iterate: Callable, specs: Any) -> tuple[Any, Any]:
-        if self.host is None:
-            return super().make_training_programs(iterate, specs)
-        self.training = HostTraining(self, self.host, iterate, specs)
-        return self.training.step, self.training
+    def make_host_program(self, host: HostCollector, iterate: Callable, specs: Any) -> HostTraining:
+        return HostTraining(self, host, iterate, specs)
 
-    def _make_evaluator(self) -> Any:
-        if self.host is None:
-            return super()._make_evaluator()
+    def make_host_evaluator(self, host: Any) -> Any:
         return HostEvaluator(self.settings.train, self.agent, self.config.num_envs)
 
-    def _metrics_like(self, state: Any) -> Any:
-        return super()._metrics_like(state) if self.host is None else self.training.metrics_like(state)
-
     def _counts(self, state: Any) -> dict[str, list[Any]]:
-        counts = super()._counts(state)
-        if self.host is None:
-            return counts
-        return counts | {name: [value] for name, value in (self.host.report() | self.host.take_told()).items()}
+        told = {} if self.host is None else self.host.take_told()
+        return super()._counts(state) | {name: [value] for name, value in told.items()}
 
     def outside_state(self) -> dict[str, Any]:
         return {} if self.host is None else self.host.get_state(self.training.steps_ahead)
 
-    def restore_outside(self, outside: dict[str, Any]) -> None:
-        if self.host is not None:
-            self.host.set_state(outside)
-
-    def close(self) -> None:
-        if self.host is not None:
-            self.host.close()
+    def describe_restart(self) -> str:
+        if self.host is None:
+            return ""
+        env_name = self.settings.train.env.name
+        return f"{env_name} starts anew, with other seeds: checkpoints do not hold what simulators hold"
 
     def collect_seconds(self, state: Any) -> float:
         """Measure how long an iteration gathers experience: by itself, for inside a program nothing can be timed."""

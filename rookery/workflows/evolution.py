@@ -17,11 +17,10 @@ from rookery.distributed.collectives import sum_over_devices
 from rookery.envs import AutoresetMode
 from rookery.errors import InvalidInputError, check_count
 from rookery.evaluators import PopulationEvaluator
+from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evaluators.measures import Measure
-from rookery.evaluators.population import PopulationEpisodes
 from rookery.evolution import EvoOptimizer
 from rookery.learning import running_statistics
-from rookery.learning.counter import Counter
 from rookery.learning.schedules import LinearSchedule, values_at
 from rookery.metrics import Mean
 from rookery.networks.policy import PolicyConfig
@@ -29,9 +28,11 @@ from rookery.rollout import rollout
 from rookery.types import Array, Key, Params, PyTreeDict, as_one_key
 from rookery.workflows.config import Settings
 from rookery.workflows.host_evaluator import HostEvaluator
-from rookery.workflows.host_population import HostGenerations, HostPopulation
+from rookery.workflows.host_generations import HostGenerations
+from rookery.workflows.host_population import HostPopulation
+from rookery.workflows.hostable import HostableWorkflow
 from rookery.workflows.programs import SAME
-from rookery.workflows.workflow import Workflow, WorkflowState
+from rookery.workflows.workflow import WorkflowState
 
 REFERENCE_ENVS, REFERENCE_STEPS = 64, 128
 """The batch of random play that `fixed_obs_statistics` are taken from."""
@@ -73,7 +74,7 @@ class ECWorkflowState(WorkflowState):
     evo_state: Any
 
 
-class ECWorkflow(Workflow):
+class ECWorkflow(HostableWorkflow):
     """Evolves the parameters of an agent; an iteration is a generation.
 
     The population is split over the devices. All individuals of a generation see observations normalized by the same
@@ -85,7 +86,7 @@ class ECWorkflow(Workflow):
     agent: Any
     config: Any
     host: HostPopulation | None = None
-    """Plays where the environments are on the host; None where they are on the device."""
+    training: HostGenerations
     # A population fills the device by itself, and side by side the lanes of one seed would wait for those of another.
     seeds_side_by_side = False
 
@@ -101,11 +102,7 @@ class ECWorkflow(Workflow):
             )
         if isinstance(getattr(settings.hyperparameters, "initial_std", None), LinearSchedule):
             raise InvalidInputError("agent.initial_std is used once, at the start: give a number, not a schedule.")
-        try:
-            super().__init__(settings, num_devices, enable_jit)
-        except BaseException:
-            self.close()
-            raise
+        super().__init__(settings, num_devices, enable_jit)
         if self.host is not None:
             return
         if config.fixed_obs_statistics:
@@ -116,7 +113,7 @@ class ECWorkflow(Workflow):
             initial_carry_fn=self.agent.initial_carry,
             max_episode_steps=self.evaluator.max_episode_steps,
             num_lanes=min(config.num_lanes, config.population_size * config.num_episodes // num_devices),
-            measures=tuple(Measure.parse(text) for text in self.measures),
+            measures=self._parsed_measures,
             track_obs=self._tracks_obs,
         )
         if self.measures:
@@ -136,18 +133,18 @@ class ECWorkflow(Workflow):
         config, train = self.config, self.settings.train
         if not train.env.is_on_host:
             return
-        if self.measures:
-            raise InvalidInputError(
-                f"{self.agent_name} measures {', '.join(self.measures)} of every episode, which is done on the device "
-                f"alone, and {train.env.name} is on the host: choose another env, `rookery list envs` shows all."
-            )
         self.host = HostPopulation(
             train,
             self.agent,
             num_slots=min(config.num_lanes, config.population_size * config.num_episodes),
             explore=config.explore,
             track_obs=self._tracks_obs,
+            measures=self._parsed_measures,
         )
+
+    @property
+    def _parsed_measures(self) -> tuple[Measure, ...]:
+        return tuple(Measure.parse(text) for text in self.measures)
 
     @property
     def _tracks_obs(self) -> bool:
@@ -197,14 +194,11 @@ class ECWorkflow(Workflow):
             agent_state = self._with_reference_statistics(agent_state, reference_key)
         # A strategy knows numbers; schedules are the workflow's.
         optimizer = self.optimizer.replace(hyperparameters=values_at(self.settings.hyperparameters, 0.0))
-        return ECWorkflowState(
-            key=key,
-            eval_key=eval_key,
-            agent_state=agent_state,
-            hyperparameters=jax.tree.map(jnp.float32, self.settings.hyperparameters),
-            iterations=Counter.zero(),
-            env_steps=Counter.zero(),
-            num_updates=Counter.zero(),
+        return ECWorkflowState.first(
+            key,
+            eval_key,
+            agent_state,
+            self.settings.hyperparameters,
             evo_state=optimizer.init(agent_state.params, evo_key),
         )
 
@@ -242,10 +236,7 @@ class ECWorkflow(Workflow):
         )
 
     def _counts(self, state: ECWorkflowState) -> dict[str, list[Any]]:
-        counts = super()._counts(state) | {"evolution/num_invalid": np.ravel(state.evo_state.num_invalid).tolist()}
-        if self.host is None:
-            return counts
-        return counts | {name: [value] for name, value in self.host.report().items()}
+        return super()._counts(state) | {"evolution/num_invalid": np.ravel(state.evo_state.num_invalid).tolist()}
 
     def evaluated_agents(self, state: ECWorkflowState) -> dict[str, AgentState]:
         agents = {"eval/": state.agent_state}
@@ -303,30 +294,14 @@ class ECWorkflow(Workflow):
         agent_state = self.agent.update_obs_statistics(state.agent_state, obs, weights)
         return state.replace(agent_state=self.layout.place(agent_state, SAME))
 
-    def make_training_programs(self, iterate: Callable, specs: Any) -> tuple[Any, Any]:
-        if self.host is None:
-            return super().make_training_programs(iterate, specs)
-        self.training = HostGenerations(self, self.host)
-        return self.training.step, self.training
+    def make_host_program(self, host: HostPopulation, iterate: Callable, specs: Any) -> HostGenerations:
+        return HostGenerations(self, host)
 
-    def _make_evaluator(self) -> Any:
-        if self.host is None:
-            return super()._make_evaluator()
-        return HostEvaluator(self.settings.train, self.agent, self.host.num_slots)
+    def make_host_evaluator(self, host: HostPopulation) -> HostEvaluator:
+        return HostEvaluator(self.settings.train, self.agent, host.num_slots)
 
-    def _metrics_like(self, state: Any) -> Any:
-        return super()._metrics_like(state) if self.host is None else self.training.metrics_like(state)
-
-    def outside_state(self) -> dict[str, Any]:
-        return {} if self.host is None else self.host.get_state()
-
-    def restore_outside(self, outside: dict[str, Any]) -> None:
-        if self.host is not None:
-            self.host.set_state(outside)
-
-    def close(self) -> None:
-        if self.host is not None:
-            self.host.close()
+    def describe_restart(self) -> str:
+        return "" if self.host is None else f"{self.settings.train.env.name} starts anew, as in every generation"
 
     def _metrics(self, evo_state: Any, episodes: PopulationEpisodes) -> PyTreeDict:
         played = {

@@ -122,8 +122,7 @@ class HostCollector(ABC):
         self._train = train
         self._agent = agent
         self._rollout_length = rollout_length
-        if jax.process_count() > 1:
-            raise InvalidInputError(f"{train.env.name} is on the host: training on several hosts needs a device env.")
+        check_one_host(train)
         self._base_env: BaseEnv | None = make_envs(train, num_envs)
         self._runner: EnvRunner | None = None
         self._runner_state: dict[str, Any] = {}
@@ -143,10 +142,7 @@ class HostCollector(ABC):
 
     def sample(self, agents: Mapping[PolicyID, tuple[Agent, AgentState]], rollout_length: int) -> Sample:
         """Let agents act for their policies, for so many steps of each environment."""
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(dict(agents))):
-            raise InvalidInputError(
-                f"{self._train.env.name} is on the host: a step of training on it cannot be part of a compiled program."
-            )
+        check_not_traced(self._train.env.name, dict(agents))
         runner = self._running()
         roles: Any = {
             policy: Role(agent=agent, agent_state=on_one_device(state)) for policy, (agent, state) in agents.items()
@@ -172,11 +168,7 @@ class HostCollector(ABC):
 
     def report(self) -> dict[str, float]:
         """What a record tells of the environments: faults, lost steps, and the milliseconds of a runner's step."""
-        counts = self._counted()
-        report: dict[str, float] = {"faults/total": sum(counts[kind] for kind in FaultKind)}
-        report |= {f"faults/{name}": counts[name] for name in (*FaultKind, "restarts")}
-        report["faults/lost_envs"] = 0 if self._runner is None else self._runner.num_lost_envs
-        report["rollout/steps_discarded"] = counts["steps_discarded"]
+        report = fault_report(self._counted(), 0 if self._runner is None else self._runner.num_lost_envs)
         phases = {} if self._runner is None else self._runner.perf.milliseconds()
         return report | {f"time/{phase}_ms": milliseconds for phase, milliseconds in phases.items()}
 
@@ -237,9 +229,8 @@ class HostEnvs(HostCollector):
 
     def __init__(self, train: TrainConfig, agent: Agent, num_envs: int, rollout_length: int) -> None:
         super().__init__(train, agent, num_envs, rollout_length)
-        if self._base_env is not None and self._base_env.is_multi_agent:
-            self.close()
-            raise InvalidInputError(f"{train.env.name} has several agents: methods for one agent cannot train on it.")
+        assert self._base_env is not None, "it has just been made"
+        check_one_agent(train, self._base_env)
         self.obs_space, self.action_space = self.spaces[SINGLE_AGENT]
 
     def make_source(self, num_envs: int) -> HostSource:
@@ -282,6 +273,34 @@ def make_envs(train: TrainConfig, num_envs: int, render: bool = False) -> BaseEn
         render=render,
         **env.kwargs,
     )
+
+
+def check_one_host(train: TrainConfig) -> None:
+    """Raise if there are several JAX processes: each would have environments of its own."""
+    if jax.process_count() > 1:
+        raise InvalidInputError(f"{train.env.name} is on the host: training on several hosts needs a device env.")
+
+
+def check_one_agent(train: TrainConfig, base_env: BaseEnv) -> None:
+    """Close environments with several agents, and raise."""
+    if base_env.is_multi_agent:
+        base_env.close()
+        raise InvalidInputError(f"{train.env.name} has several agents: methods for one agent cannot train on it.")
+
+
+def check_not_traced(env_name: str, tree: Any) -> None:
+    """Raise if what is to be played with is not there yet, but part of a program that is being compiled."""
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree)):
+        raise InvalidInputError(
+            f"{env_name} is on the host: a step of training on it cannot be part of a compiled program."
+        )
+
+
+def fault_report(counts: Mapping[str, int], num_lost_envs: int) -> dict[str, float]:
+    """Name what was counted as a record tells it."""
+    report: dict[str, float] = {"faults/total": sum(counts[kind] for kind in FaultKind)}
+    report |= {f"faults/{name}": counts[name] for name in (*FaultKind, "restarts")}
+    return report | {"faults/lost_envs": num_lost_envs, "rollout/steps_discarded": counts["steps_discarded"]}
 
 
 def trajectory_of(batch: SampleBatch) -> SampleBatch:

@@ -114,11 +114,7 @@ class EpisodePlayer(ABC):
             np.add.at(returns, played_by, polled.rewards[is_step])
             played = episodes[np.asarray(polled.stepped, np.int64)]
             lengths[played] += 1
-            if (lengths[played] > self.max_episode_steps).any():
-                raise InvalidInputError(
-                    f"an episode of {base_env.name} goes on after {self.max_episode_steps:,} steps: set "
-                    "env.episode_length."
-                )
+            check_episodes_end(base_env.name, lengths[played], self.max_episode_steps)
             for env in polled.over:
                 num_left -= 1
                 episodes[env] += num_envs
@@ -168,6 +164,14 @@ class HostEvaluator(EpisodePlayer):
             return Actions(envs, None)
         obs = jax.tree.map(lambda leaf: leaf[rows], polled.obs)
         return Actions(envs, self._actor.act(obs, len(envs), envs, polled.is_reset[rows]).actions)
+
+
+def check_episodes_end(env_name: str, lengths: np.ndarray, max_episode_steps: int) -> None:
+    """Raise if an episode is longer than any that ends."""
+    if (lengths > max_episode_steps).any():
+        raise InvalidInputError(
+            f"an episode of {env_name} goes on after {max_episode_steps:,} steps: set env.episode_length."
+        )
 
 
 def _seed_of(key: Key) -> int:

@@ -1,84 +1,32 @@
-"""Evolution on host environments: ask in a compiled program, play here, tell in a compiled program, and again."""
+"""Playing the episodes of a population in host environments."""
 
 import time
-from collections import Counter, deque
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.agent import Agent, AgentState, Carry, RandomAgent
-from rookery.compilation import batch_invariant_options
+from rookery.agent import Agent, AgentState, RandomAgent
 from rookery.errors import InvalidInputError
-from rookery.evaluators.population import PopulationEpisodes, merge_all, population_size_of
-from rookery.learning import running_statistics
-from rookery.learning.running_statistics import RunningStatistics
+from rookery.evaluators.lanes import PopulationEpisodes
+from rookery.evaluators.measures import Measure
+from rookery.evaluators.population import population_size_of
 from rookery.runners.base_env import SINGLE_AGENT, Actions, BaseEnv, End, Polled
 from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phase, RestartPolicy
 from rookery.runners.policy_map import DEFAULT_POLICY
 from rookery.runners.runner import EnvRunner, RunnerConfig
-from rookery.runners.seeds import episode_seed
 from rookery.runners.validation import zeros_of
 from rookery.sample_batch import SampleBatch
-from rookery.types import Array, Key, Params, PyTreeData, PyTreeDict, as_mappable_key, as_one_key, where_tree
+from rookery.types import Array, Key, Params, as_mappable_key, as_one_key
 from rookery.workflows.config import TrainConfig
-from rookery.workflows.host import make_envs
-from rookery.workflows.host_evaluator import MAX_EPISODE_STEPS
-from rookery.workflows.programs import SAME, SPLIT
-
-if TYPE_CHECKING:
-    from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.host import check_one_agent, check_one_host, fault_report, make_envs
+from rookery.workflows.host_evaluator import MAX_EPISODE_STEPS, check_episodes_end
+from rookery.workflows.host_jobs import Jobs
+from rookery.workflows.host_policies import ActingPopulation, PopulationPolicy
 
 NO_JOB = -1
-
-
-class Memory(PyTreeData):
-    """What playing keeps on the device: the memories of the agents, one per slot, and statistics, one per job."""
-
-    carry: Carry
-    obs_statistics: RunningStatistics | None
-
-
-class Jobs:
-    """The episodes of one generation: those that wait, and what came out of the others.
-
-    Job j is episode j % num_episodes of individual j // num_episodes. The seed of an episode depends on these two and
-    on how often it was begun, so which env plays it makes no difference.
-    """
-
-    def __init__(self, population_size: int, num_episodes: int, seed: int) -> None:
-        self.shape = population_size, num_episodes
-        self.num_left = num_jobs = population_size * num_episodes
-        self.waiting = deque(range(num_jobs))
-        self.returns = np.zeros(num_jobs)
-        self.lengths = np.zeros(num_jobs, np.int32)
-        self.num_begun = [0] * num_jobs
-        self.num_faults = [0] * num_jobs
-        self._seed = seed
-
-    def seed_of(self, job: int) -> int:
-        """The seed of the present try."""
-        individual, episode = divmod(job, self.shape[1])
-        return episode_seed(self._seed, 0, individual, self.num_begun[job] - 1, episode)
-
-    def begin(self) -> int:
-        """Take the next job that waits."""
-        job = self.waiting.popleft()
-        self.num_begun[job] += 1
-        return job
-
-    def begin_again(self, job: int) -> None:
-        """Let a job wait for another try."""
-        self.returns[job], self.lengths[job] = 0.0, 0
-        self.waiting.appendleft(job)
-
-    def give_up(self, job: int) -> None:
-        """End a job without a result."""
-        self.returns[job], self.lengths[job] = np.nan, 0
-        self.num_left -= 1
 
 
 class HostPopulation:
@@ -94,9 +42,16 @@ class HostPopulation:
     fault before the first action is counted against the env, which is given up after so many in a row.
     """
 
-    def __init__(self, train: TrainConfig, agent: Agent, num_slots: int, explore: bool, track_obs: bool) -> None:
-        if jax.process_count() > 1:
-            raise InvalidInputError(f"{train.env.name} is on the host: training on several hosts needs a device env.")
+    def __init__(
+        self,
+        train: TrainConfig,
+        agent: Agent,
+        num_slots: int,
+        explore: bool,
+        track_obs: bool,
+        measures: tuple[Measure, ...] = (),
+    ) -> None:
+        check_one_host(train)
         if train.env.runner.overlap:
             raise InvalidInputError(
                 "env.runner.overlap=true is for methods that learn from batches: a generation cannot be played before "
@@ -104,25 +59,15 @@ class HostPopulation:
             )
         self.num_slots = num_slots
         self._train = train
-        self._agent = agent
-        self._action_fn = agent.compute_actions if explore else agent.evaluate_actions
-        self._track_obs = track_obs
+        self._measures = measures
         self._restart = RestartPolicy(max_restarts=train.env.runner.max_restarts)
         self._max_episode_steps = train.env.episode_length or MAX_EPISODE_STEPS
         self._counts: Counter[str] = Counter()
         self._base_env: BaseEnv | None = None
         base_env = self._open()
-        if base_env.is_multi_agent:
-            self.close()
-            raise InvalidInputError(f"{train.env.name} has several agents: methods for one agent cannot train on it.")
+        check_one_agent(train, base_env)
         self.obs_space, self.action_space = base_env.spaces[SINGLE_AGENT]
-        self._act = jax.jit(
-            self._act_in_slots,
-            static_argnums=(0, 1),
-            donate_argnums=7,
-            compiler_options=batch_invariant_options() or None,
-        )
-        self._merge_finished = jax.jit(_merge_finished)
+        self._policy = PopulationPolicy(agent, self.obs_space, num_slots, explore, track_obs)
 
     def play(self, agent_state: AgentState, population: Params, key: Key, num_episodes: int) -> PopulationEpisodes:
         """Play `num_episodes` of every individual; all else of `agent_state` they have in common.
@@ -130,22 +75,19 @@ class HostPopulation:
         An episode that could not be finished has a return of NaN and a length of 0.
         """
         seed_key, action_key = jax.random.split(as_mappable_key(as_one_key(key)))
-        jobs = Jobs(population_size_of(population), num_episodes, int(jax.random.bits(seed_key)))
-        # Flat, for the program is called in every step: to look into trees of dicts takes as long as to act.
-        leaves, treedef = jax.tree.flatten((agent_state, population, action_key))
+        seed = int(jax.random.bits(seed_key))
+        jobs = Jobs(population_size_of(population), num_episodes, self._measures, seed)
+        players = self._policy.begin(agent_state, population, action_key, num_episodes)
         try:
-            obs_statistics = self._play(jobs, partial(self._act, num_episodes, treedef, leaves))
+            self._play(jobs, players)
         except BaseException:
             self.close()  # the envs are in the middle of episodes that nobody will go on with
             raise
-        return _episodes(jobs.shape, jobs.returns, jobs.lengths, obs_statistics)
+        return jobs.result(players.obs_statistics(jobs.lengths > 0))
 
     def no_episodes(self, population_size: int, num_episodes: int) -> PopulationEpisodes:
         """Return what `play` would, of a population that made no step."""
-        shape = population_size, num_episodes
-        zeros = np.zeros(shape)
-        statistics = running_statistics.init(self.obs_space) if self._track_obs else None
-        return _episodes(shape, zeros, zeros, statistics)
+        return Jobs(population_size, num_episodes, self._measures).result(self._policy.no_statistics())
 
     def play_at_random(self, num_envs: int, num_steps: int, seed: int) -> tuple[Any, Array]:
         """Act at random in envs made for it; return the observations `[T, B, ...]` and 0 for rows without one."""
@@ -163,11 +105,8 @@ class HostPopulation:
 
     def report(self) -> dict[str, float]:
         """What a record tells of the environments: faults so far, and the steps that were lost by them."""
-        counts = self._counts
-        report: dict[str, float] = {"faults/total": sum(counts[kind] for kind in FaultKind)}
-        report |= {f"faults/{name}": counts[name] for name in (*FaultKind, "restarts", "unfinished_episodes")}
-        report["faults/lost_envs"] = len(self._lost)
-        return report | {"rollout/steps_discarded": counts["steps_discarded"]}
+        report = fault_report(self._counts, len(self._lost))
+        return report | {"faults/unfinished_episodes": self._counts["unfinished_episodes"]}
 
     def get_state(self) -> dict[str, Any]:
         """Return what was counted: every generation starts its episodes anew, with seeds from the training state."""
@@ -197,12 +136,11 @@ class HostPopulation:
             self._last_actions: Any = None
         return self._base_env
 
-    def _play(self, jobs: Jobs, act: Callable) -> RunningStatistics | None:
+    def _play(self, jobs: Jobs, players: ActingPopulation) -> None:
         base_env, num_jobs = self._open(), jobs.num_left
         if num_jobs < self.num_slots:
             raise InvalidInputError(f"num_slots={self.num_slots} is more than the {num_jobs} episodes to be played.")
         self._first_fault: Fault | None = None
-        memory = self._no_memory(num_jobs)
         obs = zeros_of(self.obs_space, self.num_slots)
         polled: Polled | None = None
         while jobs.num_left:
@@ -211,15 +149,11 @@ class HostPopulation:
                 time.sleep(max(0.0, min(self._broken.values()) - time.monotonic()))
                 continue
             if polled is not None:
-                memory = self._step(base_env, jobs, polled, act, obs, memory)
+                self._step(base_env, jobs, polled, players, obs)
             polled = base_env.poll()
             self._take_in(jobs, polled)
-        is_finished = jobs.lengths > 0
-        if not is_finished.any():
+        if not (jobs.lengths > 0).any():
             raise self._error(f"none of {num_jobs} episodes could be finished")
-        if memory.obs_statistics is None:
-            return None
-        return self._merge_finished(memory.obs_statistics, is_finished)
 
     def _begin_jobs(self, base_env: BaseEnv, jobs: Jobs) -> None:
         """Let the slots that can begin an episode take those that wait."""
@@ -241,11 +175,11 @@ class HostPopulation:
             else:
                 base_env.try_reset(env, jobs.seed_of(job))
 
-    def _step(self, base_env: BaseEnv, jobs: Jobs, polled: Polled, act: Callable, obs: Any, memory: Memory) -> Memory:
+    def _step(self, base_env: BaseEnv, jobs: Jobs, polled: Polled, players: ActingPopulation, obs: Any) -> None:
         """Act in the envs that were heard of and whose episode goes on."""
         rows = np.flatnonzero(polled.ends == End.RUNNING)
         if not len(rows):
-            return memory
+            return
         rows = rows[np.argsort(polled.envs[rows])]
         envs = polled.envs[rows]
         for leaf, heard in zip(jax.tree.leaves(obs), jax.tree.leaves(polled.obs), strict=True):
@@ -253,10 +187,8 @@ class HostPopulation:
         is_acting = np.zeros(self.num_slots, np.bool_)
         is_acting[envs] = True
         slot_jobs = np.where(is_acting, self._slot_jobs, 0).astype(np.int32)
-        actions, memory = act(slot_jobs, jobs.lengths[slot_jobs], is_acting, obs, memory)
-        self._last_actions = jax.tree.map(np.asarray, actions)
-        base_env.send_actions(Actions(envs, jax.tree.map(lambda leaf: leaf[envs], self._last_actions)))
-        return memory
+        self._last_actions = players.act(slot_jobs, jobs.lengths[slot_jobs], is_acting, obs)
+        base_env.send_actions(Actions(envs, _rows(self._last_actions, envs)))
 
     def _take_in(self, jobs: Jobs, polled: Polled) -> None:
         for env, failed in polled.failed.items():
@@ -267,15 +199,25 @@ class HostPopulation:
         played = self._slot_jobs[polled.envs[is_step]]
         jobs.returns[played] += polled.rewards[is_step]
         jobs.lengths[played] += 1
-        if (jobs.lengths[played] > self._max_episode_steps).any():
-            raise InvalidInputError(
-                f"an episode of {self._train.env.name} goes on after {self._max_episode_steps:,} steps: set "
-                "env.episode_length."
-            )
+        if self._measures:
+            self._measure(jobs, polled)
+        check_episodes_end(self._train.env.name, jobs.lengths[played], self._max_episode_steps)
         for env in polled.over:
             self._slot_jobs[env] = NO_JOB
             self._idle.add(env)
             jobs.num_left -= 1
+
+    def _measure(self, jobs: Jobs, polled: Polled) -> None:
+        for row in np.flatnonzero(~polled.is_reset).tolist():
+            env = int(polled.envs[row])
+            jobs.measure(
+                int(self._slot_jobs[env]),
+                action=_rows(self._last_actions, env),
+                reward=float(polled.rewards[row]),
+                obs=_rows(polled.obs, row),
+                info=polled.infos.get(env, {}).get(SINGLE_AGENT, {}),
+                is_over=bool(polled.ends[row] != End.RUNNING),
+            )
 
     def _fail(self, jobs: Jobs, env: int, failed: Failed) -> None:
         """Say what becomes of an env that failed, and of the episode that it was to play."""
@@ -298,7 +240,7 @@ class HostPopulation:
             seed=jobs.seed_of(job),
             episode=job,
             step=int(jobs.lengths[job]),
-            action=jax.tree.map(lambda leaf: leaf[env], self._last_actions) if is_within_episode else None,
+            action=_rows(self._last_actions, env) if is_within_episode else None,
             consequence=consequence,
         )
         self._first_fault = self._first_fault or fault
@@ -324,143 +266,6 @@ class HostPopulation:
         assert self._first_fault is not None
         return EnvFaultError(f"{message}; the first fault: {self._first_fault}", self._first_fault)
 
-    # Compiled.
 
-    def _no_memory(self, num_jobs: int) -> Memory:
-        statistics = None
-        if self._track_obs:
-            empty = running_statistics.init(self.obs_space)
-            statistics = jax.tree.map(lambda leaf: jnp.zeros((num_jobs, *leaf.shape), leaf.dtype), empty)
-        return Memory(carry=self._agent.initial_carry((self.num_slots,)), obs_statistics=statistics)
-
-    def _act_in_slots(
-        self,
-        num_episodes: int,
-        treedef: Any,
-        leaves: list[Array],
-        jobs: Array,
-        steps: Array,
-        is_acting: Array,
-        obs: Any,
-        memory: Memory,
-    ) -> tuple[Any, Memory]:
-        """Act in all slots, each with the parameters of its individual; those that do not act remember as before."""
-        agent_state, population, key = jax.tree.unflatten(treedef, leaves)
-
-        def act(job: Array, step: Array, obs: Any, carry: Carry) -> tuple[Any, Carry]:
-            individual = job // num_episodes
-            episode_key = jax.random.fold_in(jax.random.fold_in(key, individual), job % num_episodes)
-            policy_extras = PyTreeDict(carry=carry, episode_start=(step == 0).astype(jnp.float32))
-            actions, extras = self._action_fn(
-                agent_state.replace(params=jax.tree.map(lambda leaf: leaf[individual], population)),
-                SampleBatch(obs=obs, extras=PyTreeDict(policy_extras=policy_extras, env_extras=PyTreeDict())),
-                jax.random.fold_in(episode_key, step),
-            )
-            return actions, PyTreeDict(extras).get("carry", carry)
-
-        actions, carry = jax.vmap(act)(jobs, steps, obs, memory.carry)
-        statistics = memory.obs_statistics
-        if statistics is not None:
-            num_jobs = len(statistics.count.high)
-            before = jax.tree.map(lambda leaf: leaf[jobs], statistics)
-            before = where_tree(steps == 0, jax.tree.map(jnp.zeros_like, before), before)
-            after = jax.vmap(_observed)(before, obs)
-            rows = jnp.where(is_acting, jobs, num_jobs)
-            statistics = jax.tree.map(lambda leaf, new: leaf.at[rows].set(new, mode="drop"), statistics, after)
-        return actions, Memory(carry=where_tree(is_acting, carry, memory.carry), obs_statistics=statistics)
-
-
-def _episodes(
-    shape: tuple[int, int], returns: np.ndarray, lengths: np.ndarray, obs_statistics: RunningStatistics | None
-) -> PopulationEpisodes:
-    arrays: dict[str, Any] = {
-        "episode_returns": returns.reshape(shape).astype(np.float32),
-        "episode_lengths": lengths.reshape(shape).astype(np.int32),
-        "measures": np.zeros((*shape, 0), np.float32),
-    }
-    return PopulationEpisodes(**arrays, obs_statistics=obs_statistics)
-
-
-def _observed(statistics: RunningStatistics, obs: Any) -> RunningStatistics:
-    """Take an observation into the statistics, unless it is not finite: one that diverges must not spoil all."""
-    is_finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(obs)])
-    return running_statistics.update(statistics, obs, jnp.all(is_finite).astype(jnp.float32))
-
-
-def _merge_finished(statistics: RunningStatistics, is_finished: Array) -> RunningStatistics:
-    """Merge the statistics of the episodes that were finished."""
-    return merge_all(where_tree(is_finished, statistics, jax.tree.map(jnp.zeros_like, statistics)))
-
-
-class HostGenerations:
-    """The training program on host environments: generations whose episodes are played between compiled programs.
-
-    It is called like the program that trains on the device.
-    """
-
-    def __init__(self, workflow: "ECWorkflow", host: HostPopulation) -> None:
-        self._workflow = workflow
-        self._host = host
-        self._is_compiled = False
-        self.collect_seconds = 0.0
-        """How long each generation of the last call played."""
-
-        def advance(state: Any, metrics: Any, population: Params, episodes: PopulationEpisodes) -> tuple[Any, Any]:
-            new_metrics, state = workflow.learn_from(state, population, episodes)
-            return state, jax.tree.map(jnp.add, metrics, new_metrics)
-
-        of_each: dict[str, Any] = dict.fromkeys(("episode_returns", "episode_lengths", "measures"), SPLIT)
-        of_all: Any = SAME
-        specs = PopulationEpisodes(**of_each, obs_statistics=of_all)
-        self._place = partial(workflow.layout.place, specs=specs)
-        config = workflow.config
-        self._example = self._place(host.no_episodes(config.population_size, config.num_episodes))
-        self._ask = workflow.program(workflow.ask, (SAME,), (SAME, SPLIT, SAME))
-        self._learn_from = workflow.program(workflow.learn_from, (SAME, SPLIT, specs), (SAME, SAME))
-        self._advance = workflow.program(advance, (SAME, SAME, SPLIT, specs), (SAME, SAME), donate=(0, 1))
-
-    def step(self, state: Any) -> tuple[PyTreeDict, Any]:
-        """Play a generation and learn from it."""
-        asked, population, play_key = self._ask(state)
-        return self._learn_from(asked, population, self._play(asked, population, play_key))
-
-    def metrics_like(self, state: Any) -> Any:
-        """Return the shapes of the metrics of a generation."""
-        asked, population, _ = jax.eval_shape(self._ask, state)
-        return jax.eval_shape(self._learn_from, asked, population, self._example)[0]
-
-    def is_ready(self, *args: Any) -> bool:
-        """Tell whether there is nothing to compile."""
-        return self._is_compiled
-
-    def compile(self, state: Any, metrics: Any, *limits: Any) -> float:
-        """Compile for a state like this; return the seconds it took."""
-        seconds = self._ask.compile(state)
-        asked, population, _ = self._ask(state)
-        self._is_compiled = True
-        return seconds + self._advance.compile(asked, metrics, population, self._example)
-
-    def __call__(self, state: Any, metrics: Any, num_iterations: Any, until: Any) -> tuple[Any, Any]:
-        """Train for so many generations, or until so many env steps are reached."""
-        num_done, seconds = 0, 0.0
-        while num_done < int(num_iterations) and int(state.env_steps) < int(until):
-            state, population, play_key = self._ask(state)
-            start = time.perf_counter()
-            episodes = self._play(state, population, play_key)
-            seconds += time.perf_counter() - start
-            state, metrics = self._advance(state, metrics, population, episodes)
-            num_done += 1
-        self.collect_seconds = seconds / max(num_done, 1)
-        return state, metrics
-
-    def _play(self, state: Any, population: Params, key: Key) -> PopulationEpisodes:
-        workflow = self._workflow
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(population)):
-            raise InvalidInputError(
-                f"{workflow.settings.train.env.name} is on the host: a step of training on it cannot be part of a "
-                "compiled program."
-            )
-        # Agents act on one device.
-        device = workflow.layout.mesh.devices.flat[0]
-        agent_state, population, key = jax.device_put((state.agent_state, population, key), device)
-        return self._place(self._host.play(agent_state, population, key, workflow.config.num_episodes))
+def _rows(tree: Any, index: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf[index], tree)

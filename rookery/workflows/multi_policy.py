@@ -121,12 +121,13 @@ class MultiPolicyWorkflow(CollectingWorkflow):
     def update_counters(self, state: MultiPolicyState) -> dict[str, Counter]:
         return {f"{policy}/train/n_updates": of_policy.num_updates for policy, of_policy in state.policies.items()}
 
-    def _make_evaluator(self) -> MultiPolicyEvaluator:
-        return MultiPolicyEvaluator(self.settings.train, self.agent, self.config.num_envs, self.host.policy_of)
+    def make_host_evaluator(self, host: MultiPolicyEnvs) -> MultiPolicyEvaluator:
+        return MultiPolicyEvaluator(self.settings.train, self.agent, self.config.num_envs, host.policy_of)
 
-    def describe_episodes(self, episodes: MultiPolicyEvaluateMetric) -> dict[str, Array]:
-        by_policy = {f"{policy}_mean_reward": jnp.mean(returns) for policy, returns in episodes.policy_returns.items()}
-        return super().describe_episodes(episodes) | by_policy
+    def describe_episodes(self, episodes: MultiPolicyEvaluateMetric, prefix: str) -> dict[str, Array]:
+        returns_by_policy = episodes.policy_returns.items()
+        by_policy = {f"{policy}/{prefix}mean_reward": jnp.mean(returns) for policy, returns in returns_by_policy}
+        return super().describe_episodes(episodes, prefix) | by_policy
 
 
 def make_learner(

@@ -150,4 +150,4 @@ class MultiPolicyEnvs(HostCollector):
 
 
 def _return_name(policy: PolicyID) -> str:
-    return f"rollout/{policy}_rew_mean"
+    return f"{policy}/rollout/ep_rew_mean"

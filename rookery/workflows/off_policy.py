@@ -270,14 +270,11 @@ class OffPolicyWorkflow(CollectingWorkflow):
         key, eval_key, agent_key, env_key, warmup_key = jax.random.split(key, 5)
         agent_state = self.agent.init(self.source.obs_space, self.source.action_space, agent_key)
         params = agent_state.params
-        state = OffPolicyState(
-            key=key,
-            eval_key=eval_key,
-            agent_state=agent_state,
-            hyperparameters=jax.tree.map(jnp.float32, self.settings.hyperparameters),
-            iterations=Counter.zero(),
-            env_steps=Counter.zero(),
-            num_updates=Counter.zero(),
+        state = OffPolicyState.first(
+            key,
+            eval_key,
+            agent_state,
+            self.settings.hyperparameters,
             target_params=PyTreeDict({part: params[part] for part in self.target_parts}),
             optimizer_states=PyTreeDict({part: self.optimizer.init(params[part]) for part in params}),
             source_state=self.start_source(env_key),

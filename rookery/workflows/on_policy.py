@@ -116,14 +116,11 @@ class OnPolicyWorkflow(CollectingWorkflow):
         key, eval_key, agent_key, env_key = jax.random.split(key, 4)
         source = self.source
         agent_state = self.agent.init(source.obs_space, source.action_space, agent_key)
-        return OnPolicyState(
-            key=key,
-            eval_key=eval_key,
-            agent_state=agent_state,
-            hyperparameters=jax.tree.map(jnp.float32, self.settings.hyperparameters),
-            iterations=Counter.zero(),
-            env_steps=Counter.zero(),
-            num_updates=Counter.zero(),
+        return OnPolicyState.first(
+            key,
+            eval_key,
+            agent_state,
+            self.settings.hyperparameters,
             optimizer_state=self.optimizer.init(agent_state.params),
             source_state=self.start_source(env_key),
             reward_scaling=reward_scaling.init(source.num_envs) if self.config.normalize_rewards else None,

@@ -48,6 +48,20 @@ class WorkflowState(State):
     env_steps: Counter
     num_updates: Counter
 
+    @classmethod
+    def first(cls, key: Key, eval_key: Key, agent_state: AgentState, hyperparameters: Any, **own: Any) -> Self:
+        """Make the state before any training; `own` are the fields that a subclass adds."""
+        return cls(
+            key=key,
+            eval_key=eval_key,
+            agent_state=agent_state,
+            hyperparameters=jax.tree.map(jnp.float32, hyperparameters),
+            iterations=Counter.zero(),
+            env_steps=Counter.zero(),
+            num_updates=Counter.zero(),
+            **own,
+        )
+
 
 @dataclass(frozen=True)
 class Timetable:
@@ -354,15 +368,15 @@ class Workflow(ABC):
         metrics = PyTreeDict()
         for prefix, agent_state in agents.items():  # the same episodes for all, so that they can be compared
             episodes = self.evaluator.evaluate(agent_state, play_key, self.settings.train.evaluation.num_episodes)
-            metrics |= {f"{prefix}{name}": figure for name, figure in self.describe_episodes(episodes).items()}
+            metrics |= self.describe_episodes(episodes, prefix)
         return metrics, next_key
 
-    def describe_episodes(self, episodes: Any) -> dict[str, Any]:
-        """Return what a record tells of the episodes of an evaluation."""
+    def describe_episodes(self, episodes: Any, prefix: str) -> dict[str, Any]:
+        """Return what a record tells of the episodes of an evaluation, in metrics of this prefix."""
         return {
-            "mean_reward": jnp.mean(episodes.episode_returns),
-            "std_reward": jnp.std(episodes.episode_returns),
-            "mean_ep_length": jnp.mean(episodes.episode_lengths.astype(jnp.float32)),
+            f"{prefix}mean_reward": jnp.mean(episodes.episode_returns),
+            f"{prefix}std_reward": jnp.std(episodes.episode_returns),
+            f"{prefix}mean_ep_length": jnp.mean(episodes.episode_lengths.astype(jnp.float32)),
         }
 
     def _make_evaluator(self) -> Any:
@@ -459,6 +473,10 @@ class Workflow(ABC):
 
     def restore_outside(self, outside: dict[str, Any]) -> None:  # noqa: B027
         """Go on from what `outside_state` returned."""
+
+    def describe_restart(self) -> str:
+        """Say what a run that is resumed begins anew, as a checkpoint does not hold it; empty if there is nothing."""
+        return ""
 
     def collect_seconds(self, state: Any) -> float | None:
         """Measure how long one iteration spends on gathering experience; None if that cannot be told."""

@@ -1,7 +1,9 @@
 """`rookery check-env`."""
 
 import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,3 +58,21 @@ def test_check_env_is_colored_on_a_terminal_and_says_the_same(
     text = capsys.readouterr().out
     assert "\x1b[32mpassed" in text
     assert "Acrobot-v1: passed (" in text.splitlines()[-1]
+
+
+def test_modules_of_the_current_directory_are_found(tmp_path: Path, environment: dict[str, str]) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    for directory in (here, elsewhere):
+        directory.mkdir()
+    (here / "corridors.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gymnasium.register('Corridor-v0', entry_point=CartPoleEnv, max_episode_steps=50)\n"
+    )
+    (here / "numpy.py").write_text("raise ImportError('a module of the current directory comes after all others')\n")
+    script = elsewhere / "rookery_script.py"  # like the one that is installed, for which Python looks beside it
+    script.write_text("import sys\nfrom rookery.cli import main\nsys.exit(main())\n")
+    command = [sys.executable, str(script), "check-env", "corridors:Corridor-v0"]
+    result = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines()[-1].startswith("corridors:Corridor-v0: passed (")

@@ -48,3 +48,27 @@ def test_a_run_that_another_process_trains_is_left_alone(
     with RunDirectory.open(busy).lock():
         assert cli.main(["resume", str(busy), "--step", "32"]) == 2
     assert "is in use by process" in capsys.readouterr().err
+
+
+EVOLUTION = [
+    "agent=openes",
+    "agent.population_size=4",
+    "agent.num_lanes=2",
+    "env.episode_length=5",
+    "total_timesteps=64",
+]
+
+
+@pytest.mark.parametrize(
+    ("is_evolution", "said"),
+    [(False, "with other seeds: checkpoints do not hold what simulators hold\n"), (True, "as in every generation\n")],
+    ids=["a2c", "openes"],
+)
+def test_what_a_simulator_does_not_go_on_with_is_told(
+    is_evolution: bool, said: str, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = [*(EVOLUTION if is_evolution else small), "env=gymnasium/CartPole-v1", f"run_dir={tmp_path / 'run'}"]
+    assert cli.main(["train", *overrides]) == 0
+    assert "starts anew" not in capsys.readouterr().out
+    assert cli.main(["resume", str(tmp_path / "run")]) == 0
+    assert f"gymnasium/CartPole-v1 starts anew, {said}" in capsys.readouterr().out

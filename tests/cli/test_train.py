@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import jax
 import pytest
 import scipy.stats
@@ -23,6 +24,7 @@ from rookery.cli.train import EPILOG
 from rookery.configs import compose, sweep
 from rookery.envs import Env
 from rookery.envs.classic.cartpole import CartPole
+from rookery.testing.misbehaving_envs import FaultyEnv, raise_error
 
 
 @pytest.fixture(autouse=True)
@@ -210,3 +212,21 @@ def test_a_termination_saves_and_says_how_to_go_on(
     pattern = r"rookery: stopped by SIGTERM: saved at [\d,]+ steps, go on with `rookery resume 'a run'`\.\n"
     assert re.fullmatch(pattern, message)
     assert len(list((working_directory / "a run" / "checkpoints").iterdir())) == 2  # the start and this one
+
+
+def test_where_an_environment_failed_is_told_below_the_error(
+    small: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gymnasium.register("Faulty-v0", entry_point=lambda: FaultyEnv(raise_error, at_step=1))
+    try:
+        runner = ["env.runner.max_restarts=0", "env.runner.on_invalid=raise"]
+        assert cli.main(["train", *small, "env=gymnasium/Faulty-v0", "recorders=[]", *runner]) == 2
+    finally:
+        gymnasium.registry.pop("Faulty-v0")
+    first, second, *below = capsys.readouterr().err.splitlines()
+    assert first.startswith("rookery: error: ")
+    assert "raised at step 1 on action" in first
+    assert first.count("ValueError") == 1
+    assert second == "  Traceback (most recent call last):"
+    assert all(line.startswith("    ") for line in below[:-1])
+    assert below[-1].startswith("  ValueError: ")

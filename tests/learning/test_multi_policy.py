@@ -67,8 +67,8 @@ def test_two_policies_learn_opposite_tasks(train, agent: str) -> None:
     policies = "env.policies={friend_*: friend, rebel: rebel}"
     trained = train(f"agent={agent}", *TASKS, policies, "total_timesteps=6_000", "agent.discount=0.5")
     metrics, _ = trained.workflow.evaluate(trained.state)
-    assert float(metrics["eval/friend_mean_reward"]) >= 2 * LENGTH - 0.5
-    assert float(metrics["eval/rebel_mean_reward"]) >= LENGTH - 0.5
+    assert float(metrics["friend/eval/mean_reward"]) >= 2 * LENGTH - 0.5
+    assert float(metrics["rebel/eval/mean_reward"]) >= LENGTH - 0.5
 
 
 def test_one_policy_cannot_learn_both(train) -> None:

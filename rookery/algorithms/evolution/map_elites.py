@@ -13,7 +13,7 @@ import numpy as np
 
 from rookery.algorithms.policy_agent import PolicyAgent
 from rookery.errors import InvalidInputError, unknown_name
-from rookery.evaluators.population import PopulationEpisodes
+from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.archives import Archive, ArchiveState, CVTArchive, GridArchive
 from rookery.evolution.mutation import cloud_around, iso_line

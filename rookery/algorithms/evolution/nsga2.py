@@ -14,7 +14,7 @@ import numpy as np
 
 from rookery.algorithms.policy_agent import PolicyAgent
 from rookery.errors import InvalidInputError, unknown_name
-from rookery.evaluators.population import PopulationEpisodes
+from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.crossover import recombine, simulated_binary, uniform
 from rookery.evolution.mutation import cloud_around, polynomial

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rookery.algorithms.evolution.map_elites import MAPElitesWorkflow
 from rookery.algorithms.evolution.nsga2 import NSGA2Workflow
 from rookery.algorithms.evolution.open_es import OpenESWorkflow
-from rookery.errors import InvalidInputError
+from rookery.errors import InvalidInputError, UnknownNameError
 from rookery.runners import host_envs
 from rookery.runners.autoreset_env import AutoresetBaseEnv
 from rookery.runners.base_env import Actions, BaseEnv, Polled
@@ -59,7 +60,9 @@ class Diary(gymnasium.Env):
         self.acted_on.append(self.obs())
         self.count += 1
         reward = float(action == (self.start > 0)) + 0.01 * self.count
-        return self.obs(), reward, self.count >= 2 + int(6 * abs(self.start)), False, {}
+        is_over = self.count >= 2 + int(6 * abs(self.start))
+        told = {"count": {"squared": self.count**2}} | ({"score": 10.0 * self.start} if is_over else {})
+        return self.obs(), reward, is_over, False, told
 
     def check(self, step: int | None) -> None:
         if Diary.fault is not None:
@@ -130,27 +133,27 @@ def seed_of(key: Any, individual: int, episode: int, num_tries_before: int = 0) 
     return episode_seed(bits, 0, individual, num_tries_before, episode)
 
 
-def returns_of_a_bare_loop(workflow: Any, env_name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Play one episode after the other, each in an environment of its own."""
+def episodes_of_a_bare_loop(workflow: Any, env_name: str) -> list[list[tuple]]:
+    """Play one episode after the other, each in an environment of its own; return action, obs, reward, info of all."""
     agent_state, population, key = asked_of(workflow)
-    returns, lengths = np.zeros((2, POPULATION_SIZE, NUM_EPISODES))
     act = jax.jit(workflow.agent.evaluate_actions)
-    for individual, episode in np.ndindex(returns.shape):
+    episodes = []
+    for individual, episode in np.ndindex(POPULATION_SIZE, NUM_EPISODES):
         env = gymnasium.make(env_name, max_episode_steps=TIME_LIMIT)
         mine = agent_state.replace(params=jax.tree.map(lambda leaf, i=individual: leaf[i], population))
         obs, _ = env.reset(seed=seed_of(key, individual, episode))
-        carry, is_over = workflow.agent.initial_carry(()), False
+        carry, is_over, steps = workflow.agent.initial_carry(()), False, []
         while not is_over:
-            start = jnp.float32(lengths[individual, episode] == 0)
+            start = jnp.float32(not steps)
             extras = PyTreeDict(policy_extras=PyTreeDict(carry=carry, episode_start=start), env_extras=PyTreeDict())
             action, told = act(mine, SampleBatch(obs=jnp.asarray(obs), extras=extras), jax.random.key(0))
             carry = told.get("carry", ())
-            obs, reward, terminated, truncated, _ = env.step(np.asarray(action))
+            obs, reward, terminated, truncated, info = env.step(np.asarray(action))
             is_over = terminated or truncated
-            returns[individual, episode] += reward
-            lengths[individual, episode] += 1
+            steps.append((float(action), obs, reward, info))
         env.close()
-    return returns, lengths
+        episodes.append(steps)
+    return episodes
 
 
 def actions_of_a_network(params: Any, obs: np.ndarray) -> int:
@@ -186,9 +189,10 @@ def envs_are(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], BaseE
 def test_returns_are_those_of_a_bare_loop_with_the_same_seeds(make: Make, env_name: str, network: dict) -> None:
     workflow = make(env={"name": f"gymnasium/{env_name}"}, network=network)
     episodes = play(workflow)
-    returns, lengths = returns_of_a_bare_loop(workflow, env_name)
-    np.testing.assert_allclose(episodes.episode_returns, returns, rtol=1e-6)
-    np.testing.assert_array_equal(episodes.episode_lengths, lengths)
+    expected = episodes_of_a_bare_loop(workflow, env_name)
+    returns = [sum(reward for _, _, reward, _ in steps) for steps in expected]
+    np.testing.assert_allclose(episodes.episode_returns.ravel(), returns, rtol=1e-6)
+    np.testing.assert_array_equal(episodes.episode_lengths.ravel(), list(map(len, expected)))
     assert len(np.unique(episodes.episode_lengths)) > 2
 
 
@@ -300,6 +304,42 @@ def test_no_two_episodes_of_two_generations_have_the_same_seed(make: Make, diary
     assert diary.num_open == 4
 
 
+def test_measures_are_those_of_a_bare_loop(make: Make) -> None:
+    objectives = ["sum:reward", "mean:action", "last:obs.1", "sum:count.squared", "last:score"]
+    workflow = make(kind=NSGA2Workflow, objectives=objectives)
+    expected = [
+        [
+            sum(reward for _, _, reward, _ in steps),
+            np.mean([action for action, _, _, _ in steps]),
+            steps[-1][1][1],
+            sum(info["count"]["squared"] for *_, info in steps),
+            steps[-1][3]["score"],
+        ]
+        for steps in episodes_of_a_bare_loop(workflow, "Diary-v0")
+    ]
+    measures = play(workflow).measures
+    assert measures.shape == (POPULATION_SIZE, NUM_EPISODES, len(objectives))
+    np.testing.assert_allclose(measures.reshape(-1, len(objectives)), expected, rtol=1e-6)
+    _, state = workflow.step(workflow.init(workflow.make_key()))
+    told, kept = measures.mean(axis=1), np.asarray(state.evo_state.fitness)  # ordered by their fronts
+    np.testing.assert_allclose(kept[np.argsort(kept[:, 4])], told[np.argsort(told[:, 4])], rtol=1e-6)
+
+
+def test_elites_are_kept_in_the_cells_of_what_was_measured(make: Make) -> None:
+    workflow = make(kind=MAPElitesWorkflow, descriptors=["mean:action"], low=[0.0], high=[1.0], cells=[5])
+    episodes = play(workflow)
+    _, state = workflow.step(workflow.init(workflow.make_key()))
+    cells = np.minimum(episodes.measures.mean(axis=(1, 2)) * 5, 4).astype(int)
+    fitness = episodes.episode_returns.mean(axis=1)
+    best = [fitness[cells == cell].max() if (cells == cell).any() else -np.inf for cell in range(5)]
+    np.testing.assert_allclose(state.evo_state.archive.fitness, best, rtol=1e-6)
+
+
+def test_a_measure_of_what_the_environment_does_not_tell_is_an_error(make: Make) -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown measure 'scor'. Did you mean 'score'"):
+        play(make(kind=NSGA2Workflow, objectives=["sum:reward", "last:scor"]))
+
+
 def test_vector_environments_that_reset_themselves_can_be_played_in(make: Make, envs_are: Any) -> None:
     envs_are(lambda num_envs: AutoresetBaseEnv(gymnasium.vector.SyncVectorEnv([Diary] * num_envs)))
     workflow = make()
@@ -391,6 +431,20 @@ def test_an_individual_that_cannot_finish_has_no_fitness_and_is_never_the_best(
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.agent_state.params))
 
 
+def test_an_individual_that_cannot_finish_is_on_no_front(make: Make, diary: type[Diary]) -> None:
+    objectives = ["sum:count.squared", "mean:reward"]
+    workflow = make(env={"runner": {"max_restarts": 0}}, kind=NSGA2Workflow, objectives=objectives)
+    key = asked_of(workflow)[2]
+    diary.fault = no_faults_but({seed_of(key, 2, 0)}, 1)
+    measures = play(workflow).measures
+    assert np.isnan(measures[2, 0]).all()
+    _, state = workflow.step(workflow.init(workflow.make_key()))
+    assert int(state.evo_state.num_invalid) == 1
+    (front,) = workflow.describe_populations(state)
+    finished = np.delete(measures, 2, axis=0).mean(axis=1)
+    np.testing.assert_allclose(np.sort(front["points"], axis=0), np.sort(finished, axis=0), rtol=1e-6)
+
+
 def test_if_no_episode_can_be_finished_the_first_fault_is_told(make: Make, diary: type[Diary]) -> None:
     workflow = make(env={"runner": {"max_restarts": 0}})
 
@@ -464,17 +518,9 @@ def test_a_killed_process_costs_one_try_of_its_episode(make: Make, envs_are: Any
 # What is refused.
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"env": {"runner": {"overlap": True}}}, "overlap=true is for methods that learn from batches"),
-        ({"kind": NSGA2Workflow, "objectives": ["sum:reward", "last:obs.0"]}, "measures sum:reward, last:obs.0 of"),
-    ],
-    ids=["overlap", "measures"],
-)
-def test_what_cannot_be_done_on_the_host_is_refused(make: Make, settings: dict, message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        make(**settings)
+def test_a_generation_cannot_be_played_ahead(make: Make) -> None:
+    with pytest.raises(InvalidInputError, match="overlap=true is for methods that learn from batches"):
+        make(env={"runner": {"overlap": True}})
 
 
 def test_environments_with_several_agents_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,9 +235,9 @@ def test_each_policy_is_given_the_rows_of_its_own_agents(
     np.testing.assert_allclose(metrics["rollout/ep_rew_mean"].value, np.mean(totals), rtol=1e-5)
     np.testing.assert_allclose(metrics["rollout/ep_len_mean"].value, LENGTH)
     right = [returns["right_0"] for returns in log.returns]
-    np.testing.assert_allclose(metrics["rollout/right_rew_mean"].value, np.mean(right), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(metrics["right/rollout/ep_rew_mean"].value, np.mean(right), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(
-        metrics["rollout/left_rew_mean"].value, np.mean(totals) - np.mean(right), rtol=1e-5, atol=1e-6
+        metrics["left/rollout/ep_rew_mean"].value, np.mean(totals) - np.mean(right), rtol=1e-5, atol=1e-6
     )
     workflow.close()
     assert log.num_open == 0
@@ -394,7 +394,7 @@ def test_a_resumed_run_goes_on_with_all_policies(tmp_path: Path, log: Log, monke
     workflow.close()
     run = RunDirectory(tmp_path / "run")
     before, seeds = run.read_metrics(), set(log.seeds)
-    for name in ("left/train/loss", "right/train/n_updates", "rollout/left_rew_mean", "eval/right_mean_reward"):
+    for name in ("left/train/loss", "right/train/n_updates", "left/rollout/ep_rew_mean", "right/eval/mean_reward"):
         assert name in before[-1]
     log.seeds.clear()
     again = make(**settings)
@@ -426,11 +426,22 @@ def test_an_evaluation_plays_so_many_episodes_and_tells_who_got_what(workflow: A
     np.testing.assert_allclose(metrics["eval/mean_reward"], np.mean(totals), rtol=1e-5)
     np.testing.assert_allclose(metrics["eval/mean_ep_length"], LENGTH)
     right = np.mean([returns["right_0"] for returns in log.returns])
-    np.testing.assert_allclose(metrics["eval/right_mean_reward"], right, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(metrics["eval/left_mean_reward"], np.mean(totals) - right, rtol=1e-5)
+    np.testing.assert_allclose(metrics["right/eval/mean_reward"], right, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(metrics["left/eval/mean_reward"], np.mean(totals) - right, rtol=1e-5)
     one_env = make(agent={"num_envs": 1}).evaluator
     result = one_env.evaluate(state.agent_state, jax.random.key(3), 7)
     assert_same(result, workflow.evaluator.evaluate(state.agent_state, jax.random.key(3), 7))
+
+
+def test_no_name_of_a_policy_hides_what_all_agents_got() -> None:
+    workflow = make(env={"policies": {"left_*": "ep", "right_*": "best"}})
+    names = set(workflow.training.metrics_like(jax.eval_shape(workflow.init, workflow.make_key())))
+    assert names >= {"rollout/ep_rew_mean", "ep/rollout/ep_rew_mean", "best/rollout/ep_rew_mean"}
+    episodes = workflow.evaluator.result_of(np.array([[1.0, 2.0]]), np.array([3]))
+    told = workflow.describe_episodes(episodes, "eval/")
+    assert (told["eval/mean_reward"], told["ep/eval/mean_reward"], told["best/eval/mean_reward"]) == (3.0, 1.0, 2.0)
+    assert "eval/best_mean_reward" not in told
+    workflow.close()
 
 
 def test_agents_with_a_memory_are_evaluated_with_one_each(log: Log) -> None:
