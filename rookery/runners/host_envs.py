@@ -67,12 +67,6 @@ class HostLibrary:
         return importlib.util.find_spec(self.requires) is not None
 
 
-def is_host_env(name: str) -> bool:
-    """Tell whether `name` begins with the name of a host library."""
-    library, _, env_name = name.partition("/")
-    return library in HOST_LIBRARIES and bool(env_name)
-
-
 def host_env_names(library: str) -> list[str]:
     """The full names of a host library's environments, sorted."""
     return sorted(f"{library}/{name}" for name in load_host_library(library).names_fn())
