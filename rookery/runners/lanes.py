@@ -97,6 +97,8 @@ class LaneMemory:
         self.episodes = np.zeros((num_rows, num_lanes), np.int32)
         self.finals: list[tuple[int, int, list[np.ndarray]]] = []
         self.cursor = np.zeros(num_lanes, np.int64)
+        self._most = 0
+        """No lane has more rows."""
         self.episode_begin = np.zeros(num_lanes, np.int64)
         """The first row of each lane in the episode that its env is in."""
         self.row: int | None = 0
@@ -142,7 +144,7 @@ class LaneMemory:
         """Tell whether these lanes have a row left."""
         if self.row is not None:
             return self.row < self.num_rows
-        return int(self.cursor[lanes].max(initial=0)) < self.num_rows
+        return self._most < self.num_rows or int(self.cursor[lanes].max(initial=0)) < self.num_rows
 
     def extras_at(self, rows: np.ndarray, lanes: np.ndarray) -> PyTreeDict:
         """What the policies said beside their actions in some rows."""
@@ -152,6 +154,7 @@ class LaneMemory:
     def complete(self, lanes: Lanes, rewards: np.ndarray, ends: np.ndarray, episode_returns: np.ndarray) -> None:
         """Write what came of it; the row is then complete."""
         rows, columns = self._rows(lanes), self._lanes(lanes)
+        self._most += 1
         self.rewards[rows, columns] = rewards
         self.ends[rows, columns] = ends
         self.episode_returns[rows, columns] = episode_returns
@@ -251,6 +254,7 @@ class LaneMemory:
                 getattr(self, name)[rows, lanes] = column[given[lanes] + rows, lanes]
         self.finals = [(int(row), lane, leaves) for row, lane, leaves in kept_finals]
         self.cursor, self.episode_begin = num_kept, episode_begin
+        self._most = int(num_kept.max(initial=0))
         self.row = 0 if not num_kept.any() else None
         return batch, int(given.sum())
 

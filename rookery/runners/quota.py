@@ -72,18 +72,21 @@ class Quota:
         """Count steps of each env that were given before; what they leave is given out anew."""
         if self.unit != ENV_STEPS:
             return
-        if not self.is_shared:
-            total = int(self._quotas.sum())
-            counted = np.clip(total - (np.cumsum(num_steps) - num_steps), 0, num_steps)
-            self._quotas = counted.astype(np.int64)
-            self._give_out(total - int(counted.sum()))
-        self.use(ENV_STEPS, np.repeat(np.arange(len(num_steps)), num_steps))
+        if self.is_shared:
+            self.use(ENV_STEPS, np.repeat(np.arange(len(num_steps)), num_steps))
+            return
+        total = int(self._quotas.sum())
+        counted = np.clip(total - (np.cumsum(num_steps) - num_steps), 0, num_steps)
+        self._quotas = counted.astype(np.int64)
+        self._give_out(total - int(counted.sum()))
+        self._quotas -= num_steps
+        self._set_range()
 
     def has_left(self, env: int) -> bool:
         return bool(self._quotas[env] > self._used_by_all)
 
     def use(self, unit: str, envs: Any, amount: int = 1) -> None:
-        """Note that these envs gave something; an env may be named several times."""
+        """Note that these envs gave something; for steps of agents an env may be named several times."""
         if unit != self.unit or not len(envs):
             return
         if self.is_shared:
@@ -91,6 +94,9 @@ class Quota:
             self._order.extend(envs)
         elif unit == ENV_STEPS and len(envs) == len(self._quotas):
             self._used_by_all += amount
+        elif unit == ENV_STEPS:
+            self._quotas[envs] -= amount
+            self._set_range()
         else:
             np.subtract.at(self._quotas, np.asarray(envs), amount)
             self._set_range()

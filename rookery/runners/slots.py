@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Iterable
 
+import numpy as np
+
 from rookery.runners.faults import Health, RestartPolicy, Status
 
 NOBODY: frozenset[int] = frozenset()
@@ -50,12 +52,12 @@ class Slots:
         self.waiting = NOBODY if envs is self.waiting else self.waiting - envs
         self.out = self.out | envs if self.out else envs
 
-    def answer(self, envs: Collection[int]) -> frozenset[int]:
+    def answer(self, envs: Collection[int] | np.ndarray) -> frozenset[int]:
         """These envs have made the step that they were asked for; return them as a set."""
         if len(envs) == len(self.everyone):
             self.out, self.waiting = NOBODY, self.everyone
             return self.everyone
-        answered = frozenset(map(int, envs))
+        answered = frozenset(envs.tolist() if isinstance(envs, np.ndarray) else envs)
         self.out -= answered
         self.waiting |= answered
         return answered

@@ -112,13 +112,14 @@ class VectorBaseEnv(BaseEnv):
 
 
 def polled_step(envs: np.ndarray, step: VectorStep) -> Polled:
-    """Tell the runner of a step of these envs, which have one agent each."""
+    """Tell the runner of a step of these envs, ascending, which have one agent each."""
     ends = step.terminated.astype(np.uint8)  # which is End.TERMINATED, or End.RUNNING
     if np.count_nonzero(step.truncated):
         ends[step.truncated & ~step.terminated] = End.TRUNCATED
     obs, rewards = step.obs, step.rewards
     if step.failed:
-        good = np.isin(envs, list(step.failed), invert=True)
+        good = np.ones(len(envs), np.bool_)
+        good[np.searchsorted(envs, sorted(step.failed))] = False
         envs, ends, rewards = envs[good], ends[good], rewards[good]
         obs = jax.tree.map(lambda leaf: leaf[good], obs)
     return Polled(
