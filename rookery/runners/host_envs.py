@@ -3,6 +3,7 @@
 import copy
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ from rookery.errors import InvalidInputError, check_count, missing_extra, unknow
 from rookery.runners.atari import atari_names, make_atari_games
 from rookery.runners.autoreset_env import AutoresetBaseEnv
 from rookery.runners.base_env import BaseEnv
-from rookery.runners.conversion import make_env_group
+from rookery.runners.env_group import make_env_group
 from rookery.runners.envpool import EnvPoolEnvs, envpool_names
 from rookery.runners.multi_agent_env import MultiAgentBaseEnv
 from rookery.runners.pettingzoo import pettingzoo_factory, pettingzoo_names
@@ -111,6 +112,8 @@ def make_host_env(
         raise InvalidInputError(f"{name} is stepped in threads of its own: set processes=False.")
     if step_timeout is not None and not processes:
         raise InvalidInputError(f"step_timeout={step_timeout} can be kept in other processes only: set processes=True.")
+    if render:
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame draws many of them, and would look for a loudspeaker
     return library.make_fn(
         HostEnvRequest(name, num_envs, episode_length, render, processes, envs_per_process, step_timeout, kwargs)
     )
