@@ -4,6 +4,7 @@ import copy
 import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -113,10 +114,17 @@ def make_host_env(
     if step_timeout is not None and not processes:
         raise InvalidInputError(f"step_timeout={step_timeout} can be kept in other processes only: set processes=True.")
     if render:
-        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame draws many of them, and would look for a loudspeaker
+        _quieten_pygame()
     return library.make_fn(
         HostEnvRequest(name, num_envs, episode_length, render, processes, envs_per_process, step_timeout, kwargs)
     )
+
+
+def _quieten_pygame() -> None:
+    """Keep pygame, which draws many envs, from looking for a loudspeaker, and for a screen where there is none."""
+    os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
+    if sys.platform == "linux" and not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
 GYMNASIUM_EXTRAS = {"gymnasium.envs.box2d": ("Box2D", "box2d"), "gymnasium.envs.mujoco": ("mujoco", "mujoco")}
