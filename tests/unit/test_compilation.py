@@ -1,14 +1,12 @@
 """Compiling so that the number of neighbours does not change a bit."""
 
-from collections.abc import Iterator
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rookery import compilation
-from rookery.compilation import batch_invariant_jit, batch_invariant_options
+from rookery.compilation import batch_invariant_jit, batch_invariant_options, run_once_options
 from rookery.types import Array
 
 NUM_FEATURES = 64
@@ -27,15 +25,6 @@ def inputs() -> tuple[Array, Array]:
         jax.random.normal(features_key, (MANY, NUM_FEATURES)),
         jax.random.normal(weights_key, (MANY, NUM_FEATURES, 1)),
     )
-
-
-@pytest.fixture
-def unknown_option(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A version of XLA that does not know the option."""
-    monkeypatch.setattr(compilation, "SAME_SUMS_IN_ANY_BATCH", {"xla_option_of_no_version": ""})
-    batch_invariant_options.cache_clear()
-    yield
-    batch_invariant_options.cache_clear()
 
 
 def test_the_number_of_neighbours_does_not_change_a_bit() -> None:
@@ -63,7 +52,13 @@ def test_static_arguments_stay_static_alone_and_inside_another_program() -> None
     assert jax.jit(lambda x: program(x, num_copies=3))(jnp.ones(2)).shape == (6,)
 
 
-@pytest.mark.usefixtures("unknown_option")
-def test_there_are_no_options_where_xla_does_not_know_them() -> None:
+def test_there_are_no_options_where_xla_does_not_know_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilation, "SAME_SUMS_IN_ANY_BATCH", {"xla_option_of_no_version": ""})
     assert batch_invariant_options() == {}
     np.testing.assert_array_equal(batch_invariant_jit(jnp.sin, static_argnames=())(jnp.zeros(3)), np.zeros(3))
+
+
+def test_an_unknown_option_does_not_take_the_known_ones_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    level = {"xla_backend_optimization_level": "0"}
+    monkeypatch.setattr(compilation, "SIMPLE_CODE", level | {"xla_option_of_no_version": "False"})
+    assert run_once_options() == (level if jax.default_backend() == "cpu" else {})
