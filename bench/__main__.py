@@ -9,7 +9,18 @@ from typing import NoReturn
 from bench.table import Row, print_table
 from rookery.errors import unknown_name
 
-BENCHMARKS = ("start", "rollout", "autoreset", "evaluation", "ppo", "sac", "replay", "evolution", "runner")
+BENCHMARKS = (
+    "start",
+    "rollout",
+    "autoreset",
+    "evaluation",
+    "ppo",
+    "sac",
+    "replay",
+    "evolution",
+    "runner",
+    "runner_memory",
+)
 
 
 def fail(message: str) -> NoReturn:

@@ -1,13 +1,15 @@
 """Vector environments of Gymnasium, EnvPool and the Arcade Learning Environment, which reset themselves."""
 
 import contextlib
+import multiprocessing.connection
+import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import gymnasium.vector
 import jax
 import numpy as np
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from rookery.errors import EnvironmentCheckError, InvalidInputError
 from rookery.runners.base_env import SINGLE_AGENT, Actions, AgentID, BaseEnv, Polled
@@ -37,8 +39,11 @@ class AutoresetBaseEnv(BaseEnv):
     unseen, with actions that mean nothing, and is back with the first observation of a later episode; so does one that
     returned what it must not. With `NEXT_STEP` a reset takes the place of a step of that env.
 
-    Seeds are used at the first reset only; later episodes go on from there. EnvPool takes its seed when it is made. An
-    exception is a fault of all envs, which `make_env` then builds anew; without it they are lost. With `SAME_STEP`
+    With `DISABLED`, every episode in Gymnasium's sync and async vector envs begins with the seed that was given for it.
+    In all others seeds are used at the first reset only, and later episodes go on from there; EnvPool takes its seed
+    when it is made.
+
+    An exception is a fault of all envs, which `make_env` then builds anew; without it they are lost. With `SAME_STEP`
     the last observation of an episode is what the vector env gives as `final_obs`. Gymnasium's own do not copy it: for
     an env that reuses the memory of its observations it is wrong, and another mode is needed.
     """
@@ -79,6 +84,8 @@ class AutoresetBaseEnv(BaseEnv):
         self._needs_reset = True
         self._needs_rebuild = False
         self._failed: Failed | None = None
+        self._is_at_work = False
+        """Whether the vector env was asked for something that it has not answered."""
 
     @property
     def spaces(self) -> Mapping[AgentID, tuple[Space, Space]]:
@@ -116,6 +123,8 @@ class AutoresetBaseEnv(BaseEnv):
         self._seeds[env] = seed
         self._is_live[env] = False
         self._wanted.add(env)
+        if self.autoreset_mode is AutoresetMode.DISABLED:
+            self._firsts.pop(env, None)  # it began with another seed
 
     def try_restart(self, env: int, seed: int | None) -> None:
         self.try_reset(env, seed)
@@ -128,8 +137,11 @@ class AutoresetBaseEnv(BaseEnv):
         return vector_env.render(env)[0] if _is_envpool(vector_env) else vector_env.render()[env]
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):
-            self.vector_env.close()
+        if not self._is_at_work:
+            with contextlib.suppress(Exception):
+                self.vector_env.close()
+                return
+        _close_by_force(self.vector_env)
 
     def _go_on(self, timeout: float | None) -> Polled | None:
         """Step if there are actions; else do what brings an env back that is asked for."""
@@ -145,7 +157,7 @@ class AutoresetBaseEnv(BaseEnv):
         missing = self._wanted - self._firsts.keys()
         if self.autoreset_mode is AutoresetMode.DISABLED:
             if missing:
-                self._reset_some(missing)
+                self._reset_some(missing, self._take_seeds(missing))
         elif missing == self._wanted and missing and timeout != 0 and not self._is_live.any():
             self._step(self._idle_actions)  # which resets the envs that are over
             if not self._wanted & self._firsts.keys():
@@ -155,9 +167,9 @@ class AutoresetBaseEnv(BaseEnv):
     def _step(self, actions: Any) -> Polled:
         mode, was_over = self.autoreset_mode, self._is_over
         if mode is AutoresetMode.DISABLED and was_over.any():
-            self._reset_some(np.flatnonzero(was_over).tolist())
+            self._reset_some(np.flatnonzero(was_over).tolist(), [])
         self._firsts.clear()
-        with _broken_by(Phase.STEP):
+        with self._calling(Phase.STEP):
             step, infos = self._checked_step(self.vector_env.step(actions))
         self._is_over = step.terminated | step.truncated
         if mode is not AutoresetMode.DISABLED:
@@ -210,16 +222,32 @@ class AutoresetBaseEnv(BaseEnv):
         )
 
     def _reset_all(self) -> None:
-        seeds, self._seeds = self._seeds, [None] * self.num_envs
-        with _broken_by(Phase.RESET):
-            self._take_resets(range(self.num_envs), self.vector_env.reset(**_seed_arguments(self.vector_env, seeds)))
+        envs = range(self.num_envs)
+        seeds = _seed_arguments(self.vector_env, self._take_seeds(envs))
+        with self._calling(Phase.RESET):
+            self._take_resets(envs, self.vector_env.reset(**seeds))
         self._needs_reset = False
 
-    def _reset_some(self, envs: Collection[int]) -> None:
+    def _reset_some(self, envs: Collection[int], seeds: list[int | None]) -> None:
         mask = np.zeros(self.num_envs, np.bool_)
         mask[list(envs)] = True
-        with _broken_by(Phase.RESET):
-            self._take_resets(envs, self.vector_env.reset(options={"reset_mask": mask}))
+        arguments: dict[str, Any] = {"seed": seeds} if seeds and _takes_a_seed_for_each(self.vector_env) else {}
+        with self._calling(Phase.RESET):
+            self._take_resets(envs, self.vector_env.reset(options={"reset_mask": mask}, **arguments))
+
+    @contextlib.contextmanager
+    def _calling(self, phase: Phase) -> Iterator[None]:
+        self._is_at_work = True
+        with _broken_by(phase, self.vector_env):
+            yield
+        self._is_at_work = False
+
+    def _take_seeds(self, envs: Collection[int]) -> list[int | None]:
+        """Return the seeds for the next episodes of some envs, and None for the others; each is used once."""
+        seeds = [seed if env in envs else None for env, seed in enumerate(self._seeds)]
+        for env in envs:
+            self._seeds[env] = None
+        return seeds
 
     def _take_resets(self, envs: Collection[int], reply: Any) -> None:
         check_reply(reply, Phase.RESET)
@@ -240,7 +268,7 @@ class AutoresetBaseEnv(BaseEnv):
             raise _BrokenError(Failed(FaultKind.EXITED, Phase.MAKE, reason))
         with _broken_by(Phase.MAKE):
             self.vector_env = self._make_env()
-        self._failed = None
+        self._failed, self._is_at_work = None, False
         self._needs_reset = True
 
     def _polled_failure(self, failed: Failed) -> Polled:
@@ -319,18 +347,58 @@ class _BrokenError(Exception):
 
 
 @contextlib.contextmanager
-def _broken_by(phase: Phase) -> Iterator[None]:
+def _broken_by(phase: Phase, vector_env: Any = None) -> Iterator[None]:
     try:
         yield
     except EnvironmentCheckError as error:
         raise _BrokenError(as_failed(error, phase)) from error
+    except (EOFError, ConnectionError) as error:
+        failed = _death_of_a_process(vector_env, phase) or Failed.by_exception(error, phase)
+        raise _BrokenError(failed) from error
     except Exception as error:
         raise _BrokenError(Failed.by_exception(error, phase)) from error
+
+
+def _death_of_a_process(vector_env: Any, phase: Phase) -> Failed | None:
+    """Say how a process of Gymnasium's async vector env ended, which itself speaks only of the end of a file."""
+    bare = getattr(vector_env, "unwrapped", vector_env)
+    if not isinstance(bare, AsyncVectorEnv):
+        return None
+    ended = multiprocessing.connection.wait([process.sentinel for process in bare.processes], timeout=1.0)
+    for env, process in enumerate(bare.processes):
+        if process.sentinel not in ended:
+            continue
+        process.join(timeout=1.0)  # its files are closed shortly before it has an exit code
+        exit_code = process.exitcode or 0
+        if exit_code < 0:
+            name = signal.Signals(-exit_code).name
+            return Failed(FaultKind.KILLED, phase, f"the process of env {env} was ended by {name}")
+        return Failed(FaultKind.EXITED, phase, f"the process of env {env} exited with code {exit_code}")
+    return None
+
+
+def _close_by_force(vector_env: Any) -> None:
+    """Close a vector env that may never answer; Gymnasium's async one would wait for what it was asked last."""
+    bare = getattr(vector_env, "unwrapped", vector_env)
+    options = {}
+    if isinstance(bare, AsyncVectorEnv):
+        options = {"terminate": True}
+        for process in bare.processes:
+            process.terminate()
+        for pipe in bare.parent_pipes:
+            if pipe is not None:
+                pipe.close()
+    with contextlib.suppress(Exception):
+        vector_env.close(**options)
 
 
 def _is_envpool(vector_env: Any) -> bool:
     """Tell EnvPool by what only it has, without importing it."""
     return hasattr(vector_env, "all_env_ids")
+
+
+def _takes_a_seed_for_each(vector_env: Any) -> bool:
+    return isinstance(getattr(vector_env, "unwrapped", vector_env), (SyncVectorEnv, AsyncVectorEnv))
 
 
 def _batch_size(vector_env: Any) -> int:
@@ -346,7 +414,7 @@ def _seed_arguments(vector_env: Any, seeds: list[int | None]) -> dict[str, Any]:
     given = [seed for seed in seeds if seed is not None]
     if not given or _is_envpool(bare):
         return {}
-    if isinstance(bare, (gymnasium.vector.SyncVectorEnv, gymnasium.vector.AsyncVectorEnv)):
+    if _takes_a_seed_for_each(bare):
         return {"seed": seeds}
     if type(bare).__module__.startswith("ale_py"):
         return {"seed": np.array([-1 if seed is None else seed for seed in seeds])}

@@ -12,6 +12,7 @@ from rookery.runners.base_env import AgentID, End
 from rookery.sample_batch import SampleBatch
 
 Tree = Any
+UNKNOWN_TIME = -1
 
 
 @dataclass(slots=True)
@@ -71,19 +72,20 @@ class Episode:
     actions: Tree
     """Leaves `[steps, ...]`."""
     rewards: np.ndarray
-    t_started: int = 0
-    """The step of the episode with which this part begins."""
+    times: np.ndarray
+    """The step of the env at which each observation was made, `[steps + 1]`; an agent that acts in turns leaves some
+    out. The last may be `UNKNOWN_TIME`."""
     end: End = End.RUNNING
     extras: Tree = field(default_factory=dict)
     """More columns, leaves `[steps, ...]`."""
 
     def __post_init__(self) -> None:
-        num_observations = {len(leaf) for leaf in jax.tree.leaves(self.observations)}
+        num_observations = {len(leaf) for leaf in jax.tree.leaves((self.observations, self.times))}
         num_rows = {len(leaf) for leaf in jax.tree.leaves((self.actions, self.rewards, self.extras))}
         if num_rows != {len(self)} or num_observations != {len(self) + 1}:
             raise InvalidInputError(
-                f"an episode of {len(self)} steps has {len(self) + 1} observations and {len(self)} of everything else, "
-                f"got {sorted(num_observations)} and {sorted(num_rows)}."
+                f"an episode of {len(self)} steps has {len(self) + 1} observations and times, and {len(self)} of "
+                f"everything else; got {sorted(num_observations)} and {sorted(num_rows)}."
             )
 
     def __len__(self) -> int:
@@ -94,9 +96,14 @@ class Episode:
         return self.end is not End.RUNNING
 
     @property
+    def t_started(self) -> int:
+        """The step of the env with which this part begins."""
+        return int(self.times[0])
+
+    @property
     def t(self) -> int:
-        """The step of the episode after the last one in here."""
-        return self.t_started + len(self)
+        """The step of the env with which the episode goes on, or `UNKNOWN_TIME`."""
+        return int(self.times[-1])
 
     @property
     def episode_return(self) -> float:
@@ -114,14 +121,14 @@ class Episode:
             actions=jax.tree.map(lambda leaf: leaf[start:stop], self.actions),
             rewards=self.rewards[start:stop],
             extras=jax.tree.map(lambda leaf: leaf[start:stop], self.extras),
-            t_started=self.t_started + start,
+            times=self.times[start : stop + 1],
             end=self.end if stop == len(self) else End.RUNNING,
         )
 
     def cut(self) -> Self:
         """Return the part that comes next, still empty: it starts with the last observation of this one."""
         if self.is_done:
-            raise InvalidInputError(f"episode {self.id} ended ({self.end.name}) at step {self.t}: nothing comes after.")
+            raise InvalidInputError(f"episode {self.id} has ended ({self.end.name}): nothing comes after.")
         return self[len(self) :]
 
     def concatenate(self, other: "Episode") -> Self:
@@ -129,10 +136,16 @@ class Episode:
         if other.id != self.id:
             raise InvalidInputError(f"episode {other.id} does not go on with episode {self.id}.")
         if self.is_done:
-            raise InvalidInputError(f"episode {self.id} ended ({self.end.name}) at step {self.t}: nothing comes after.")
-        if other.t_started != self.t:
+            raise InvalidInputError(f"episode {self.id} has ended ({self.end.name}): nothing comes after.")
+        last_act = int(self.times[:-1].max(initial=UNKNOWN_TIME))
+        if self.t == UNKNOWN_TIME and UNKNOWN_TIME < other.t_started <= last_act:
             raise InvalidInputError(
-                f"episode {self.id} goes on at step {self.t}; this part starts at {other.t_started}."
+                f"episode {self.id} goes on after step {last_act}; this part starts at {other.t_started}."
+            )
+        if self.t not in (UNKNOWN_TIME, other.t_started):
+            raise InvalidInputError(
+                f"episode {self.id} goes on at step {self.t}; this part starts at {other.t_started}. Of agents that "
+                "act in turns, parts are made by episodes_of(batch, acts_in_turns=True)."
             )
         ours, theirs = jax.tree.leaves(self.observations), jax.tree.leaves(other.observations)
         if any(
@@ -140,7 +153,8 @@ class Episode:
             for mine, its in zip(ours, theirs, strict=True)
         ):
             raise InvalidInputError(
-                f"the part of episode {self.id} from step {self.t} starts with another observation."
+                f"the part of episode {self.id} from step {other.t_started} starts with another observation than the "
+                "last one: something is missing between them."
             )
 
         def join(mine: np.ndarray, its: np.ndarray) -> np.ndarray:
@@ -151,17 +165,22 @@ class Episode:
             observations=jax.tree.map(lambda mine, its: join(mine, its[1:]), self.observations, other.observations),
             actions=jax.tree.map(join, self.actions, other.actions),
             rewards=join(self.rewards, other.rewards),
+            times=join(self.times[:-1], other.times),
             extras=jax.tree.map(join, self.extras, other.extras),
             end=other.end,
         )
 
 
-def episodes_of(batch: SampleBatch) -> list[Episode]:
-    """Cut the trajectory `[T, lanes]` of a runner into its episodes, or the parts of them that are in it."""
-    return list(_episodes_of(batch))
+def episodes_of(batch: SampleBatch, acts_in_turns: bool = False) -> list[Episode]:
+    """Cut the trajectory `[T, lanes]` of a runner into its episodes, or the parts of them that are in it.
+
+    Every agent of an env has its own, with the same `id`. With `acts_in_turns` an agent may be silent in some steps. A
+    batch does not say how long after its last row: whether a part of another batch follows, observations must tell.
+    """
+    return list(_episodes_of(batch, acts_in_turns))
 
 
-def _episodes_of(batch: SampleBatch) -> Iterable[Episode]:
+def _episodes_of(batch: SampleBatch, acts_in_turns: bool) -> Iterable[Episode]:
     env_extras = batch.extras.env_extras
     is_live = env_extras.autoreset == 0
     numbers, ends, times = env_extras.episode, env_extras.end, env_extras.t
@@ -182,7 +201,7 @@ def _episodes_of(batch: SampleBatch) -> Iterable[Episode]:
                 observations=jax.tree.map(lambda *leaves: np.concatenate(leaves), rows(batch.obs), last),
                 actions=rows(batch.actions),
                 rewards=batch.rewards[part, lane],
-                t_started=int(times[start, lane]),
+                times=np.append(times[part, lane], UNKNOWN_TIME if acts_in_turns else times[stop - 1, lane] + 1),
                 end=End(int(ends[stop - 1, lane])),
                 extras=rows(dict(batch.extras.policy_extras)),
             )

@@ -36,6 +36,8 @@ from rookery.types import PyTreeDict, make_key
 TRUNCATE = "truncate_episodes"
 ABORT, RAISE = "abort", "raise"
 NO_INFOS: Mapping = {}
+NUM_SEEDS_LEFT_OUT = 2**20
+"""A run that is resumed leaves so many out: the run before may have used them after its last checkpoint."""
 EPISODE_INFO = "episode_metrics"
 """The entry of an info in which an env reports numbers of its own with the end of an episode; others are left out."""
 
@@ -132,7 +134,7 @@ class EnvRunner:
         self._episodes = [LiveEpisode(-1, env, None) for env in range(num_envs)]
         self._num_episodes = 0
         self._episode_counts = [0] * num_envs
-        self._incarnations = [0] * num_envs
+        """How many episodes of each env were begun, also those that failed: their seeds follow from it."""
         self._slots = Slots(num_envs, config.restart)
         self._all_envs = np.arange(num_envs)
         self._kept: np.ndarray | None = None
@@ -203,7 +205,6 @@ class EnvRunner:
         return {
             "num_episodes": self._num_episodes,
             "episode_counts": np.array(self._episode_counts),
-            "incarnations": np.array(self._incarnations),
             "num_calls": {policy: self.policies[policy].num_calls for policy in self.policies},
             "connectors": self._connector_states
             | {policy: pipeline.get_state() for policy, pipeline in self._pipelines.items()},
@@ -212,8 +213,8 @@ class EnvRunner:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `get_state` of another runner, with new episodes: none has a seed that was used before."""
         self._num_episodes = int(state["num_episodes"])
-        self._episode_counts = np.asarray(state["episode_counts"]).tolist()
-        self._incarnations = (np.asarray(state["incarnations"]) + 1).tolist()
+        num_left_out = NUM_SEEDS_LEFT_OUT // self.base_env.num_envs + 1
+        self._episode_counts = (np.asarray(state["episode_counts"]) + num_left_out).tolist()
         for policy, num_calls in state["num_calls"].items():
             self.policies[policy].count_from(int(num_calls))
         self._connector_states = dict(state["connectors"])
@@ -366,15 +367,14 @@ class EnvRunner:
         slots.ask_for_episodes(wanted)
         due = slots.restart_due(self._clock()) if slots.suspect else []
         for env in due:
-            self._incarnations[env] += 1
             self.fault_counts["restarts"] += 1
             self.base_env.try_restart(env, self._begin_episode(env))
         return bool(wanted or due)
 
     def _begin_episode(self, env: int) -> int:
         """Make ready for the next episode of an env; return its seed."""
-        count = self._episode_counts[env]
-        seed = episode_seed(self._seed, self._runner_index, env, self._incarnations[env], count)
+        number = self._episode_counts[env] * self.base_env.num_envs + env
+        seed = episode_seed(self._seed, self._runner_index, number)
         self._episode_counts[env] += 1
         self._episodes[env] = LiveEpisode(self._num_episodes, env, seed)
         self._num_episodes += 1

@@ -1,13 +1,30 @@
 """Seeds of episodes: every one its own, whatever fails and is built anew."""
 
+import functools
 import hashlib
 import struct
 
+NUM_SEEDS = 2**31
+"""Seeds are smaller: what NumPy's `RandomState` and simulators written in C take."""
 
-def episode_seed(run_seed: int, runner_index: int, env_index: int, incarnation: int, episode: int) -> int:
-    """Return the seed of an episode, between 0 and 2^31 - 1; two alike are as rare as among random numbers.
 
-    `incarnation` counts how often the env was built, `episode` the episodes of this slot.
+def episode_seed(run_seed: int, runner_index: int, number: int) -> int:
+    """Return the seed of an episode, by its number among those of one runner: no two of a run are alike.
+
+    They repeat only if the number of runners, rounded up to a power of two, times that of their episodes exceeds 2^31.
+    Those of another `run_seed` are in another order.
     """
-    parts = struct.pack("<5q", run_seed, runner_index, env_index, incarnation, episode)
-    return int.from_bytes(hashlib.blake2b(parts, digest_size=8).digest(), "little") & 0x7FFFFFFF
+    offset, first, second, third = _offset_and_keys(run_seed, runner_index)
+    # Adding a key, multiplying by an odd number and mixing the upper bits into the lower ones can all be undone, so
+    # this is a permutation of the numbers below 2^31.
+    seed = ((number ^ offset) + first) * 0x2C1B3C6D % NUM_SEEDS
+    seed = ((seed ^ seed >> 15) + second) * 0x297A2D39 % NUM_SEEDS
+    seed = ((seed ^ seed >> 15) + third) * 0x2C1B3C6D % NUM_SEEDS
+    return seed ^ seed >> 15
+
+
+@functools.lru_cache
+def _offset_and_keys(run_seed: int, runner_index: int) -> tuple[int, int, int, int]:
+    # Runners are counted from the highest bit down and episodes from the lowest up, until they meet.
+    offset = int(f"{runner_index:031b}"[::-1], 2)
+    return offset, *struct.unpack("<3I", hashlib.blake2b(str(run_seed).encode(), digest_size=12).digest())

@@ -159,11 +159,15 @@ class VectorEnv(ABC):
         try:
             obs, infos = self.vector_reset(seeds)
             obs = self._step_checker.check_obs(obs, self.num_envs)
+            errors = self._step_checker.check_infos(infos, range(self.num_envs))
         except EnvironmentCheckError as error:
             return dict.fromkeys(range(self.num_envs), as_failed(error, Phase.RESET))
         except Exception as error:
             return dict.fromkeys(range(self.num_envs), Failed.by_exception(error, Phase.RESET))
-        return {index: (row_of(obs, index), infos.get(index, {})) for index in range(self.num_envs)}
+        resets: dict[int, Reset | Failed] = {
+            index: (row_of(obs, index), infos.get(index, {})) for index in range(self.num_envs)
+        }
+        return resets | {index: as_failed(error, Phase.RESET) for index, error in errors.items()}
 
     def _reset_one(self, index: int, seed: int | None) -> Reset | Failed:
         try:

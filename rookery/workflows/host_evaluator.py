@@ -63,14 +63,14 @@ class EpisodePlayer(ABC):
         """Play exactly `num_episodes` episodes; return the return and the length of each."""
         check_count("num_episodes", num_episodes)
         num_envs = min(num_episodes, self._num_envs)
-        with contextlib.closing(make_envs(self._train, num_envs)) as base_env:
+        with contextlib.closing(make_envs(self._train, num_envs, is_evaluation=True)) as base_env:
             return self._play(base_env, agent_state, _seed_of(key), num_episodes)
 
     def frames(self, agent_state: Any, key: Key, max_steps: int) -> Iterator[np.ndarray]:
         """Play one episode, or its first `max_steps` steps, and draw it; raise `RenderError` if it cannot be drawn."""
-        seed = episode_seed(_seed_of(key), 0, 0, 0, 0)
+        seed = episode_seed(_seed_of(key), 0, 0)
         try:
-            base_env = make_envs(self._train, 1, render=True)
+            base_env = make_envs(self._train, 1, render=True, is_evaluation=True)
         except RookeryError as error:
             raise RenderError(f"{self._train.env.name} cannot be drawn: {_first_line(error)}") from error
         with contextlib.closing(base_env):
@@ -92,7 +92,7 @@ class EpisodePlayer(ABC):
         num_faults = np.zeros(num_envs, np.int64)  # of each in the present episode
         self.begin(agent_state, num_envs)
         for env in range(num_envs):
-            base_env.try_reset(env, episode_seed(seed, 0, 0, 0, env))
+            base_env.try_reset(env, episode_seed(seed, 0, env))
         num_left = num_episodes
         restart = RestartPolicy(max_restarts=self._train.env.runner.max_restarts)
         while num_left:
@@ -108,7 +108,8 @@ class EpisodePlayer(ABC):
                     num_faults[env] = 0
                 if episodes[env] < num_episodes:
                     time.sleep(restart.delay(max(0, int(num_faults[env]) - 1)))
-                    base_env.try_restart(env, episode_seed(seed, 0, 0, int(num_faults[env]), int(episodes[env])))
+                    number = int(num_faults[env]) * num_episodes + int(episodes[env])
+                    base_env.try_restart(env, episode_seed(seed, 0, number))
             is_step = ~polled.is_reset
             played_by = episodes[polled.envs[is_step]], self.policies_of(polled)[is_step]
             np.add.at(returns, played_by, polled.rewards[is_step])
@@ -120,7 +121,7 @@ class EpisodePlayer(ABC):
                 episodes[env] += num_envs
                 num_faults[env] = 0
                 if episodes[env] < num_episodes:
-                    base_env.try_reset(env, episode_seed(seed, 0, 0, 0, int(episodes[env])))
+                    base_env.try_reset(env, episode_seed(seed, 0, int(episodes[env])))
             base_env.send_actions(self.act(polled))
         finished = np.flatnonzero(~np.isnan(returns).any(axis=1))
         counted = finished if len(finished) else slice(1)

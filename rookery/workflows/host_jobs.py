@@ -34,8 +34,8 @@ class Jobs:
 
     def seed_of(self, job: int) -> int:
         """The seed of the present try."""
-        individual, episode = divmod(job, self.shape[1])
-        return episode_seed(self._seed, 0, individual, self._num_begun[job] - 1, episode)
+        num_tries_before = self._num_begun[job] - 1
+        return episode_seed(self._seed, 0, num_tries_before * len(self._num_begun) + job)
 
     def begin(self) -> int:
         """Take the next job that waits."""

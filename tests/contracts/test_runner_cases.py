@@ -1,6 +1,9 @@
 """The exact cases that every runner must get right, with their numbers; then the rules behind them."""
 
+import functools
+import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,14 +12,16 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from rookery.agent import RandomAgent
 from rookery.algorithms.policy_agent import PolicyAgent
 from rookery.errors import InvalidInputError
 from rookery.networks.policy import PolicyConfig
-from rookery.runners.base_env import ALL, Actions, End
+from rookery.runners.base_env import ALL, Actions, BaseEnv, End
 from rookery.runners.callbacks import Callbacks, EpisodeEndEvent, EpisodeEvent, FaultEvent, SampleEvent
 from rookery.runners.connectors import ClipActions, Unsquash
+from rookery.runners.conversion import to_base_env
 from rookery.runners.env_group import LocalEnvs
 from rookery.runners.episode import Episode
 from rookery.runners.external_env import ExternalBaseEnv, ExternalEnv
@@ -24,6 +29,8 @@ from rookery.runners.faults import EnvFaultError, RestartPolicy
 from rookery.runners.processes import ProcessEnvs
 from rookery.runners.runner import EnvRunner, Sample
 from rookery.runners.seeds import episode_seed
+from rookery.runners.vector_base_env import VectorBaseEnv
+from rookery.runners.vector_env import VectorEnv, VectorStep
 from rookery.testing.misbehaving_envs import (
     CountingEnv,
     FaultyEnv,
@@ -39,6 +46,7 @@ from rookery.testing.misbehaving_envs import (
     with_wrong_shape,
 )
 from tests.runner_envs import (
+    NUMBER,
     ConstantAgent,
     FakeTime,
     Moment,
@@ -292,7 +300,7 @@ def test_an_env_that_raises_costs_its_own_episode_only() -> None:
     assert "bad leg" in str(fault)
     (episode,) = sample.episodes
     assert episode.is_faulty
-    assert (episode.seed, seeds[3]) == (fault.seed, [fault.seed, episode_seed(0, 0, 3, 1, 1)])
+    assert (episode.seed, seeds[3]) == (fault.seed, [fault.seed, episode_seed(0, 0, 1 * 4 + 3)])
     assert len(set(seeds[3])) == 2
 
 
@@ -400,10 +408,42 @@ def test_actions_are_stored_as_chosen_and_reach_the_env_unsquashed_and_clipped()
         assert not action.flags.writeable
 
 
-def test_actions_are_read_only_for_the_env_without_connectors_too() -> None:
-    env = LoggingBoxEnv()
-    make_runner(vectorized(lambda index: env), ConstantAgent(action=(0.5, -0.5))).sample(num_steps=2)
-    assert not any(action.flags.writeable for action in env.actions)
+class LoggingDictEnv(ScriptedEnv):
+    """Two agents that act in a box; `received` keeps their actions."""
+
+    def __init__(self) -> None:
+        super().__init__(everyone("ab", 5))
+        self.action_spaces = dict.fromkeys("ab", gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32))
+
+
+class LoggingBoxSimulator(ExternalEnv):
+    """Keeps the actions it gets."""
+
+    def __init__(self) -> None:
+        super().__init__(NUMBER, gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32))
+        self.actions: list[np.ndarray] = []
+
+    def run(self) -> None:
+        episode = self.start_episode()
+        while True:
+            self.actions.append(self.get_action(episode, np.zeros(1, np.float32)))
+
+
+def test_actions_are_read_only_for_every_kind_of_env() -> None:
+    alone, in_vector_env, society, simulator = LoggingBoxEnv(), LoggingBoxEnv(), LoggingDictEnv(), LoggingBoxSimulator()
+    for base_env in (
+        vectorized(lambda index: alone),
+        to_base_env(SyncVectorEnv([lambda: in_vector_env])),
+        in_dicts(society),
+        ExternalBaseEnv([simulator]),
+    ):
+        runner = make_runner(base_env, ConstantAgent(action=(0.5, -0.5)))
+        runner.sample(num_steps=3)
+        runner.close()
+    in_dict = [action for actions in society.received for action in actions.values()]
+    for received in (alone.actions, in_vector_env.actions, in_dict, simulator.actions):
+        assert len(received) >= 3
+        assert not any(action.flags.writeable for action in received)
 
 
 # Case 15.
@@ -493,6 +533,7 @@ def make_episode(num_steps: int, end: End = End.RUNNING, **changes: Any) -> Epis
         "observations": np.arange(num_steps + 1, dtype=np.float32)[:, None],
         "actions": np.arange(num_steps),
         "rewards": np.ones(num_steps, np.float32),
+        "times": np.arange(num_steps + 1),
         "end": end,
     }
     return Episode(**(fields | changes))
@@ -521,37 +562,68 @@ def test_parts_of_episodes_that_do_not_follow_one_another_are_not_put_together()
     with pytest.raises(InvalidInputError, match="goes on at step 4; this part starts at 5"):
         whole[:4].concatenate(whole[5:])
     with pytest.raises(InvalidInputError, match="episode 8 does not go on with episode 7"):
-        whole[:4].concatenate(make_episode(5, id=8, t_started=4))
+        whole[:4].concatenate(make_episode(5, id=8, times=np.arange(4, 10)))
     with pytest.raises(InvalidInputError, match="ended"):
-        whole.concatenate(make_episode(1, t_started=9))
+        whole.concatenate(make_episode(1, times=np.arange(9, 11)))
     with pytest.raises(InvalidInputError, match="another observation"):
-        whole[:4].concatenate(make_episode(5, t_started=4))
+        whole[:4].concatenate(make_episode(5, times=np.arange(4, 10)))
     with pytest.raises(InvalidInputError, match="ended"):
         whole.cut()
 
 
 # Case 17.
 
+make_cartpole = functools.partial(gymnasium.make, "CartPole-v1")
 
-def collect_cartpole(explore: bool, num_samples: int, **where: Any) -> list[Sample]:
+
+def collect_cartpole(base_env: BaseEnv, num_samples: int = 5) -> list[Sample]:
+    """Collect 10,000 steps, or 2,000 a sample, with sampled actions of a policy that is always the same."""
     agent = PolicyAgent(config=PolicyConfig(hidden_sizes=(8,), output_init_scale=1.0))
-    base_env = vectorized(lambda index: gymnasium.make("CartPole-v1"), num_envs=4, **where)
-    runner = make_runner(base_env, agent, rollout_fragment_length=500, explore=explore, seed=5)
+    runner = make_runner(base_env, agent, rollout_fragment_length=500, seed=5)
     samples = [runner.sample() for _ in range(num_samples)]
     runner.close()
+    assert sum(len(sample.episodes) for sample in samples) > 20 * num_samples
     return samples
 
 
-@pytest.mark.parametrize(("explore", "num_samples"), [(False, 5), (True, 1)])
-def test_envs_in_processes_give_the_same_bytes_as_envs_in_this_one(explore: bool, num_samples: int) -> None:
-    here = collect_cartpole(explore, num_samples)
-    elsewhere = collect_cartpole(explore, num_samples, processes=True, envs_per_process=2)
-    for mine, its in zip(here, elsewhere, strict=True):
-        assert mine.env_steps == its.env_steps == 2000
-        for batch in (mine.batch.batches.default, its.batch.batches.default):
-            del batch.extras.env_extras["episode"]  # counts the episodes of all envs as they come
+def vectorized_cartpole(**where: Any) -> BaseEnv:
+    return vectorized(lambda index: gymnasium.make("CartPole-v1"), num_envs=4, **where)
+
+
+def cartpole_of_gymnasium(mode: AutoresetMode, is_async: bool) -> BaseEnv:
+    envs = [make_cartpole] * 4
+    if is_async:
+        return to_base_env(AsyncVectorEnv(envs, context="spawn", autoreset_mode=mode))
+    return to_base_env(SyncVectorEnv(envs, autoreset_mode=mode))
+
+
+def assert_same_bytes(first: list[Sample], second: list[Sample]) -> None:
+    for mine, its in zip(first, second, strict=True):
         for left, right in zip(jax.tree.leaves(mine.batch), jax.tree.leaves(its.batch), strict=True):
             assert left.tobytes() == right.tobytes()
+        assert mine.episodes == its.episodes
+
+
+@pytest.fixture(scope="module")
+def collected_here() -> list[Sample]:
+    return collect_cartpole(vectorized_cartpole())
+
+
+def test_envs_in_processes_give_the_same_bytes_as_envs_in_this_one(collected_here: list[Sample]) -> None:
+    assert_same_bytes(collected_here, collect_cartpole(vectorized_cartpole(processes=True, envs_per_process=2)))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_vector_envs_of_gymnasium_that_do_not_reset_themselves_give_the_same_bytes(
+    collected_here: list[Sample], is_async: bool
+) -> None:
+    assert_same_bytes(collected_here, collect_cartpole(cartpole_of_gymnasium(AutoresetMode.DISABLED, is_async)))
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_vector_envs_of_gymnasium_that_reset_themselves_give_the_same_bytes_from_processes(mode: AutoresetMode) -> None:
+    here, elsewhere = (collect_cartpole(cartpole_of_gymnasium(mode, is_async), 2) for is_async in (False, True))
+    assert_same_bytes(here, elsewhere)
 
 
 # Case 18.
@@ -610,7 +682,7 @@ def test_every_env_is_reset_once_before_it_acts_with_the_seed_of_its_episode() -
     envs = [ScriptedEnv(everyone("ab", 3)) for _ in range(3)]
     runner = make_runner(in_dicts(*envs), rollout_fragment_length=2, seed=11)
     runner.sample()
-    assert [env.seeds for env in envs] == [[episode_seed(11, 0, index, 0, 0)] for index in range(3)]
+    assert [env.seeds for env in envs] == [[episode_seed(11, 0, index)] for index in range(3)]
 
 
 def test_an_env_that_is_over_and_not_reset_takes_no_actions() -> None:
@@ -1013,21 +1085,102 @@ def test_what_is_not_valid_in_a_dict_env_names_the_agent(name: str) -> None:
         runner.sample()
 
 
-def test_flags_without_all_are_not_valid() -> None:
+@pytest.mark.parametrize("name", BAD_MOMENTS)
+def test_what_is_not_valid_in_a_dict_env_costs_that_episode_alone(name: str) -> None:
+    script = [Moment({"a": 100, "b": 100}), Moment({"a": 101, "b": 101}, {"a": 1.0}), BAD_MOMENTS[name][0]]
+    runner = make_runner(
+        in_dicts(ScriptedEnv(everyone("ab", 10)), ScriptedEnv(script)), on_invalid="abort", rollout_fragment_length=2
+    )
+    sample = runner.sample()
+    assert [(fault.env_index, fault.step) for fault in sample.faults] == [(1, 1)]
+    seen = sorted((row.obs, row.t) for row in rows_of(sample) if row.episode != sample.faults[0].episode)
+    assert seen == [(0.0, 0), (0.0, 0), (1.0, 1), (1.0, 1), (100.0, 0), (100.0, 0)]  # the last two are begun anew
+    account = runner.ledger.rows
+    assert (account.returned, account.discarded) == (6, 2)
+    assert runner.ledger.is_exact
+
+
+@pytest.mark.parametrize("name", ["terminateds", "truncateds"])
+def test_flags_without_all_are_not_valid(name: str) -> None:
     class Forgetful(ScriptedEnv):
         def step(self, actions: dict) -> Any:
             obs, rewards, terminateds, truncateds, infos = super().step(actions)
-            del truncateds[ALL]
+            del {"terminateds": terminateds, "truncateds": truncateds}[name][ALL]
             return obs, rewards, terminateds, truncateds, infos
 
     runner = make_runner(in_dicts(Forgetful(everyone("ab", 3))), on_invalid="raise")
-    with pytest.raises(EnvFaultError, match="truncateds has no entry '__all__'"):
+    with pytest.raises(EnvFaultError, match=f"{name} has no entry '__all__'"):
         runner.sample()
 
 
 def test_an_info_that_belongs_to_no_agent_is_valid() -> None:
     script = [Moment({"a": 0}), Moment({"a": 1}, infos={"__common__": {"x": 1}}, terminated=[ALL])]
     assert make_runner(in_dicts(ScriptedEnv(script))).sample(num_episodes=1).faults == []
+
+
+# Rules: no cost for what is not used.
+
+
+class ArrayEnv(VectorEnv):
+    """Envs that step as arrays, in episodes without end."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(NUMBER, gymnasium.spaces.Discrete(2), num_envs)
+
+    def vector_reset(self, seeds: Any = None) -> tuple[Any, dict]:
+        return np.zeros((self.num_envs, 1), np.float32), {}
+
+    def reset_at(self, index: int, seed: int | None = None) -> tuple[Any, dict]:
+        return np.zeros(1, np.float32), {}
+
+    def vector_step(self, actions: Any, indexes: np.ndarray | None = None) -> VectorStep:
+        no_flags = np.zeros(self.num_envs, np.bool_)
+        return VectorStep(np.zeros((self.num_envs, 1), np.float32), np.ones(self.num_envs), no_flags, no_flags)
+
+
+class EndlessEnv(gymnasium.Env):
+    """One of many, whose `step` calls no other function."""
+
+    observation_space, action_space = NUMBER, gymnasium.spaces.Discrete(2)
+    obs = np.zeros(1, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        return self.obs, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        return self.obs, 1.0, False, False, {}
+
+
+def calls_in_steps(base_env: BaseEnv, num_steps: int) -> Counter[str]:
+    """Count the calls of Python functions while every env makes so many steps, by the name of the function."""
+    runner = make_runner(base_env, rollout_fragment_length=2 * num_steps)
+    calls: Counter[str] = Counter()
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        if event == "call":
+            calls[frame.f_code.co_qualname] += 1
+
+    for _ in range(3):
+        runner.step()
+    sys.setprofile(count)
+    try:
+        for _ in range(num_steps):
+            runner.step()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_envs_that_step_as_arrays_cost_the_same_calls_however_many_they_are() -> None:
+    few, many = (calls_in_steps(VectorBaseEnv(ArrayEnv(num_envs)), 20) for num_envs in (4, 64))
+    assert few["ArrayEnv.vector_step"] == 20
+    assert few == many
+
+
+def test_envs_one_by_one_cost_a_call_of_their_own_step_and_no_other() -> None:
+    few, many = (calls_in_steps(vectorized(lambda index: EndlessEnv(), num_envs), 20) for num_envs in (4, 64))
+    assert many - few == {"EndlessEnv.step": 60 * 20}
+    assert few - many == {}
 
 
 # Rules: envs out of lockstep.

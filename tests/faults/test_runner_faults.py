@@ -1,5 +1,6 @@
 """A runner on environments that raise, lie, hang, crash and are killed: neighbors lose nothing, all is counted."""
 
+import functools
 import os
 import signal
 from collections import Counter
@@ -9,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from rookery.runners.base_env import ALL
 from rookery.runners.callbacks import Callbacks, FaultEvent
+from rookery.runners.conversion import to_base_env
 from rookery.runners.faults import EnvFaultError, FaultKind, Phase, RestartPolicy
 from rookery.runners.runner import EnvRunner
 from rookery.testing.misbehaving_envs import (
@@ -123,6 +126,47 @@ def test_a_process_that_is_killed_from_outside_is_replaced(tmp_path: Path) -> No
     assert [row.t for sample in samples for row in rows_of(sample) if row.lane == 0] == [*range(10, 40)]
     assert rows_of(samples[-1])[-1].t == 39
     assert runner.ledger.is_exact
+
+
+@pytest.mark.filterwarnings("ignore:.*Calling `close` while waiting")  # of Gymnasium, when it is ended by force
+@pytest.mark.parametrize("is_idle", [True, False], ids=["while idle", "in a step"])
+def test_a_process_of_gymnasiums_own_vector_env_that_is_killed_is_named_and_all_are_replaced(is_idle: bool) -> None:
+    made: list[AsyncVectorEnv] = []
+
+    def make_vector_env(index: int = 0) -> AsyncVectorEnv:
+        step_of_death = None if is_idle or made else 3
+        make_env = functools.partial(FaultyEnv, kill_process, at_step=step_of_death, length=50)
+        made.append(
+            AsyncVectorEnv(
+                [functools.partial(CountingEnv, 50), make_env],
+                context="spawn",
+                autoreset_mode=AutoresetMode.DISABLED,
+            )
+        )
+        return made[-1]
+
+    runner = make_runner(to_base_env(make_env=make_vector_env, num_envs=2), rollout_fragment_length=5)
+    samples = [runner.sample()]
+    if is_idle:
+        os.kill(made[0].processes[1].pid, signal.SIGKILL)
+        samples.append(runner.sample())
+    runner.close()
+    faults = [fault for sample in samples for fault in sample.faults]
+    assert [(fault.env_index, fault.failed.kind) for fault in faults] == [(0, FaultKind.KILLED), (1, FaultKind.KILLED)]
+    assert all("process of env 1 was ended by SIGKILL" in str(fault) for fault in faults)
+    assert samples[-1].env_steps == (10 if is_idle else 4)
+    assert len(made) == 2
+    assert not any(process.is_alive() for vector_env in made for process in vector_env.processes)
+    assert runner.ledger.is_exact
+
+
+def test_gymnasiums_own_vector_env_is_closed_although_a_process_was_killed_before() -> None:
+    vector_env = AsyncVectorEnv([functools.partial(CountingEnv, 5)] * 2, context="spawn")
+    runner = make_runner(to_base_env(vector_env), rollout_fragment_length=2)
+    runner.sample()
+    os.kill(vector_env.processes[0].pid, signal.SIGKILL)
+    runner.close()
+    assert not any(process.is_alive() for process in vector_env.processes)
 
 
 @pytest.mark.parametrize("harmless_fn", [print_a_lot, fork_child])

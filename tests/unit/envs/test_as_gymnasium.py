@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from rookery.envs import EpisodeWrapper, create_env, make_env
+from rookery.envs import EpisodeWrapper, MultiAgentEnv, create_env, env_names, make_env
 from rookery.envs.as_gymnasium import as_gymnasium
 from rookery.errors import InvalidInputError, RookeryError
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", ["classic/cartpole", "classic/pendulum", "probe/mask", "probe/multi_discrete"])
+@pytest.mark.parametrize(
+    "name",
+    [name for name in [*env_names("classic"), *env_names("probe")] if not isinstance(make_env(name), MultiAgentEnv)],
+)
 def test_gymnasium_accepts_our_envs(name: str) -> None:
     render_mode = "rgb_array" if name.startswith("classic") else None
     check_env(as_gymnasium(name, render_mode=render_mode))

@@ -137,6 +137,81 @@ def test_the_first_poll_gives_the_resets_of_all_and_then_there_is_nothing_to_say
         assert len(base_env.poll().envs) == 0
 
 
+class DiaryEnv(CountingEnv):
+    """Writes down the seeds of its resets."""
+
+    def __init__(self, diary: list[int | None], length: int) -> None:
+        super().__init__(length)
+        self._diary = diary
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
+        self._diary.append(seed)
+        return super().reset(seed=seed)
+
+
+def diaries_of(mode: AutoresetMode, *lengths: int) -> tuple[AutoresetBaseEnv, list[list[int | None]]]:
+    diaries: list[list[int | None]] = [[] for _ in lengths]
+    envs = [functools.partial(DiaryEnv, diary, length) for diary, length in zip(diaries, lengths, strict=True)]
+    return AutoresetBaseEnv(SyncVectorEnv(envs, autoreset_mode=mode)), diaries
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_env_is_reset_before_the_first_poll_which_uses_their_seeds(mode: AutoresetMode) -> None:
+    base_env, diaries = diaries_of(mode, 3, 3)
+    base_env.try_reset(0, seed=5)
+    base_env.try_reset(1, seed=6)
+    assert diaries == [[], []]
+    base_env.poll()
+    assert diaries == [[5], [6]]
+
+
+def test_envs_that_do_not_reset_themselves_begin_every_episode_with_its_own_seed() -> None:
+    base_env, diaries = diaries_of(AutoresetMode.DISABLED, 1, 2)
+    base_env.try_reset(0, seed=5)
+    base_env.try_reset(1, seed=6)
+    base_env.poll()
+    for seed in (7, 8):
+        assert 0 in act(base_env, 0, 1).over
+        base_env.try_reset(0, seed)
+        assert list(base_env.poll(timeout=0).resets) == [0]
+    assert diaries == [[5, 7, 8], [6]]
+
+
+def test_a_seed_is_kept_while_an_env_goes_on_unseen() -> None:
+    base_env, diaries = diaries_of(AutoresetMode.DISABLED, 1, 5)
+    base_env.poll()
+    act(base_env, 0, 1)
+    base_env.try_reset(0, seed=7)
+    act(base_env, 1)  # resets env 0 too, to step it with the other
+    assert list(base_env.poll(timeout=0).resets) == [0]
+    assert diaries == [[None, None, 7], [None]]
+
+
+def test_an_env_that_nobody_asked_for_when_all_were_built_anew_still_gets_its_seed() -> None:
+    diaries: list[list[int | None]] = [[], []]
+
+    class FailingEnv(DiaryEnv):
+        def step(self, action: Any) -> Any:
+            if self.num_steps == 2:
+                raise ValueError("bad leg")
+            return super().step(action)
+
+    def make_env() -> SyncVectorEnv:
+        envs = [functools.partial(DiaryEnv, diaries[0], 1), functools.partial(FailingEnv, diaries[1], 9)]
+        return SyncVectorEnv(envs, autoreset_mode=AutoresetMode.DISABLED)
+
+    base_env = AutoresetBaseEnv(make_env(), make_env=make_env)
+    base_env.poll()
+    assert list(act(base_env, 0, 1).over) == [0]
+    act(base_env, 1)
+    assert list(act(base_env, 1).failed) == [1]
+    base_env.try_restart(1, seed=4)
+    assert list(base_env.poll().resets) == [1]
+    base_env.try_reset(0, seed=3)
+    assert list(base_env.poll().resets) == [0]
+    assert (diaries[0][-1], diaries[1][-1]) == (3, 4)
+
+
 def test_a_reset_in_the_next_step_comes_with_the_step_of_the_others() -> None:
     base_env = counting(AutoresetMode.NEXT_STEP, 1, 3)
     base_env.poll()

@@ -1,5 +1,6 @@
 """Episodes: cut, put together, and found again in what a runner returns."""
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -7,10 +8,10 @@ import numpy as np
 import pytest
 
 from rookery.errors import InvalidInputError
-from rookery.runners.base_env import End
-from rookery.runners.episode import Episode, LiveEpisode, episodes_of
+from rookery.runners.base_env import ALL, End
+from rookery.runners.episode import UNKNOWN_TIME, Episode, LiveEpisode, episodes_of
 from rookery.testing.misbehaving_envs import CountingEnv, FaultyEnv, raise_error
-from tests.runner_envs import make_runner, vectorized
+from tests.runner_envs import Moment, ParityAgent, ScriptedEnv, in_dicts, make_runner, vectorized
 
 
 def make_episode(num_steps: int = 5, **changes: Any) -> Episode:
@@ -19,16 +20,19 @@ def make_episode(num_steps: int = 5, **changes: Any) -> Episode:
         "observations": {"x": np.arange(num_steps + 1.0), "y": np.arange(2.0 * num_steps + 2).reshape(-1, 2)},
         "actions": np.arange(num_steps),
         "rewards": np.arange(num_steps, dtype=np.float32),
+        "times": np.arange(num_steps + 1),
         "extras": {"log_prob": np.arange(num_steps) / 10},
     }
     return Episode(**(fields | changes))
 
 
 def test_an_episode_has_one_observation_more_than_steps() -> None:
-    with pytest.raises(InvalidInputError, match=r"an episode of 5 steps has 6 observations.*got \[5\]"):
+    with pytest.raises(InvalidInputError, match=r"an episode of 5 steps has 6 observations.*got \[5, 6\]"):
         make_episode(observations=np.arange(5.0))
     with pytest.raises(InvalidInputError, match=r"5 of everything else.*\[4, 5\]"):
         make_episode(actions=np.arange(4))
+    with pytest.raises(InvalidInputError, match=r"6 observations and times.*\[5, 6\]"):
+        make_episode(times=np.arange(5))
 
 
 @pytest.mark.parametrize(
@@ -116,6 +120,80 @@ def test_fragments_of_a_runner_can_be_put_together_to_its_episodes() -> None:
         assert episode.episode_return == metric.episode_return == 7.0
         np.testing.assert_array_equal(episode.observations[:, 0], np.arange(8))
         assert len(set(episode.observations[:, 1].tolist())) == 1
+
+
+# Agents that act in turns.
+
+TURNS = [
+    Moment({"a": 0}),
+    Moment({"b": 1}),
+    Moment({}, {"a": 1.0}),
+    Moment({"a": 3, "b": 3}, {"a": 2.0, "b": 5.0}),
+    Moment({"b": 4}),
+    Moment({"a": 5}),
+    Moment({"b": 6}, terminated=[ALL]),
+]
+
+
+@pytest.mark.parametrize("fragment_length", [1, 2, 3, 4, 6])
+def test_fragments_of_an_agent_that_acts_in_turns_can_be_put_together(fragment_length: int) -> None:
+    runner = make_runner(
+        in_dicts(ScriptedEnv(TURNS)),
+        {"a": ParityAgent(), "b": ParityAgent()},
+        lambda agent, episode: agent,
+        rollout_fragment_length=fragment_length,
+    )
+    whole: dict[tuple[str, int], Episode] = {}
+    for _ in range(12 // fragment_length):
+        for policy, batch in runner.sample().batch.batches.items():
+            for part in episodes_of(batch, acts_in_turns=True):
+                name = policy, part.id
+                whole[name] = whole[name].concatenate(part) if name in whole else part
+    times = {"a": [0, 3, 5], "b": [1, 3, 4]}
+    rewards = {"a": [3.0, 0.0, 0.0], "b": [5.0, 0.0, 0.0]}
+    ends = {"a": End.GONE_TERMINATED, "b": End.TERMINATED}
+    assert sorted(whole) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    for (policy, _), episode in whole.items():
+        assert episode.times.tolist() == [*times[policy], UNKNOWN_TIME]
+        assert episode.observations[:-1, 0].tolist() == times[policy]
+        assert (episode.rewards.tolist(), episode.end) == (rewards[policy], ends[policy])
+
+
+def in_turns(*times: int) -> Episode:
+    """A part whose observations are the steps of the env at which they were made."""
+    observations = np.array(times, np.float32)[:, None]
+    rows = len(times) - 1
+    return Episode(3, observations, np.zeros(rows), np.zeros(rows), np.array(times))
+
+
+def with_unknown_end(*times: int) -> Episode:
+    return replace(in_turns(*times), times=np.array([*times[:-1], UNKNOWN_TIME]))
+
+
+def test_a_slice_keeps_the_steps_of_the_env() -> None:
+    episode = in_turns(1, 4, 6, 7)
+    part = episode[1:3]
+    assert (len(part), part.t_started, part.t, part.times.tolist()) == (2, 4, 7, [4, 6, 7])
+    assert (episode.cut().t_started, len(episode.cut())) == (7, 0)
+    assert episode[:1].concatenate(episode[1:]).times.tolist() == [1, 4, 6, 7]
+    with pytest.raises(InvalidInputError, match="goes on at step 4; this part starts at 6"):
+        episode[:1].concatenate(episode[2:])
+
+
+def test_of_parts_whose_end_is_not_known_the_order_and_the_observations_tell_whether_they_fit() -> None:
+    first, second = with_unknown_end(0, 2, 6), with_unknown_end(6, 7, 9)
+    assert first.concatenate(second).times.tolist() == [0, 2, 6, 7, UNKNOWN_TIME]
+    assert len(first.concatenate(first.cut())) == 2
+    assert first.cut().concatenate(second).times.tolist() == second.times.tolist()
+    with pytest.raises(InvalidInputError, match="goes on after step 2; this part starts at 2"):
+        first.concatenate(in_turns(2, 6))
+    with pytest.raises(InvalidInputError, match="from step 5 starts with another observation"):
+        first.concatenate(in_turns(5, 6))
+
+
+def test_a_part_that_must_follow_at_once_says_how_parts_of_turns_are_made() -> None:
+    with pytest.raises(InvalidInputError, match=r"goes on at step 2; this part starts at 3.*acts_in_turns=True"):
+        in_turns(0, 1, 2).concatenate(in_turns(3, 4))
 
 
 def test_no_part_of_a_faulty_episode_is_found_in_the_fragment_where_it_failed() -> None:

@@ -1,5 +1,6 @@
 """PettingZoo environments, stepped through the runner's interface and by hand."""
 
+import importlib
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from rookery.runners.conversion import make_env_group
 from rookery.runners.env_group import LocalEnvs
 from rookery.runners.multi_agent_env import MultiAgentBaseEnv
 from rookery.runners.pettingzoo import as_dict_env, pettingzoo_factory, pettingzoo_names
+from tests.runner_envs import ParityAgent, make_runner
 
 pettingzoo = pytest.importorskip("pettingzoo")
 pytest.importorskip("mpe2")
@@ -63,6 +65,30 @@ def totals(polls: list[Polled]) -> dict[Any, float]:
         for agent, reward in zip(polled.agents or (), polled.rewards, strict=True):
             sums[agent] += reward
     return dict(sums)
+
+
+MPE2 = [name for name in pettingzoo_names() if name.startswith("mpe2.")]
+
+
+@pytest.mark.parametrize("name", MPE2)
+def test_every_env_of_mpe2_that_parallel_api_test_accepts_runs_as_by_hand(name: str) -> None:
+    env = importlib.import_module(name).parallel_env(max_cycles=6)
+    parallel_api_test(env, num_cycles=20)
+    base_env = make(name, episode_length=6)
+    shapes = {agent: f"obs{obs_space.shape}" for agent, (obs_space, _) in base_env.spaces.items()}  # type: ignore[attr-defined]
+    runner = make_runner(
+        base_env, {policy: ParityAgent() for policy in shapes.values()}, lambda agent, episode: shapes[agent]
+    )
+    sample = runner.sample(num_episodes=2)
+    assert sample.faults == []
+    assert sample.agent_steps == 12 * len(shapes)
+    for episode in sample.episodes:
+        obs, _ = env.reset(seed=episode.seed)
+        returns = dict.fromkeys(env.agents, 0.0)
+        while env.agents:
+            obs, rewards, _, _, _ = env.step({agent: int(obs[agent][0]) % 2 for agent in env.agents})
+            returns = {agent: returns[agent] + reward for agent, reward in rewards.items()}
+        assert episode.agent_returns == returns
 
 
 @pytest.mark.parametrize("name", ["simple_spread_v3", "simple_tag_v3"])

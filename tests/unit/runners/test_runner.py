@@ -3,6 +3,7 @@
 import gc
 import json
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
@@ -375,6 +376,37 @@ def test_samples_do_not_leave_objects_behind() -> None:
     assert np.diff(counts).min() < 50  # what compiles now and then leaves something; samples would do so every time
 
 
+def test_memory_does_not_grow_with_the_steps_while_episodes_come_and_go_and_envs_fail() -> None:
+    def make_env(index: int) -> CountingEnv:
+        length = 3 + index % 7
+        return CountingEnv(length) if index % 4 else FaultyEnv(raise_error, probability=0.01, length=length)
+
+    time = FakeTime(tick=0.01)
+    runner = make_runner(
+        vectorized(make_env, num_envs=64),
+        RandomAgent(),
+        rollout_fragment_length=50,
+        restart=RestartPolicy(max_restarts=50),
+        clock=time.clock,
+        sleep=time.sleep,
+    )
+    num_faults = 0
+
+    def num_objects_after(num_steps: int) -> int:
+        nonlocal num_faults
+        while runner.ledger.env_steps.taken < num_steps:
+            num_faults += len(runner.sample().faults)
+        gc.collect()
+        return sys.getallocatedblocks()
+
+    num_objects_after(10_000)  # programs for every number of envs that a fault leaves are compiled about here
+    early, late = num_objects_after(20_000), num_objects_after(50_000)
+    assert num_faults > 100
+    assert (
+        late - early < 200
+    )  # of 5,000 episodes and 70 faults; Python's own tracebacks leave one or two for each fault
+
+
 # Quotas.
 
 
@@ -541,6 +573,15 @@ def test_a_resumed_runner_repeats_no_seed_and_no_number() -> None:
     assert not {episode.number for episode in before} & {episode.number for episode in after}
 
 
+def test_a_resumed_runner_repeats_no_seed_of_what_was_lost_after_the_state_was_saved() -> None:
+    first, second = (make_runner(vectorized(lambda index: CountingEnv(2), num_envs=3)) for _ in range(2))
+    state = first.get_state()
+    lost = first.sample(num_episodes=60).episodes
+    second.set_state(state)
+    again = second.sample(num_episodes=60).episodes
+    assert len({episode.seed for episode in lost + again}) == 120
+
+
 def test_the_state_is_made_of_numbers_and_arrays() -> None:
     runner = make_runner(vectorized(lambda index: CountingEnv(3), num_envs=2))
     runner.sample(num_steps=10)
@@ -664,6 +705,44 @@ def test_drawing_counts_as_rendering() -> None:
     assert frame is not None
     assert frame.shape == (2, 3, 3)
     assert runner.perf.milliseconds()["render"] > 0.0
+
+
+class NumberedPicture(CountingEnv):
+    """Draws its own number."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+
+    def __init__(self, number: int) -> None:
+        super().__init__(3)
+        self.number = number
+        self.render_mode = "rgb_array"
+
+    def render(self) -> np.ndarray:
+        return np.full((2, 3, 3), self.number, np.uint8)
+
+
+class NumberedSociety(ScriptedEnv):
+    """Draws its own number."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(everyone("ab", 3))
+        self.number = number
+
+    def render(self) -> np.ndarray:
+        return np.full((2, 3, 3), self.number, np.uint8)
+
+
+def test_any_env_can_be_drawn() -> None:
+    pictures = [lambda number=number: NumberedPicture(number) for number in range(3)]
+    for base_env in (
+        vectorized(NumberedPicture, num_envs=3),
+        in_dicts(*map(NumberedSociety, range(3))),
+        AutoresetBaseEnv(gymnasium.vector.SyncVectorEnv(pictures)),
+    ):
+        runner = make_runner(base_env)
+        runner.sample(num_steps=3)
+        frames = [runner.render(env) for env in (2, 0, 1)]
+        assert [frame[0, 0, 0] for frame in frames if frame is not None] == [2, 0, 1]
 
 
 def test_more_steps_than_a_fragment_are_returned_although_agents_act_in_turns() -> None:

@@ -350,6 +350,22 @@ def test_an_array_env_that_raises_fails_for_all_that_were_stepped() -> None:
     assert step.obs["count"].shape == (2,)
 
 
+@pytest.mark.parametrize(("infos", "failed"), [({1: [3]}, [1]), (None, [0, 1, 2]), ({7: {}}, [0, 1, 2])])
+def test_infos_of_a_reset_of_an_array_env_are_checked_too(infos: Any, failed: list[int]) -> None:
+    class TellingEnv(ArrayEnv):
+        def vector_reset(self, seeds: Sequence[int | None] | None = None) -> tuple[Any, Any]:
+            obs, _ = super().vector_reset(seeds)
+            return obs, infos
+
+    env = TellingEnv(3)
+    for index in range(3):
+        env.begin_reset(index)
+    resets = env.finished_resets(range(3))
+    errors = {index: reset.error for index, reset in resets.items() if isinstance(reset, Failed)}
+    assert sorted(errors) == failed
+    assert all("InvalidInfoError" in error for error in errors.values())
+
+
 def test_spaces_of_gymnasium_are_converted() -> None:
     env = VectorEnv.wrap(lambda index: CountingEnv())
     assert env.action_space == Discrete(2, dtype=np.int64)

@@ -130,7 +130,8 @@ def play(workflow: Any) -> Any:
 
 def seed_of(key: Any, individual: int, episode: int, num_tries_before: int = 0) -> int:
     bits = int(jax.random.bits(jax.random.split(key)[0]))
-    return episode_seed(bits, 0, individual, num_tries_before, episode)
+    num_jobs = POPULATION_SIZE * NUM_EPISODES
+    return episode_seed(bits, 0, num_tries_before * num_jobs + individual * NUM_EPISODES + episode)
 
 
 def episodes_of_a_bare_loop(workflow: Any, env_name: str) -> list[list[tuple]]:
