@@ -1,22 +1,32 @@
 """Vector environments of Gymnasium, EnvPool and the Arcade Learning Environment, which reset themselves."""
 
 import contextlib
-import multiprocessing.connection
-import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import gymnasium.vector
 import jax
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode
 
 from rookery.errors import EnvironmentCheckError, InvalidInputError
 from rookery.runners.base_env import SINGLE_AGENT, Actions, AgentID, BaseEnv, Polled
 from rookery.runners.faults import Failed, FaultKind, Phase
+from rookery.runners.gymnasium_vector import (
+    FINAL_INFO,
+    VectorInfo,
+    autoreset_mode_of,
+    batch_size_of,
+    close_by_force,
+    death_of_a_process,
+    final_obs,
+    infos_by_env,
+    is_envpool,
+    seed_arguments,
+    takes_a_seed_for_each,
+)
 from rookery.runners.validation import (
     Errors,
-    InvalidReplyError,
     ObsStacker,
     StepChecker,
     as_failed,
@@ -27,9 +37,6 @@ from rookery.runners.validation import (
 from rookery.runners.vector_base_env import joined, polled_resets, polled_step
 from rookery.runners.vector_env import Reset, VectorStep
 from rookery.spaces import ArraySpace, Box, Dict, Discrete, MultiDiscrete, Space, Tuple, from_gymnasium
-
-FINAL_OBS, FINAL_INFO = "final_obs", "final_info"
-"""Where Gymnasium puts what an episode ended with, if the step that ended it began the next one."""
 
 
 class AutoresetBaseEnv(BaseEnv):
@@ -57,7 +64,7 @@ class AutoresetBaseEnv(BaseEnv):
         make_env: Callable[[], gymnasium.vector.VectorEnv] | None = None,
         sample_bounds: bool = True,
     ) -> None:
-        batch_size = _batch_size(vector_env)
+        batch_size = batch_size_of(vector_env)
         if batch_size != vector_env.num_envs:
             raise InvalidInputError(
                 f"{name} steps batch_size={batch_size} of its num_envs={vector_env.num_envs} envs at a time; expected "
@@ -134,14 +141,14 @@ class AutoresetBaseEnv(BaseEnv):
         if getattr(self.vector_env, "render_mode", None) != "rgb_array":
             return None
         vector_env: Any = self.vector_env
-        return vector_env.render(env)[0] if _is_envpool(vector_env) else vector_env.render()[env]
+        return vector_env.render(env)[0] if is_envpool(vector_env) else vector_env.render()[env]
 
     def close(self) -> None:
         if not self._is_at_work:
             with contextlib.suppress(Exception):
                 self.vector_env.close()
                 return
-        _close_by_force(self.vector_env)
+        close_by_force(self.vector_env)
 
     def _go_on(self, timeout: float | None) -> Polled | None:
         """Step if there are actions; else do what brings an env back that is asked for."""
@@ -201,7 +208,7 @@ class AutoresetBaseEnv(BaseEnv):
         final_infos: dict[int, Mapping] = {}
         if self.autoreset_mode is AutoresetMode.SAME_STEP and len(over):
             with _broken_by(Phase.STEP):
-                finals, errors = self._stacker.stack(_final_obs(infos, envs[over].tolist()))
+                finals, errors = self._stacker.stack(final_obs(infos, envs[over].tolist()))
             errors = {int(over[row]): error for row, error in errors.items()}
             obs = jax.tree.map(lambda leaf, final: _replaced(leaf, over, final), obs, finals)
             final_infos = {env: VectorInfo(infos.get(FINAL_INFO, {}), env) for env in envs[over].tolist()}
@@ -223,7 +230,7 @@ class AutoresetBaseEnv(BaseEnv):
 
     def _reset_all(self) -> None:
         envs = range(self.num_envs)
-        seeds = _seed_arguments(self.vector_env, self._take_seeds(envs))
+        seeds = seed_arguments(self.vector_env, self._take_seeds(envs))
         with self._calling(Phase.RESET):
             self._take_resets(envs, self.vector_env.reset(**seeds))
         self._needs_reset = False
@@ -231,7 +238,7 @@ class AutoresetBaseEnv(BaseEnv):
     def _reset_some(self, envs: Collection[int], seeds: list[int | None]) -> None:
         mask = np.zeros(self.num_envs, np.bool_)
         mask[list(envs)] = True
-        arguments: dict[str, Any] = {"seed": seeds} if seeds and _takes_a_seed_for_each(self.vector_env) else {}
+        arguments: dict[str, Any] = {"seed": seeds} if seeds and takes_a_seed_for_each(self.vector_env) else {}
         with self._calling(Phase.RESET):
             self._take_resets(envs, self.vector_env.reset(options={"reset_mask": mask}, **arguments))
 
@@ -283,61 +290,6 @@ class AutoresetBaseEnv(BaseEnv):
         return polled_resets(dict.fromkeys(envs, failed), self._observation_space)
 
 
-class VectorInfo(Mapping):
-    """The info of one env out of the infos of a vector env, read when it is asked for."""
-
-    __slots__ = ("_env", "_infos")
-
-    def __init__(self, infos: Mapping, env: int) -> None:
-        self._infos, self._env = infos, env
-
-    def __getitem__(self, name: str) -> Any:
-        value, mask = self._infos[name], self._infos.get(f"_{name}")
-        if mask is not None and not mask[self._env]:
-            raise KeyError(name)
-        if isinstance(value, Mapping):
-            return VectorInfo(value, self._env)
-        return value[self._env] if isinstance(value, (np.ndarray, list, tuple)) else value
-
-    def __iter__(self) -> Iterator[str]:
-        for name in self._infos:
-            is_mask = name.startswith("_") and name[1:] in self._infos
-            mask = self._infos.get(f"_{name}")
-            if not is_mask and name not in (FINAL_OBS, FINAL_INFO) and (mask is None or mask[self._env]):
-                yield name
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
-
-
-def infos_by_env(infos: Mapping, envs: Collection[int]) -> dict[int, Mapping]:
-    """Divide the infos of a vector env between its envs; empty ones are left out."""
-    return {env: info for env in envs if (info := VectorInfo(infos, env))} if infos else {}
-
-
-def autoreset_mode_of(vector_env: gymnasium.vector.VectorEnv, name: str = "vector_env") -> AutoresetMode:
-    """Find out when a vector env resets its envs; raise if it does not say."""
-    # `metadata` may be a dict of the class, in which the last instance that was made has overwritten the mode of all
-    # others: Gymnasium's sync and async vector envs share that of the env they hold, ALE that of all vector envs.
-    mode = getattr(getattr(vector_env, "unwrapped", vector_env), "autoreset_mode", None)
-    if mode is None and vector_env.metadata is not gymnasium.vector.VectorEnv.metadata:
-        mode = vector_env.metadata.get("autoreset_mode")
-    if mode is None:
-        raise InvalidInputError(
-            f"{name} does not say when it resets its envs: set its own metadata['autoreset_mode'] to one of "
-            f"{', '.join(map(str, AutoresetMode))}."
-        )
-    try:
-        return AutoresetMode(mode)
-    except ValueError:
-        raise InvalidInputError(
-            f"{name} has autoreset_mode={mode!r}; expected one of {', '.join(map(str, AutoresetMode))}."
-        ) from None
-
-
 class _BrokenError(Exception):
     """The vector env as a whole is of no use any more."""
 
@@ -353,81 +305,10 @@ def _broken_by(phase: Phase, vector_env: Any = None) -> Iterator[None]:
     except EnvironmentCheckError as error:
         raise _BrokenError(as_failed(error, phase)) from error
     except (EOFError, ConnectionError) as error:
-        failed = _death_of_a_process(vector_env, phase) or Failed.by_exception(error, phase)
+        failed = death_of_a_process(vector_env, phase) or Failed.by_exception(error, phase)
         raise _BrokenError(failed) from error
     except Exception as error:
         raise _BrokenError(Failed.by_exception(error, phase)) from error
-
-
-def _death_of_a_process(vector_env: Any, phase: Phase) -> Failed | None:
-    """Say how a process of Gymnasium's async vector env ended, which itself speaks only of the end of a file."""
-    bare = getattr(vector_env, "unwrapped", vector_env)
-    if not isinstance(bare, AsyncVectorEnv):
-        return None
-    ended = multiprocessing.connection.wait([process.sentinel for process in bare.processes], timeout=1.0)
-    for env, process in enumerate(bare.processes):
-        if process.sentinel not in ended:
-            continue
-        process.join(timeout=1.0)  # its files are closed shortly before it has an exit code
-        exit_code = process.exitcode or 0
-        if exit_code < 0:
-            name = signal.Signals(-exit_code).name
-            return Failed(FaultKind.KILLED, phase, f"the process of env {env} was ended by {name}")
-        return Failed(FaultKind.EXITED, phase, f"the process of env {env} exited with code {exit_code}")
-    return None
-
-
-def _close_by_force(vector_env: Any) -> None:
-    """Close a vector env that may never answer; Gymnasium's async one would wait for what it was asked last."""
-    bare = getattr(vector_env, "unwrapped", vector_env)
-    options = {}
-    if isinstance(bare, AsyncVectorEnv):
-        options = {"terminate": True}
-        for process in bare.processes:
-            process.terminate()
-        for pipe in bare.parent_pipes:
-            if pipe is not None:
-                pipe.close()
-    with contextlib.suppress(Exception):
-        vector_env.close(**options)
-
-
-def _is_envpool(vector_env: Any) -> bool:
-    """Tell EnvPool by what only it has, without importing it."""
-    return hasattr(vector_env, "all_env_ids")
-
-
-def _takes_a_seed_for_each(vector_env: Any) -> bool:
-    return isinstance(getattr(vector_env, "unwrapped", vector_env), (SyncVectorEnv, AsyncVectorEnv))
-
-
-def _batch_size(vector_env: Any) -> int:
-    """The number of envs that answer each step: EnvPool and ALE may let some of them lag behind."""
-    if _is_envpool(vector_env):
-        return vector_env.config["batch_size"] if vector_env.is_async else vector_env.num_envs
-    return getattr(getattr(vector_env, "unwrapped", vector_env), "batch_size", vector_env.num_envs)
-
-
-def _seed_arguments(vector_env: Any, seeds: list[int | None]) -> dict[str, Any]:
-    """Return the arguments of `reset` that give the envs these seeds, as far as the vector env can be given any."""
-    bare = getattr(vector_env, "unwrapped", vector_env)
-    given = [seed for seed in seeds if seed is not None]
-    if not given or _is_envpool(bare):
-        return {}
-    if _takes_a_seed_for_each(bare):
-        return {"seed": seeds}
-    if type(bare).__module__.startswith("ale_py"):
-        return {"seed": np.array([-1 if seed is None else seed for seed in seeds])}
-    return {"seed": given[0]}
-
-
-def _final_obs(infos: Mapping, envs: list[int]) -> list[Any]:
-    if FINAL_OBS not in infos:
-        raise InvalidReplyError(
-            f"step ended episodes of envs {envs} without infos['{FINAL_OBS}'], which AutoresetMode.SAME_STEP requires."
-        )
-    finals = infos[FINAL_OBS]
-    return [row_of(finals, env) if isinstance(finals, Mapping) else finals[env] for env in envs]
 
 
 def _replaced(leaf: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.ndarray:

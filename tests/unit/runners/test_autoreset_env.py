@@ -9,9 +9,10 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from rookery.errors import InvalidInputError
-from rookery.runners.autoreset_env import AutoresetBaseEnv, VectorInfo, autoreset_mode_of
+from rookery.runners.autoreset_env import AutoresetBaseEnv
 from rookery.runners.base_env import SINGLE_AGENT, Actions, BaseEnv, End, Polled
 from rookery.runners.faults import FaultKind, Phase
+from rookery.runners.gymnasium_vector import VectorInfo, autoreset_mode_of
 from rookery.testing.misbehaving_envs import (
     CountingEnv,
     FaultyEnv,
