@@ -9,23 +9,35 @@ from rookery.cli.exit_codes import NOT_GOOD, SUCCESS
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rookery.testing.check_report import Check
+    from rookery.testing.check_report import Check, CheckReport, ShowFn
 
 
 def add_check_env(commands: Any) -> None:
     command = commands.add_parser("check-env", help="check that an environment keeps the rules")
-    command.add_argument("name", metavar="NAME", help="classic/cartpole, gymnasium/CartPole-v1 or CartPole-v1")
+    command.add_argument(
+        "name", metavar="NAME", help="classic/cartpole, gymnasium/CartPole-v1, ale/Pong-v5 or CartPole-v1"
+    )
     command.set_defaults(run_fn=run_check_env)
 
 
 def run_check_env(arguments: argparse.Namespace) -> int:
-    from rookery.testing.check_env import check_env_by_name
-
     console = make_console()
     with console.status(f"checking {arguments.name}"):
-        report = check_env_by_name(arguments.name, show_fn=lambda check: print_check(console, check))
+        report = check_by_name(arguments.name, show_fn=lambda check: print_check(console, check))
     print_line(console, report.verdict, style="bold green" if report.passed else "bold red")
     return SUCCESS if report.passed else NOT_GOOD
+
+
+def check_by_name(name: str, show_fn: "ShowFn") -> "CheckReport":
+    """Check an environment of the device or of the host."""
+    from rookery.envs.registration import HOST_LIBRARIES
+    from rookery.testing.check_env import check_env_by_name
+
+    if name.partition("/")[0] not in HOST_LIBRARIES:
+        return check_env_by_name(name, show_fn)
+    from rookery.runners.check_host_env import check_host_env_by_name
+
+    return check_host_env_by_name(name, show_fn)
 
 
 def print_check(console: "Console", check: "Check") -> None:

@@ -86,4 +86,11 @@ def indented_traceback(error: Exception) -> str:
 
 def env_traceback(error: Exception) -> str:
     """Return the traceback of an environment that the message of an error ends with."""
-    return error.fault.failed.traceback if isinstance(error, EnvFaultError) else ""
+    from rookery.runners.env_group import EnvCallError
+
+    match error:
+        case EnvFaultError():
+            return error.fault.failed.traceback
+        case EnvCallError():
+            return str(error).partition("\n")[2]
+    return ""

@@ -11,6 +11,9 @@ from rookery.errors import unknown_name
 from rookery.runners.runner import EPISODE_INFO
 from rookery.runners.threaded_envs import channels_last, images_channels_last, seeds_of
 
+MIN_PICTURE_HEIGHT = 252
+"""In pixels: observations are too small to be watched."""
+
 
 def atari_names() -> list[str]:
     """The games of ALE, in the settings of Machado et al., 2018."""
@@ -21,7 +24,11 @@ def atari_names() -> list[str]:
 def make_atari_games(
     name: str, num_envs: int, episode_length: int | None, render: bool, kwargs: dict[str, Any]
 ) -> "AtariGames":
-    """Make copies of a game such as `Pong-v5`, whose observations are four gray frames of 84 by 84, channels last."""
+    """Make copies of a game such as `Pong-v5`, whose observations are four gray frames of 84 by 84, channels last.
+
+    Of the `kwargs`, which else are ALE's, `episodic_life` ends an episode with each life and `reward_clipping` gives
+    the signs of the rewards; neither is the default.
+    """
     vector_env = importlib.import_module("ale_py.vector_env")
     spec = gymnasium.registry.get(f"ALE/{name}")
     if spec is None:
@@ -31,7 +38,7 @@ def make_atari_games(
     if episode_length is not None:
         options["max_num_frames_per_episode"] = episode_length * options["frameskip"]
     episodic_life = options.pop("episodic_life", False)
-    reward_clipping = options.pop("reward_clipping", True)
+    reward_clipping = options.pop("reward_clipping", False)
     env = vector_env.AtariVectorEnv(
         num_envs=num_envs, autoreset_mode=AutoresetMode.SAME_STEP, reward_clipping=False, **options
     )
@@ -82,10 +89,12 @@ class AtariGames(gymnasium.vector.VectorEnv):
         return obs, np.sign(rewards) if self._reward_clipping else rewards, terminated, truncated, infos
 
     def render(self) -> tuple[np.ndarray, ...]:
-        """Draw what the agents see last: the newest of the frames in an observation."""
+        """Draw what the agents see last: the newest of the frames in an observation, each pixel as a square."""
         num_channels = 1 if self.env.grayscale else 3
         frames = self._obs[..., -num_channels:]
-        return tuple(np.broadcast_to(frames, (*frames.shape[:3], 3)))
+        frames = np.broadcast_to(frames, (*frames.shape[:3], 3))
+        size = -(-MIN_PICTURE_HEIGHT // frames.shape[1])
+        return tuple(frames.repeat(size, axis=1).repeat(size, axis=2))
 
     def close_extras(self, **kwargs: Any) -> None:
         self.env.close()

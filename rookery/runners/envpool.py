@@ -1,6 +1,7 @@
 """Environments of EnvPool, which steps all of them at once in C++."""
 
 import importlib
+import warnings
 from typing import Any
 
 import gymnasium
@@ -35,10 +36,9 @@ class EnvPoolEnvs(gymnasium.vector.VectorEnv):
             self._options["max_episode_steps"] = episode_length
         self._pool = self._make_pool()
         self.metadata = self._pool.metadata
-        space = self._pool.single_observation_space
+        space, self.single_action_space = self._pool.single_observation_space, self._pool.single_action_space
         self._has_images = isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 3 and space.dtype == np.uint8
         self.single_observation_space = images_channels_last(space) if self._has_images else space
-        self.single_action_space = self._pool.single_action_space
         self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, self.num_envs)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, self.num_envs)
 
@@ -60,7 +60,11 @@ class EnvPoolEnvs(gymnasium.vector.VectorEnv):
 
     def _make_pool(self, **options: Any) -> Any:
         envpool = importlib.import_module("envpool")
-        return envpool.make(self._name, env_type="gymnasium", num_envs=self.num_envs, **{**self._options, **options})
+        pool = envpool.make(self._name, env_type="gymnasium", num_envs=self.num_envs, **{**self._options, **options})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*precision lowered by casting")
+            _ = pool.observation_space, pool.action_space  # made when first read, with warnings of their rounded bounds
+        return pool
 
     def _observed(self, obs: Any) -> Any:
         return channels_last(obs) if self._has_images else obs

@@ -5,7 +5,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -63,10 +63,25 @@ class HostLibrary:
     extra: str | None = None
     has_threads: bool = False
     """Whether it steps its envs in threads of its own, and cannot use processes."""
+    clipping_option: str | None = None
+    """The option that clips rewards to their sign. Workflows leave it out and clip only what is learned from."""
+    clips_by_default: bool = False
+    """Whether workflows clip if the option is not given."""
+    training_options: tuple[str, ...] = ()
+    """Options that help learning and change what an episode is: evaluation leaves them out."""
 
     @property
     def installed(self) -> bool:
         return importlib.util.find_spec(self.requires) is not None
+
+    def clips_rewards(self, kwargs: Mapping[str, Any]) -> bool:
+        """Tell whether a workflow whose envs are made with these options learns from the signs of their rewards."""
+        return bool(self.clipping_option and kwargs.get(self.clipping_option, self.clips_by_default))
+
+    def kwargs_of_envs(self, kwargs: Mapping[str, Any], is_evaluation: bool) -> dict[str, Any]:
+        """Leave out the options that are none of the envs in a workflow."""
+        left_out = {self.clipping_option, *(self.training_options if is_evaluation else ())}
+        return {name: value for name, value in kwargs.items() if name not in left_out}
 
 
 def host_env_names(library: str) -> list[str]:
@@ -114,17 +129,18 @@ def make_host_env(
     if step_timeout is not None and not processes:
         raise InvalidInputError(f"step_timeout={step_timeout} can be kept in other processes only: set processes=True.")
     if render:
-        _quieten_pygame()
+        _draw_without_a_screen()
     return library.make_fn(
         HostEnvRequest(name, num_envs, episode_length, render, processes, envs_per_process, step_timeout, kwargs)
     )
 
 
-def _quieten_pygame() -> None:
-    """Keep pygame, which draws many envs, from looking for a loudspeaker, and for a screen where there is none."""
+def _draw_without_a_screen() -> None:
+    """Keep pygame from looking for a loudspeaker, and pygame and MuJoCo for a screen where there is none."""
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     if sys.platform == "linux" and not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("MUJOCO_GL", "egl")
 
 
 GYMNASIUM_EXTRAS = {"gymnasium.envs.box2d": ("Box2D", "box2d"), "gymnasium.envs.mujoco": ("mujoco", "mujoco")}
@@ -144,7 +160,7 @@ def gymnasium_names() -> list[str]:
 
 def make_gymnasium_envs(request: HostEnvRequest) -> BaseEnv:
     """Make envs that are registered with Gymnasium; `module:MyEnv-v0` imports the module that registers them first."""
-    spec = _gymnasium_spec(request)
+    spec = gymnasium_spec(request.name)
     for module, (package, extra) in GYMNASIUM_EXTRAS.items():
         if str(spec.entry_point).startswith(module) and importlib.util.find_spec(package) is None:
             raise missing_extra(package, extra)
@@ -166,6 +182,22 @@ def make_gymnasium_envs(request: HostEnvRequest) -> BaseEnv:
     return VectorBaseEnv(GroupVectorEnv(group, time_limit=time_limit), request.name)
 
 
+def gymnasium_spec(name: str) -> gymnasium.envs.registration.EnvSpec:
+    """Return what is registered with Gymnasium under a name like `gymnasium/CartPole-v1`; raise if nothing is."""
+    module, _, gymnasium_id = name.removeprefix("gymnasium/").rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)
+        spec = gymnasium.spec(gymnasium_id)
+    except ImportError as error:
+        raise InvalidInputError(f"{name}: the module {module!r} cannot be imported: {error}.") from error
+    except gymnasium.error.Error:
+        spec = None
+    if spec is None or _is_withdrawn(spec):
+        raise unknown_name("environment", name, host_env_names("gymnasium"))
+    return spec
+
+
 def make_pettingzoo_envs(request: HostEnvRequest) -> BaseEnv:
     """Make the envs of a module like `mpe2.simple_spread_v3` or `classic.tictactoe_v3`."""
     make_env = pettingzoo_factory(request.env_name, request.episode_length, request.render, request.kwargs)
@@ -185,25 +217,27 @@ make_envpool_envs = partial(make_threaded_envs, EnvPoolEnvs)
 
 HOST_LIBRARIES = {
     "gymnasium": HostLibrary(gymnasium_names, make_gymnasium_envs),
-    "ale": HostLibrary(atari_names, make_ale_envs, requires="ale_py", extra="atari", has_threads=True),
+    "ale": HostLibrary(
+        atari_names,
+        make_ale_envs,
+        requires="ale_py",
+        extra="atari",
+        has_threads=True,
+        clipping_option="reward_clipping",
+        clips_by_default=True,
+        training_options=("episodic_life",),
+    ),
     "pettingzoo": HostLibrary(pettingzoo_names, make_pettingzoo_envs, requires="pettingzoo", extra="pettingzoo"),
-    "envpool": HostLibrary(envpool_names, make_envpool_envs, requires="envpool", extra="envpool", has_threads=True),
+    "envpool": HostLibrary(
+        envpool_names,
+        make_envpool_envs,
+        requires="envpool",
+        extra="envpool",
+        has_threads=True,
+        clipping_option="reward_clip",
+        training_options=("episodic_life",),
+    ),
 }
-
-
-def _gymnasium_spec(request: HostEnvRequest) -> gymnasium.envs.registration.EnvSpec:
-    module, _, gymnasium_id = request.env_name.rpartition(":")
-    try:
-        if module:
-            importlib.import_module(module)
-        spec = gymnasium.spec(gymnasium_id)
-    except ImportError as error:
-        raise InvalidInputError(f"{request.name}: the module {module!r} cannot be imported: {error}.") from error
-    except gymnasium.error.Error:
-        spec = None
-    if spec is None or _is_withdrawn(spec):
-        raise unknown_name("environment", request.name, host_env_names("gymnasium"))
-    return spec
 
 
 def _is_withdrawn(spec: gymnasium.envs.registration.EnvSpec) -> bool:

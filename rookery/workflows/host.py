@@ -6,7 +6,8 @@ So the methods are the same as on the device: for them a `HostSource` is a sourc
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,9 @@ from rookery.spaces import Shape, Space
 from rookery.types import Key, PyTreeData, PyTreeDict, PyTreeNode, pytree_field
 from rookery.workflows.config import TrainConfig
 from rookery.workflows.programs import SAME, SPLIT
+
+if TYPE_CHECKING:
+    from rookery.runners.host_envs import HostLibrary
 
 FIELDS = (*TRAINING_FIELDS, "t")
 """The entries of `env_extras` that training looks at; `t` is the step of the episode in which an action was taken."""
@@ -131,6 +135,7 @@ class HostCollector(ABC):
         self._told: dict[str, Mean] = {}
         """What environments and callbacks told of the episodes that ended since the last record."""
         self.spaces = self._base_env.spaces
+        self._clips_rewards = host_library(train).clips_rewards(train.env.kwargs)
 
     @abstractmethod
     def example(self, source: Any) -> Any:
@@ -155,7 +160,7 @@ class HostCollector(ABC):
         for episode in sample.episodes:
             for name, value in episode.metrics.items():
                 self._told[name] = jax.tree.map(np.add, self._told.get(name, mean_of([])), mean_of([value]))
-        return sample
+        return with_clipped_rewards(sample) if self._clips_rewards else sample
 
     def discard(self, num_steps: int) -> None:
         """Count steps that were collected and are not learned from."""
@@ -258,8 +263,8 @@ class HostEnvs(HostCollector):
         return experience, sample.env_steps
 
 
-def make_envs(train: TrainConfig, num_envs: int, render: bool = False) -> BaseEnv:
-    """Make copies of the configured environment."""
+def make_envs(train: TrainConfig, num_envs: int, render: bool = False, is_evaluation: bool = False) -> BaseEnv:
+    """Make copies of the configured environment: rewards are raw, and in evaluation an episode is a whole game."""
     from rookery.runners.host_envs import make_host_env
 
     env = train.env
@@ -271,8 +276,15 @@ def make_envs(train: TrainConfig, num_envs: int, render: bool = False) -> BaseEn
         envs_per_process=env.runner.envs_per_process,
         step_timeout=env.runner.step_timeout,
         render=render,
-        **env.kwargs,
+        **host_library(train).kwargs_of_envs(env.kwargs, is_evaluation),
     )
+
+
+def host_library(train: TrainConfig) -> "HostLibrary":
+    """Return the library that the configured environment comes from."""
+    from rookery.runners.host_envs import load_host_library
+
+    return load_host_library(train.env.name.partition("/")[0])
 
 
 def check_one_host(train: TrainConfig) -> None:
@@ -307,6 +319,12 @@ def trajectory_of(batch: SampleBatch) -> SampleBatch:
     """Leave out of the rows of a policy what training does not look at."""
     env_extras = {name: batch.extras.env_extras[name] for name in FIELDS}
     return batch.replace(next_obs=None, extras=batch.extras.replace(env_extras=PyTreeDict(env_extras)))
+
+
+def with_clipped_rewards(sample: Sample) -> Sample:
+    """Replace the rewards to learn from by their signs (Mnih et al., 2015); the figures of the episodes stay raw."""
+    clipped = {policy: batch.replace(rewards=np.sign(batch.rewards)) for policy, batch in sample.batch.batches.items()}
+    return replace(sample, batch=sample.batch.replace(batches=PyTreeDict(clipped)))
 
 
 def metrics_of(sample: Sample, staleness: int) -> dict[str, Mean]:

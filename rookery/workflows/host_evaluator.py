@@ -1,6 +1,7 @@
 """Evaluation on host environments: exactly so many greedy episodes, dealt out to the environments beforehand."""
 
 import contextlib
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -72,7 +73,7 @@ class EpisodePlayer(ABC):
         try:
             base_env = make_envs(self._train, 1, render=True, is_evaluation=True)
         except RookeryError as error:
-            raise RenderError(f"{self._train.env.name} cannot be drawn: {_first_line(error)}") from error
+            raise RenderError(f"{self._train.env.name} cannot be drawn: {_why(error)}") from error
         with contextlib.closing(base_env):
             self.begin(agent_state, 1)
             base_env.try_reset(0, seed)
@@ -179,16 +180,19 @@ def _seed_of(key: Key) -> int:
     return int(jax.random.bits(as_one_key(key)))
 
 
-def _first_line(error: Exception) -> str:
-    """Leave out the traceback that an error of an environment has in its message."""
-    return str(error).partition("\n")[0]
+def _why(error: Exception) -> str:
+    """Leave out the traceback that an error of an environment has in its message; say what to try if it is MuJoCo's."""
+    why = str(error).partition("\n")[0]
+    if "mujoco" not in str(error):
+        return why
+    return f"{why} MUJOCO_GL={os.environ.get('MUJOCO_GL', '')} says how MuJoCo draws: try egl or osmesa."
 
 
 def _draw(base_env: BaseEnv) -> np.ndarray:
     try:
         frame = base_env.try_render(0)
     except Exception as error:
-        raise RenderError(f"{base_env.name} could not be drawn: {_first_line(error)}") from error
+        raise RenderError(f"{base_env.name} could not be drawn: {_why(error)}") from error
     if frame is None:
         raise RenderError(f"{base_env.name} cannot be drawn: it has no picture of itself.")
     return frame

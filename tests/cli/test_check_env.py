@@ -47,6 +47,35 @@ def test_check_env_takes_any_id_that_gymnasium_knows(
     assert result.stdout.splitlines()[-1].startswith("CartPole-v1: passed (")
 
 
+def test_check_env_plays_environments_of_host_libraries(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("mpe2")
+    assert cli.main(["check-env", "pettingzoo/mpe2.simple_spread_v3"]) == 0
+    *checks, verdict = capsys.readouterr().out.splitlines()
+    assert verdict == "pettingzoo/mpe2.simple_spread_v3: passed (8 checks, 0 warnings)"
+    assert len(checks) == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("gymnasium/CartPol-v1", "gymnasium/CartPole-v1"),
+        ("pettingzoo/classic.tictacto_v3", "pettingzoo/classic.tictactoe_v3"),
+    ],
+)
+def test_an_unknown_name_of_a_host_library_is_told_without_importing_others(
+    name: str, nearest: str, environment: dict[str, str]
+) -> None:
+    pytest.importorskip(name.partition("/")[0])
+    program = (
+        "import sys; from rookery import cli; code = cli.main(sys.argv[1:]);"
+        "print(code, *sorted({'brax', 'gymnax', 'jumanji', 'envpool', 'ale_py'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", program, "check-env", name]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.stdout == "2\n"
+    assert f"unknown environment {name!r}. Did you mean {nearest!r}" in result.stderr
+
+
 def test_check_env_is_colored_on_a_terminal_and_says_the_same(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,9 @@ def atari_truth(atari_actions: np.ndarray) -> list[tuple]:
 def test_an_atari_game_is_that_of_ale_with_channels_last(atari_actions: np.ndarray, atari_truth: list[tuple]) -> None:
     polls = play(make_host_env("ale/Breakout-v5", 2), atari_actions, seed=5)
     is_game_over = np.array([is_over for _, _, is_over, _ in atari_truth])
+    for env in range(2):
+        paid = sum(rewards[env] for _, rewards, _, _ in atari_truth)
+        assert sum(column(polls, env, "rewards")) == paid
     assert is_game_over.any()
     for env in range(2):
         obs, ends = column(polls, env, "obs"), column(polls, env, "ends")
@@ -115,3 +118,19 @@ def test_an_atari_time_limit_is_counted_in_steps() -> None:
     pytest.importorskip("ale_py")
     polls = play(make_host_env("ale/Pong-v5", 1, episode_length=10), np.zeros((10, 1), np.int32))
     assert column(polls, 0, "ends")[:11] == [End.RUNNING] * 10 + [End.TRUNCATED]
+
+
+@pytest.mark.parametrize(("options", "size"), [({}, 252), ({"img_height": 100, "img_width": 60}, 300)])
+def test_pictures_show_the_pixels_of_the_last_frame_as_squares(options: dict, size: int) -> None:
+    pytest.importorskip("ale_py")
+    base_env = make_host_env("ale/Pong-v5", 1, render=True, **options)
+    obs = base_env.poll().obs[0]
+    frame = base_env.try_render(0)
+    assert frame is not None
+    scale = size // obs.shape[0]
+    assert frame.shape == (size, scale * obs.shape[1], 3)
+    assert len(np.unique(frame)) > 1
+    for row, column_ in np.ndindex(scale, scale):
+        np.testing.assert_array_equal(frame[row::scale, column_::scale, 0], obs[..., -1])
+    np.testing.assert_array_equal(frame, np.broadcast_to(frame[..., :1], frame.shape))
+    base_env.close()

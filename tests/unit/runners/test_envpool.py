@@ -1,5 +1,7 @@
 """Environments of EnvPool."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -28,3 +30,11 @@ def test_images_of_envpool_have_their_channels_last() -> None:
     assert frame is not None
     assert frame.shape == (210, 160, 3)
     base_env.close()
+
+
+def test_envpool_does_not_warn_of_its_own_spaces() -> None:
+    pytest.importorskip("envpool")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        polls = play(make_host_env("envpool/CartPole-v1", 1), np.zeros((1, 1), np.int32))
+    assert len(polls) == 2

@@ -1,6 +1,7 @@
 """Host environments by name."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from typing import Any
@@ -62,6 +63,34 @@ def test_arguments_reach_the_env_and_it_is_drawn_if_asked() -> None:
     assert frame is not None
     assert frame.dtype == np.uint8
     base_env.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is a screen")
+def test_drawing_looks_for_no_screen_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawing = ("SDL_AUDIODRIVER", "SDL_VIDEODRIVER", "MUJOCO_GL")
+
+    def variables(render: bool, **given: str) -> list[str | None]:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "environ", dict(given))
+            make_host_env("gymnasium/CartPole-v1", 1, render=render).close()
+            return [os.environ.get(name) for name in drawing]
+
+    assert variables(render=True) == ["dummy", "dummy", "egl"]
+    assert variables(render=True, DISPLAY=":0") == ["dummy", None, None]
+    assert variables(render=True, MUJOCO_GL="osmesa") == ["dummy", "dummy", "osmesa"]
+    assert variables(render=False) == [None, None, None]
+
+
+def test_workflows_clip_the_rewards_of_atari_themselves_and_evaluate_whole_games() -> None:
+    ale, envpool = HOST_LIBRARIES["ale"], HOST_LIBRARIES["envpool"]
+    assert ale.clips_rewards({})
+    assert not ale.clips_rewards({"reward_clipping": False})
+    assert not envpool.clips_rewards({})
+    assert envpool.clips_rewards({"reward_clip": True})
+    assert not HOST_LIBRARIES["gymnasium"].clips_rewards({"reward_clipping": True})
+    kwargs = {"reward_clipping": True, "episodic_life": True, "frameskip": 2}
+    assert ale.kwargs_of_envs(kwargs, is_evaluation=False) == {"episodic_life": True, "frameskip": 2}
+    assert ale.kwargs_of_envs(kwargs, is_evaluation=True) == {"frameskip": 2}
 
 
 def test_what_makes_gymnasium_envs_elsewhere_does_not_import_rookery(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,6 +30,7 @@ from rookery.metrics import EvaluateMetric
 from rookery.replay_buffers import UniformBuffer
 from rookery.rollout import Experience
 from rookery.runners.faults import EnvFaultError
+from rookery.runners.host_envs import HOST_LIBRARIES
 from rookery.runs import RunDirectory
 from rookery.sample_batch import SampleBatch
 from rookery.types import PyTreeDict
@@ -121,7 +122,17 @@ class Undrawn(TellTale):
         raise NotImplementedError
 
 
-ENVS = {"TellTale-v0": TellTale, "Undrawn-v0": Undrawn}
+class Screenless(TellTale):
+    def render(self) -> Any:
+        raise RuntimeError("mujoco has no screen")
+
+
+class Unmade(TellTale):
+    def __init__(self, **kwargs: Any) -> None:
+        raise ValueError("bad\nleg")
+
+
+ENVS = {"TellTale-v0": TellTale, "Undrawn-v0": Undrawn, "Screenless-v0": Screenless, "Unmade-v0": Unmade}
 
 
 @pytest.fixture(autouse=True)
@@ -213,6 +224,41 @@ def test_episodes_are_reported_with_the_rewards_of_the_env(log: Log) -> None:
     np.testing.assert_allclose(metrics["rollout/ep_rew_mean"].value, np.mean(log.returns), rtol=1e-5)
     assert metrics["rollout/ep_rew_mean"].weight == len(log.returns)
     assert metrics["rollout/ep_len_mean"].weight == len(log.returns)
+    workflow.close()
+
+
+@pytest.mark.parametrize("clips", [True, False])
+def test_rewards_are_clipped_for_learning_alone(
+    log: Log, collected: list[Experience], monkeypatch: pytest.MonkeyPatch, clips: bool
+) -> None:
+    # As Atari has it: an option of training, of which the env itself knows nothing.
+    library = replace(HOST_LIBRARIES["gymnasium"], clipping_option="clips", clips_by_default=True)
+    monkeypatch.setitem(HOST_LIBRARIES, "gymnasium", library)
+    workflow = make(env={"kwargs": {} if clips else {"clips": False}})
+    state, metrics = advance(workflow, workflow.init(workflow.make_key()), 4)
+    for experience in collected:
+        rows = experience.trajectory
+        raw = 10 * rows.obs[..., 1] + rows.actions[..., 0]
+        assert np.abs(raw).max() > 1.0
+        np.testing.assert_allclose(rows.rewards, np.sign(raw) if clips else raw, rtol=1e-5, atol=1e-5)
+        assert rows.rewards.dtype == np.float32
+    np.testing.assert_allclose(metrics["rollout/ep_rew_mean"].value, np.mean(log.returns), rtol=1e-5)
+    log.returns.clear()
+    evaluated = workflow.evaluator.evaluate(state.agent_state, jax.random.key(0), 5)
+    np.testing.assert_allclose(sorted(evaluated.episode_returns.tolist()), sorted(log.returns), rtol=1e-5)
+    workflow.close()
+
+
+def test_evaluation_leaves_out_the_options_that_are_for_training(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
+    library = replace(HOST_LIBRARIES["gymnasium"], training_options=("fails_always",))
+    monkeypatch.setitem(HOST_LIBRARIES, "gymnasium", library)
+    workflow = make(env={"kwargs": {"fails_always": True}})
+    state = workflow.init(workflow.make_key())
+    workflow.evaluator.evaluate(state.agent_state, jax.random.key(0), 5)
+    assert len(list(workflow.play(state.agent_state, jax.random.key(0), 100))) > 1
+    assert log.num_faults == 0
+    with pytest.raises(EnvFaultError):
+        workflow.step(state)
     workflow.close()
 
 
@@ -508,6 +554,21 @@ def test_an_episode_is_drawn_from_its_start_to_its_end(workflow: Any, log: Log) 
     undrawn = make(env={"name": "gymnasium/Undrawn-v0"})
     with pytest.raises(RenderError, match=r"gymnasium/Undrawn-v0"):
         next(undrawn.play(agent_state, jax.random.key(0), 100))
+    screenless = make(env={"name": "gymnasium/Screenless-v0"})
+    with pytest.raises(RenderError, match=r"mujoco has no screen.* try egl or osmesa\.$"):
+        next(screenless.play(agent_state, jax.random.key(0), 100))
+
+
+def test_an_environment_that_cannot_be_made_is_one_line_with_its_traceback_below(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main(["train", "agent=a2c", "env=gymnasium/Unmade-v0", f"run_dir={tmp_path / 'run'}"]) == 2
+    error, first, *others, last = capsys.readouterr().err.splitlines()
+    assert error.startswith("rookery: error: ")
+    assert error.endswith("ValueError('bad\\nleg').")
+    assert first == "  Traceback (most recent call last):"
+    assert any("in __init__" in line for line in others)
+    assert last == "  leg"
 
 
 # Devices and settings.
