@@ -1,9 +1,11 @@
 """Convolutional networks for pixels and for small grids, channels last, with any number of leading batch axes."""
 
+import functools
 import math
 from typing import NamedTuple
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
 from rookery.errors import ShapeError
@@ -25,6 +27,31 @@ NATURE_LAYERS = (ConvolutionLayer(32, 8, 4), ConvolutionLayer(64, 4, 2), Convolu
 """For pixels: Mnih et al., "Human-level control through deep reinforcement learning", Nature, 2015."""
 GRID_LAYERS = (ConvolutionLayer(16, 3, 1),)
 """For small grids: Young and Tian, "MinAtar", 2019."""
+MAX_PATCH_BYTES = 4 * 2**20
+"""The backward pass on CPU copies the patches of so many images at a time as fit in this, but of one at least."""
+
+
+class Convolution(nn.Module):
+    """`flax.linen.Conv` without padding, with the same parameters and the same results, and a backward pass of its own.
+
+    Inside a loop on CPU, XLA computes the gradient of the kernel more than ten times slower than a product of matrices
+    does. Any order of reverse-mode derivatives works; forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) does not.
+    """
+
+    layer: ConvolutionLayer
+    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
+
+    @nn.compact
+    def __call__(self, images: Array) -> Array:
+        """Map `[..., H, W, C]` to `[..., H', W', num_features]`."""
+        num_features, kernel_size, stride = self.layer
+        *batch_shape, height, width, num_channels = images.shape
+        kernel_shape = (kernel_size, kernel_size, num_channels, num_features)
+        kernel = self.param("kernel", self.kernel_init, kernel_shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros_init(), (num_features,), jnp.float32)
+        flat_images = images.reshape(math.prod(batch_shape), height, width, num_channels)
+        outputs = _convolve(flat_images, kernel, stride) + bias[None, None, None]
+        return outputs.reshape(*batch_shape, *outputs.shape[1:])
 
 
 class CNN(nn.Module):
@@ -47,12 +74,7 @@ class CNN(nn.Module):
         kernel_init = hidden_initializer(self.kernel_init, self.activation)
         features = scaled_to_float(images)
         for index, layer in enumerate(self.layers):
-            window = (layer.kernel_size, layer.kernel_size)
-            strides = (layer.stride, layer.stride)
-            convolution = nn.Conv(
-                layer.num_features, window, strides, "VALID", kernel_init=kernel_init, name=f"convolution_{index}"
-            )
-            features = activate(convolution(features))
+            features = activate(Convolution(layer, kernel_init, name=f"convolution_{index}")(features))
         features = features.reshape(*features.shape[:-3], math.prod(features.shape[-3:]))  # [..., H * W * C]
         return activate(Dense(self.output_size, kernel_init=kernel_init, name="dense")(features))
 
@@ -76,3 +98,92 @@ def scaled_to_float(array: Array) -> Array:
     """Convert to float32; bytes (`uint8`) are scaled from [0, 255] to [0, 1], other numbers keep their values."""
     as_float = array.astype(jnp.float32)
     return as_float / 255.0 if array.dtype == jnp.uint8 else as_float
+
+
+def _xla_convolution(images: Array, kernel: Array, stride: int) -> Array:
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(images, kernel, (stride, stride), "VALID", dimension_numbers=layout)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _convolve(images: Array, kernel: Array, stride: int) -> Array:
+    """Convolve `[N, H, W, C]` with `[K, K, C, F]` to `[N, H', W', F]`."""
+    return _xla_convolution(images, kernel, stride)
+
+
+def _convolve_forward(images: Array, kernel: Array, stride: int) -> tuple[Array, tuple[Array, Array]]:
+    return _convolve(images, kernel, stride), (images, kernel)
+
+
+def _convolve_backward(stride: int, residuals: tuple[Array, Array], gradients: Array) -> tuple[Array, Array]:
+    on_cpu = functools.partial(_gradients_on_cpu, stride=stride)
+    by_xla = functools.partial(_gradients_by_xla, stride=stride)
+    return jax.lax.platform_dependent(*residuals, gradients, cpu=on_cpu, default=by_xla)
+
+
+_convolve.defvjp(_convolve_forward, _convolve_backward)
+
+
+def _gradients_by_xla(images: Array, kernel: Array, gradients: Array, stride: int) -> tuple[Array, Array]:
+    _, pull_back = jax.vjp(functools.partial(_xla_convolution, stride=stride), images, kernel)
+    return pull_back(gradients)
+
+
+def _gradients_on_cpu(images: Array, kernel: Array, gradients: Array, stride: int) -> tuple[Array, Array]:
+    kernel_size, _, num_channels, num_features = kernel.shape
+    matrix = kernel.reshape(kernel_size * kernel_size * num_channels, num_features)
+    to_patches = functools.partial(_patches, kernel_size=kernel_size, stride=stride)
+
+    def image_gradient(chunk: tuple[Array, Array]) -> Array:
+        images, gradients = chunk
+        return jax.linear_transpose(to_patches, images)(gradients @ matrix.T)[0]
+
+    def add_kernel_gradient(total: Array, chunk: tuple[Array, Array]) -> tuple[Array, None]:
+        images, gradients = chunk
+        # The barrier makes XLA write the transposed matrix down instead of folding it into the slow product.
+        return total + jax.lax.optimization_barrier(to_patches(images).T) @ gradients, None
+
+    # In loops of their own, because XLA leaves out the first where nobody asks for it: at the pixels.
+    chunks = _in_chunks(images, gradients, kernel_size)
+    image_gradients = jax.lax.map(image_gradient, chunks)
+    kernel_gradient, _ = jax.lax.scan(add_kernel_gradient, jnp.zeros_like(matrix), chunks)
+    image_gradients = image_gradients.reshape(-1, *images.shape[1:])[: images.shape[0]]
+    return image_gradients, kernel_gradient.reshape(kernel.shape)
+
+
+def _in_chunks(images: Array, gradients: Array, kernel_size: int) -> tuple[Array, Array]:
+    """Split into chunks of at most `MAX_PATCH_BYTES` of patches, the last one filled up with zeros.
+
+    Returns images `[chunks, n, H, W, C]` and gradients `[chunks, n * H' * W', F]`.
+    """
+    num_images, num_rows, num_columns, num_features = gradients.shape
+    image_bytes = num_rows * num_columns * kernel_size**2 * images.shape[-1] * images.dtype.itemsize
+    num_chunks = max(1, math.ceil(num_images / max(1, MAX_PATCH_BYTES // image_bytes)))
+    chunk_size = math.ceil(num_images / num_chunks)
+
+    def filled_up(array: Array) -> Array:
+        return jnp.pad(array, [(0, num_chunks * chunk_size - num_images)] + [(0, 0)] * 3)
+
+    image_chunks = filled_up(images).reshape(num_chunks, chunk_size, *images.shape[1:])
+    return image_chunks, filled_up(gradients).reshape(num_chunks, chunk_size * num_rows * num_columns, num_features)
+
+
+def _patches(images: Array, kernel_size: int, stride: int) -> Array:
+    """Copy what the kernel sees at each place into a row: `[N, H, W, C]` to `[N * H' * W', K * K * C]`."""
+    num_images, height, width, num_channels = images.shape
+    num_rows, num_columns = (height - kernel_size) // stride + 1, (width - kernel_size) // stride + 1
+    # Blocks of `stride` columns are copied whole: longer runs of memory, and fewer slices to compile.
+    blocks_per_kernel = -(-kernel_size // stride)
+    num_blocks = num_columns - 1 + blocks_per_kernel
+    cut_or_fill = ((0, 0, 0), (0, 0, 0), (0, num_blocks * stride - width, 0), (0, 0, 0))
+    blocks = jax.lax.pad(images, jnp.zeros((), images.dtype), cut_or_fill)
+    blocks = blocks.reshape(num_images, height, num_blocks, stride * num_channels)
+    slices = [
+        blocks[:, row : row + (num_rows - 1) * stride + 1 : stride, block : block + num_columns]
+        for row in range(kernel_size)
+        for block in range(blocks_per_kernel)
+    ]
+    num_patches = num_images * num_rows * num_columns
+    patches = jnp.concatenate(slices, axis=-1)
+    patches = patches.reshape(num_patches, kernel_size, blocks_per_kernel * stride, num_channels)
+    return patches[:, :, :kernel_size].reshape(num_patches, kernel_size * kernel_size * num_channels)

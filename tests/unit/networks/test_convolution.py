@@ -1,5 +1,8 @@
-"""Convolutional networks against SciPy."""
+"""Convolutional networks against SciPy and Flax."""
 
+from typing import Any
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +10,16 @@ import pytest
 from scipy.signal import correlate
 
 from rookery.errors import ShapeError
-from rookery.networks.convolution import CNN, GRID_LAYERS, NATURE_LAYERS, cnn_for, smallest_side
+from rookery.networks import convolution
+from rookery.networks.convolution import (
+    CNN,
+    GRID_LAYERS,
+    NATURE_LAYERS,
+    Convolution,
+    ConvolutionLayer,
+    cnn_for,
+    smallest_side,
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +84,104 @@ def test_the_smallest_side_leaves_exactly_one_value() -> None:
 def test_images_too_small_for_the_layers_are_an_error() -> None:
     with pytest.raises(ShapeError, match="at least 36"):
         CNN(layers=NATURE_LAYERS).init(jax.random.key(0), jnp.zeros((35, 84, 3)))
+
+
+def flax_convolution(layer: ConvolutionLayer) -> nn.Conv:
+    return nn.Conv(layer.num_features, (layer.kernel_size,) * 2, (layer.stride,) * 2, "VALID")
+
+
+def image_and_parameter_gradients(network: nn.Module, variables: Any, images: jax.Array) -> Any:
+    def loss(variables: Any, images: jax.Array) -> jax.Array:
+        outputs = network.apply(variables, images)
+        return jnp.sum(outputs * jnp.sin(jnp.arange(outputs.size, dtype=jnp.float32).reshape(outputs.shape)))
+
+    return jax.jit(jax.grad(loss, argnums=(0, 1)))(variables, images)
+
+
+def assert_trees_are_close(actual: Any, expected: Any) -> None:
+    def assert_close(actual: jax.Array, expected: jax.Array) -> None:
+        np.testing.assert_allclose(actual, expected, atol=1e-5 * float(jnp.max(jnp.abs(expected))))
+
+    jax.tree.map(assert_close, actual, expected)
+
+
+def random_images(*shape: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(2).standard_normal(shape), jnp.float32)
+
+
+LAYERS_AND_IMAGES = [
+    pytest.param(ConvolutionLayer(32, 8, 4), (2, 3, 36, 40, 4), id="nature_0"),
+    pytest.param(ConvolutionLayer(64, 4, 2), (2, 2, 9, 8, 32), id="nature_1"),
+    pytest.param(ConvolutionLayer(64, 3, 1), (3, 7, 6, 64), id="nature_2"),
+    pytest.param(ConvolutionLayer(16, 3, 1), (10, 10, 4), id="grid_without_batch_axis"),
+    pytest.param(ConvolutionLayer(5, 5, 3), (2, 3, 13, 16, 3), id="window_no_multiple_of_stride"),
+    pytest.param(ConvolutionLayer(3, 2, 3), (4, 12, 10, 1), id="window_smaller_than_stride"),
+    pytest.param(ConvolutionLayer(2, 1, 1), (2, 3, 3, 2), id="window_of_one"),
+]
+
+
+@pytest.mark.parametrize(("layer", "image_shape"), LAYERS_AND_IMAGES)
+def test_parameters_values_and_gradients_are_those_of_flax(layer: ConvolutionLayer, image_shape: tuple) -> None:
+    images = random_images(*image_shape)
+    ours, theirs = Convolution(layer), flax_convolution(layer)
+    variables = ours.init(jax.random.key(0), images)
+    jax.tree.map(np.testing.assert_array_equal, variables, theirs.init(jax.random.key(0), images))
+    np.testing.assert_allclose(ours.apply(variables, images), theirs.apply(variables, images), atol=1e-5)
+    gradients = image_and_parameter_gradients(ours, variables, images)
+    assert_trees_are_close(gradients, image_and_parameter_gradients(theirs, variables, images))
+
+
+@pytest.mark.parametrize("images_per_chunk", [0, 2, 3, 7])
+def test_gradients_do_not_depend_on_the_size_of_chunks(images_per_chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, images = ConvolutionLayer(5, 3, 2), random_images(7, 9, 7, 2)
+    patch_bytes = 4 * 3 * (3 * 3 * 2) * 4  # of one image
+    monkeypatch.setattr(convolution, "MAX_PATCH_BYTES", images_per_chunk * patch_bytes)
+    variables = Convolution(layer).init(jax.random.key(0), images)
+    gradients = image_and_parameter_gradients(Convolution(layer), variables, images)
+    assert_trees_are_close(gradients, image_and_parameter_gradients(flax_convolution(layer), variables, images))
+
+
+def test_a_population_has_the_gradients_of_its_members() -> None:
+    layer, images = ConvolutionLayer(8, 4, 2), random_images(3, 2, 10, 9, 4)
+    population = jax.vmap(Convolution(layer).init, in_axes=(0, None))(jax.random.split(jax.random.key(0), 3), images[0])
+
+    def gradients(network: nn.Module) -> Any:
+        return jax.vmap(lambda variables, images: image_and_parameter_gradients(network, variables, images))
+
+    member = jax.tree.map(lambda leaf: leaf[1], (population, images))
+    of_population = gradients(Convolution(layer))(population, images)
+    of_member = image_and_parameter_gradients(flax_convolution(layer), *member)
+    assert_trees_are_close(jax.tree.map(lambda leaf: leaf[1], of_population), of_member)
+
+
+def test_an_empty_batch_has_zero_gradients() -> None:
+    layer, images = ConvolutionLayer(2, 3, 1), jnp.zeros((0, 5, 5, 1))
+    network, variables = Convolution(layer), Convolution(layer).init(jax.random.key(0), images)
+    gradients = jax.grad(lambda variables: jnp.sum(network.apply(variables, images)))(variables)
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(gradients))
+
+
+def test_second_derivatives_are_those_of_flax() -> None:
+    layer, images = ConvolutionLayer(3, 3, 2), random_images(2, 7, 7, 2)
+    variables = Convolution(layer).init(jax.random.key(0), images)
+
+    def gradient_norm(images: jax.Array, network: nn.Module) -> jax.Array:
+        loss = jax.grad(lambda images: jnp.mean(jnp.tanh(network.apply(variables, images))))
+        return jnp.sum(jnp.square(loss(images)))
+
+    theirs = jax.grad(gradient_norm)(images, flax_convolution(layer))
+    np.testing.assert_allclose(jax.grad(gradient_norm)(images, Convolution(layer)), theirs, atol=1e-5)
+    assert float(jnp.max(jnp.abs(theirs))) > 1e-4
+
+
+@pytest.mark.parametrize(("platform", "num_convolutions"), [("cpu", 1), ("cuda", 3), ("tpu", 3)])
+def test_only_on_cpu_is_the_backward_pass_free_of_convolutions(platform: str, num_convolutions: int) -> None:
+    layer, images = ConvolutionLayer(4, 3, 1), random_images(2, 5, 5, 1)
+    variables = Convolution(layer).init(jax.random.key(0), images)
+
+    def loss(variables: Any, images: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.square(Convolution(layer).apply(variables, images)))
+
+    traced = jax.jit(jax.grad(loss, argnums=(0, 1))).trace(variables, images)
+    program = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert program.count("stablehlo.convolution") == num_convolutions
