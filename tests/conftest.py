@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+# Variables, so that child processes have them too.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Most of what is run here is over at once: compile in less time to slower programs, in child processes too.
+# Most of what is run here is over at once: compile in less time to slower programs, and the same program once.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +25,8 @@ from rookery.sample_batch import SampleBatch
 from rookery.testing.probe_envs import CounterEnv
 from rookery.types import Array, Key, PyTreeDict
 
-jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parent.parent / ".cache" / "jax"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+# Tracing makes many objects that stay: look less often for those that do not.
+gc.set_threshold(50_000, 20, 100)
 # Set here and not in a fixture, so that fixtures of every scope run under them too.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -154,16 +157,29 @@ def few_memory_maps() -> Iterator[None]:
         gc.collect()
 
 
+def compile_with(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    """Optimize programs, by these options of XLA."""
+    get_compile_options = compiler.get_compile_options  # JAX has no setting for it that holds for all programs
+
+    def with_options(*args: Any, env_options_overrides: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+        overrides = options | dict(env_options_overrides or {})
+        return get_compile_options(*args, env_options_overrides=overrides, **kwargs)
+
+    monkeypatch.setattr(compiler, "get_compile_options", with_options)
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture
 def optimized_programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compile to the fastest programs, as users run them: for long runs, and where rounding counts."""
-    with_options = compiler.get_compile_options  # JAX has no setting for it that holds for all programs
+    """Compile to the fastest programs, as users run them: where rounding counts."""
+    compile_with(monkeypatch, {"xla_cpu_use_fusion_emitters": True})
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
 
-    def with_users_options(*args: Any, env_options_overrides: dict[str, Any] | None = None, **kwargs: Any) -> Any:
-        overrides = {"xla_cpu_use_fusion_emitters": True} | dict(env_options_overrides or {})
-        return with_options(*args, env_options_overrides=overrides, **kwargs)
 
-    monkeypatch.setattr(compiler, "get_compile_options", with_users_options)
-    jax.config.update("jax_disable_most_optimizations", False)
+@pytest.fixture
+def fast_programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compile to programs that are nearly as fast as those of users, in a third of the time: for long runs."""
+    compile_with(monkeypatch, {"xla_backend_optimization_level": 1})
     yield
     jax.config.update("jax_disable_most_optimizations", True)

@@ -83,7 +83,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def environment() -> dict[str, str]:
     """The variables of a process that runs the command."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax")}
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """What every strategy promises, and what it reaches beside its counterpart in evosax."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -186,18 +185,7 @@ for name, make in OPTIMIZERS.items():
 
 def test_a_population_over_four_devices_evolves_as_on_one() -> None:
     root = Path(__file__).parent.parent.parent
-    cache = {
-        "JAX_COMPILATION_CACHE_DIR": str(root / ".cache" / "jax"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""} | cache,  # rounding counts for CMA-ES
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=root, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == list(OPTIMIZERS)
 
@@ -205,7 +193,7 @@ def test_a_population_over_four_devices_evolves_as_on_one() -> None:
 # What the strategies reach. Costs are those of the best individual so far, the median of several seeds.
 
 POPULATION_SIZE, NUM_SEEDS = 32, 7
-NUM_GENERATIONS = {2: 100, 10: 200, 100: 200}
+NUM_GENERATIONS = {2: 100, 10: 200, 100: 100}
 
 
 def sphere(x: Any) -> Any:

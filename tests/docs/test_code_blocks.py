@@ -1,21 +1,24 @@
 """What README and docs show runs as it stands."""
 
+import multiprocessing
 import os
 import re
+import runpy
 import shlex
-import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "bench/README.md"]
-# Many pages show the same program: it is compiled once.
-ENVIRONMENT = os.environ | {
-    "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "jax"),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-}
+# Every command has a process of its own, forked from one in which that is imported what most of them import.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(
+    ["rookery.cli.training", "rookery.algorithms.ppo", "orbax.checkpoint", "hydra", "tensorboardX", "PIL.Image"]
+)
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -27,16 +30,38 @@ def blocks(page: Path, language: str) -> list[str]:
     return [body for found, body in BLOCK.findall(page.read_text()) if found == language]
 
 
-def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, env=ENVIRONMENT)
+def run(function: Callable[[str], None], argument: str, folder: Path) -> tuple[int | None, str]:
+    """Call a function in a process of its own in a folder; return the exit code and what was printed."""
+    process = PROCESSES.Process(target=in_folder, args=(function, argument, folder))
+    process.start()
+    process.join(timeout=300)
+    process.kill()
+    return process.exitcode, (folder / "output.txt").read_text()
+
+
+def in_folder(function: Callable[[str], None], argument: str, folder: Path) -> None:
+    os.chdir(folder)
+    output = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, sys.stdout.fileno())
+    os.dup2(output, sys.stderr.fileno())
+    function(argument)
+
+
+def run_code(code: str) -> None:
+    warnings.filterwarnings("error", module="rookery$")
+    Path("page.py").write_text(code)
+    runpy.run_path("page.py", run_name="__main__")
+
+
+def run_command(command: str) -> None:
+    sys.argv = shlex.split(command, comments=True)
+    runpy.run_module("rookery", run_name="__main__")
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
 def test_python_blocks_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
-    code = "\n".join(blocks(page, "python"))
-    done = run(["-W", "error:::rookery", "-c", code], tmp_path)
-    assert done.returncode == 0, done.stderr
+    exit_code, output = run(run_code, "\n".join(blocks(page, "python")), tmp_path)
+    assert exit_code == 0, output
 
 
 def rookery_commands(page: Path) -> list[str]:
@@ -47,9 +72,8 @@ def rookery_commands(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", [page for page in PAGES if rookery_commands(page)], ids=name_of)
 def test_commands_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
     for command in rookery_commands(page):
-        arguments = shlex.split(command, comments=True)[1:]
-        done = run(["-m", "rookery", *arguments], tmp_path)
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        exit_code, output = run(run_command, command, tmp_path)
+        assert exit_code == 0, f"{command}\n{output}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -1,6 +1,5 @@
 """Training on four devices is training on one: the same starts, the same update, and checkpoints that do not care."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -144,7 +143,6 @@ assert np.isfinite(metrics["train/loss"])
 def run(program: str, *arguments: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + program, *arguments],
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(Path(".cache/jax").resolve())},
         capture_output=True,
         text=True,
         timeout=300,

@@ -1,6 +1,5 @@
 """Off-policy training on four devices is training on one: the same starts, the same update, the same replay."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -152,7 +151,6 @@ assert np.isfinite(metrics["train/critic_loss"])
 def run(program: str, *arguments: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + program, *arguments],
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(Path(".cache/jax").resolve())},
         capture_output=True,
         text=True,
         timeout=300,

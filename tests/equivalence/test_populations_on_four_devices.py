@@ -78,9 +78,7 @@ def test_four_devices_evolve_what_one_device_evolves() -> None:
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-        "JAX_COMPILATION_CACHE_DIR": str(root / ".cache" / "jax"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_NUM_CPU_DEVICES": "4",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")])),
     }
     finished = subprocess.run(

@@ -21,7 +21,7 @@ from rookery.registry import build_workflow
 from rookery.runs import RunDirectory
 
 RECORD_STEPS = 8 * 4 * 20
-NUM_RECORDS = 40
+NUM_RECORDS = 24
 TRAIN = [
     "train",
     "agent=a2c",
@@ -39,7 +39,7 @@ TRAIN = [
     f"checkpoint.interval={2 * RECORD_STEPS}",
     "recorders=[jsonl]",
 ]
-NUM_KILLS = 8
+NUM_KILLS = 6
 DEADLINE_SECONDS = 240
 
 

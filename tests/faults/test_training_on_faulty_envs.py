@@ -32,7 +32,7 @@ def make_cartpole(env_index: int) -> gymnasium.Env:
     return FailingCartPole(env) if is_failing(env_index) else env
 
 
-@pytest.mark.usefixtures("optimized_programs")
+@pytest.mark.usefixtures("fast_programs")
 def test_cartpole_is_learned_although_a_quarter_of_the_envs_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     make_envs, made = host.make_envs, []
 

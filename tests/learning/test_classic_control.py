@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.usefixtures("optimized_programs")
+pytestmark = pytest.mark.usefixtures("fast_programs")
 
 
 @pytest.mark.parametrize(

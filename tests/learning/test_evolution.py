@@ -9,7 +9,7 @@ import pytest
 Train = Callable[..., Any]
 
 
-@pytest.mark.usefixtures("optimized_programs")
+@pytest.mark.usefixtures("fast_programs")
 @pytest.mark.parametrize("method", ["openes", "ars", "cmaes", "sepcem", "ga"])
 def test_every_seed_solves_cartpole_with_the_preset(train: Train, method: str) -> None:
     trained = train(f"agent={method}", "env=classic/cartpole", "num_seeds=3", "evaluation.num_episodes=100")

@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.usefixtures("optimized_programs")
+pytestmark = pytest.mark.usefixtures("fast_programs")
 
 PPO = ("agent=ppo", "env=gymnasium/CartPole-v1", "agent.num_envs=16", "agent.rollout_length=64", "agent.num_epochs=10")
 

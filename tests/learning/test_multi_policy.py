@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.usefixtures("optimized_programs")
+pytestmark = pytest.mark.usefixtures("fast_programs")
 
 NAME = "opposite_tasks_v0"
 LENGTH = 8

@@ -35,18 +35,18 @@ HEADS = {
 MEMORY = ["agent.network.core=gru", "agent.network.core_size=16", "agent.sequence_length=4", "agent.burn_in=2"]
 
 
-@pytest.mark.usefixtures("optimized_programs")
+@pytest.mark.usefixtures("fast_programs")
 @pytest.mark.parametrize(
-    ("method", "steps", "bar"), [("sac", 8_000, -300.0), ("td3", 8_000, -300.0), ("ddpg", 12_000, -300.0)]
+    ("method", "steps", "bar"), [("sac", 6_000, -300.0), ("td3", 6_000, -300.0), ("ddpg", 8_000, -300.0)]
 )
 def test_a_pendulum_is_swung_up_within_a_few_thousand_steps(train: Train, method: str, steps: int, bar: float) -> None:
     trained = train(f"agent={method}", "env=classic/pendulum", "num_seeds=2", f"total_timesteps={steps}")
     assert trained.returns.mean() >= bar, trained.returns
 
 
-@pytest.mark.usefixtures("optimized_programs")
+@pytest.mark.usefixtures("fast_programs")
 def test_dqn_balances_the_pole_with_its_preset(train: Train) -> None:
-    trained = train("agent=dqn", "env=classic/cartpole", "num_seeds=3")
+    trained = train("agent=dqn", "env=classic/cartpole", "num_seeds=2")
     assert trained.returns.mean() >= 475.0, trained.returns
 
 

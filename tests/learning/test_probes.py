@@ -24,7 +24,7 @@ METHODS = {
 }
 SMALL = [
     "num_seeds=2",
-    "total_timesteps=40_000",
+    "total_timesteps=20_000",
     "agent.num_envs=32",
     "agent.rollout_length=8",
     "agent.learning_rate={start: 1e-2, end: 1e-4}",
@@ -72,7 +72,8 @@ def test_the_greedy_policy_earns_all_there_is(train: Train, method: str, probe: 
     ("method", "bounds"), [("ppo", "clip"), ("ppo", "squash"), ("a2c", "squash"), ("impala", "clip")]
 )
 def test_a_continuous_action_follows_the_cue(train: Train, method: str, bounds: str) -> None:
-    trained = train(*METHODS[method], *SMALL, "env=probe/continuous", f"agent.network.gaussian.bounds={bounds}")
+    settings = [*METHODS[method], *SMALL, f"agent.network.gaussian.bounds={bounds}", "total_timesteps=40_000"]
+    trained = train(*settings, "env=probe/continuous")
     assert trained.returns.min() > -0.02  # what does not depend on the cue earns -0.25 at best
 
 
@@ -102,6 +103,7 @@ class DictProbe(CueRewardProbe):
         return PyTreeDict(number=jnp.where(in_number, state.cue, 0.0)[None], choice=choice)
 
 
+@pytest.mark.usefixtures("fast_programs")
 @pytest.mark.parametrize("probe", [PixelProbe, DictProbe])
 def test_a_cue_in_an_image_or_in_a_dict_is_understood(
     train: Train, probe: type[CueRewardProbe], monkeypatch: pytest.MonkeyPatch

@@ -100,7 +100,7 @@ def test_on_one_device_splitting_and_copying_change_no_value() -> None:
 def test_four_devices_split_the_first_axis_in_order_and_average_over_the_mesh_axis() -> None:
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "JAX_NUM_CPU_DEVICES": "4",
         "PYTHONPATH": str(Path(rookery.__file__).parent.parent),
     }
     finished = subprocess.run(

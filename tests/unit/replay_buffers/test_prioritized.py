@@ -15,13 +15,17 @@ from rookery.replay_buffers.prioritized import EPSILON, MAX_PRIORITY, MIN_PRIORI
 
 ROW = jax.ShapeDtypeStruct((), jnp.int32)
 NUM_DRAWS = 50_000
+# As wholes: called as they are, each of their operations would be compiled for itself.
+add = jax.jit(PrioritizedBuffer.add)
+update_priorities = jax.jit(PrioritizedBuffer.update_priorities)
+sample_from = jax.jit(PrioritizedBuffer.sample, static_argnums=3)
 
 
 def filled(buffer: PrioritizedBuffer, num_written: int) -> Any:
     rows = np.arange(num_written * buffer.num_envs, dtype=np.int32).reshape(num_written, buffer.num_envs)
     state = buffer.init(ROW)
     for part in np.array_split(rows, 3):
-        state = buffer.add(state, part)
+        state = add(buffer, state, part)
     return state
 
 
@@ -39,7 +43,7 @@ def test_windows_are_drawn_in_proportion_to_their_priorities(
     state = filled(buffer, num_written)
     valid = np.flatnonzero(weights_of(buffer, state))
     errors = np.random.default_rng(num_written).exponential(size=len(valid)) * np.where(valid % 2, 1.0, -1.0)
-    state = buffer.update_priorities(state, jnp.asarray(valid), jnp.asarray(errors, jnp.float32), exponent=0.7)
+    state = update_priorities(buffer, state, jnp.asarray(valid), jnp.asarray(errors, jnp.float32), exponent=0.7)
     keys = jax.random.split(jax.random.key(num_written), NUM_DRAWS)
     samples = jax.jit(jax.vmap(lambda key: buffer.sample(state, key, 1)))(keys)
     indexes = np.asarray(samples.indexes)[:, 0]
@@ -59,8 +63,8 @@ def test_in_a_large_batch_every_window_comes_as_often_as_expected_but_for_the_en
     buffer = PrioritizedBuffer(capacity=300, num_envs=7)
     state = filled(buffer, 77)
     errors = np.random.default_rng(0).exponential(size=7 * buffer.rows).astype(np.float32)
-    state = buffer.update_priorities(state, jnp.arange(len(errors)), jnp.asarray(errors), exponent=1.0)
-    sample = jax.jit(buffer.sample, static_argnums=2)(state, jax.random.key(0), 10_000)
+    state = update_priorities(buffer, state, jnp.arange(len(errors)), jnp.asarray(errors), exponent=1.0)
+    sample = sample_from(buffer, state, jax.random.key(0), 10_000)
     counts = np.bincount(sample.indexes, minlength=len(errors))
     assert np.abs(counts - errors / errors.sum() * 10_000).max() <= 2.0
 
@@ -78,12 +82,12 @@ def test_priorities_belong_to_the_windows_that_can_be_drawn_and_to_no_others(
     num_envs: int, sequence_length: int, capacity: int
 ) -> None:
     buffer = PrioritizedBuffer(capacity=capacity, num_envs=num_envs, sequence_length=sequence_length)
-    state, add, update = buffer.init(ROW), jax.jit(buffer.add), jax.jit(buffer.update_priorities)
+    state = buffer.init(ROW)
     rng = np.random.default_rng(0)
     model: dict[int, float] = {}  # the first row of a window, by its time -> weight, the same in all envs
     num_written, largest = 0, 1.0
     for length in rng.choice([1, 2, 3, 7, 50], 40):
-        state = add(state, np.zeros((length, num_envs), np.int32))
+        state = add(buffer, state, np.zeros((length, num_envs), np.int32))
         for time in range(num_written - sequence_length + 1, num_written + length - sequence_length + 1):
             model[time] = largest
         num_written += length
@@ -91,7 +95,9 @@ def test_priorities_belong_to_the_windows_that_can_be_drawn_and_to_no_others(
         errors = rng.exponential(2.0, buffer.rows)
         indexes = np.arange(buffer.rows)
         for env in range(num_envs):
-            state = update(state, indexes + env * buffer.rows, errors.astype(np.float32), exponent=0.5)
+            state = update_priorities(
+                buffer, state, indexes + env * buffer.rows, errors.astype(np.float32), exponent=0.5
+            )
         model = {time: (errors[time % buffer.rows] + EPSILON) ** 0.5 for time in model}
         largest = max([largest, *model.values()])
         expected = np.zeros(buffer.rows)
@@ -103,11 +109,11 @@ def test_priorities_belong_to_the_windows_that_can_be_drawn_and_to_no_others(
 
 def test_new_windows_get_the_largest_priority_so_far() -> None:
     buffer = PrioritizedBuffer(capacity=10, num_envs=1)
-    state = buffer.add(buffer.init(ROW), np.zeros((3, 1), np.int32))
+    state = add(buffer, buffer.init(ROW), np.zeros((3, 1), np.int32))
     np.testing.assert_array_equal(weights_of(buffer, state)[:4], [1, 1, 1, 0])
-    state = buffer.update_priorities(state, jnp.asarray([1]), jnp.asarray([16.0]), exponent=0.5)
-    state = buffer.update_priorities(state, jnp.asarray([1]), jnp.asarray([0.25]), exponent=0.5)
-    state = buffer.add(state, np.zeros((2, 1), np.int32))
+    state = update_priorities(buffer, state, jnp.asarray([1]), jnp.asarray([16.0]), exponent=0.5)
+    state = update_priorities(buffer, state, jnp.asarray([1]), jnp.asarray([0.25]), exponent=0.5)
+    state = add(buffer, state, np.zeros((2, 1), np.int32))
     np.testing.assert_allclose(weights_of(buffer, state)[:6], [1, 0.5, 1, 4, 4, 0], rtol=1e-5)
 
 
@@ -130,16 +136,16 @@ def test_a_window_that_comes_twice_in_an_update_is_counted_once() -> None:
     buffer = PrioritizedBuffer(capacity=20, num_envs=1)
     state = filled(buffer, 20)
     indexes, errors = jnp.asarray([3, 3, 4, 3, 3]), jnp.asarray([2.0, 2.0, 5.0, 2.0, 2.0])
-    state = buffer.update_priorities(state, indexes, errors, exponent=1.0)
+    state = update_priorities(buffer, state, indexes, errors, exponent=1.0)
     np.testing.assert_allclose(state.priorities.levels[-1], [[18.0 + 2.0 + 5.0]], rtol=1e-5)
 
 
 def test_priorities_that_are_not_finite_count_as_the_largest_so_far() -> None:
     buffer = PrioritizedBuffer(capacity=10, num_envs=1)
     state = filled(buffer, 10)
-    state = buffer.update_priorities(state, jnp.asarray([0]), jnp.asarray([9.0]), exponent=0.5)
+    state = update_priorities(buffer, state, jnp.asarray([0]), jnp.asarray([9.0]), exponent=0.5)
     bad = jnp.asarray([jnp.nan, jnp.inf, -jnp.inf, 4.0])
-    state = buffer.update_priorities(state, jnp.asarray([1, 2, 3, 4]), bad, exponent=0.5)
+    state = update_priorities(buffer, state, jnp.asarray([1, 2, 3, 4]), bad, exponent=0.5)
     np.testing.assert_allclose(weights_of(buffer, state)[:6], [3, 3, 3, 3, 2, 1], rtol=1e-5)
     assert np.isfinite(state.priorities.levels[-1]).all()
 
@@ -147,9 +153,9 @@ def test_priorities_that_are_not_finite_count_as_the_largest_so_far() -> None:
 def test_no_priority_is_too_small_to_be_drawn_or_too_large_to_be_summed() -> None:
     buffer = PrioritizedBuffer(capacity=10, num_envs=1)
     state = filled(buffer, 10)
-    state = buffer.update_priorities(state, jnp.asarray([0, 1]), jnp.asarray([0.0, 1e9]), exponent=4.0)
+    state = update_priorities(buffer, state, jnp.asarray([0, 1]), jnp.asarray([0.0, 1e9]), exponent=4.0)
     np.testing.assert_allclose(weights_of(buffer, state)[:2], [MIN_PRIORITY, MAX_PRIORITY], rtol=1e-5)
-    state = buffer.update_priorities(state, jnp.asarray([0]), jnp.asarray([0.0]), exponent=1.0)
+    state = update_priorities(buffer, state, jnp.asarray([0]), jnp.asarray([0.0]), exponent=1.0)
     np.testing.assert_allclose(weights_of(buffer, state)[0], EPSILON, rtol=1e-5)
 
 
@@ -157,10 +163,10 @@ def test_a_window_overwritten_since_it_was_drawn_keeps_out_of_the_tree() -> None
     buffer = PrioritizedBuffer(capacity=8, num_envs=1, sequence_length=3)
     state = filled(buffer, 8)
     drawn = jnp.arange(6, dtype=jnp.int32)
-    state = buffer.add(state, np.zeros((2, 1), np.int32))
-    state = buffer.update_priorities(state, drawn, jnp.full(6, 4.0), exponent=1.0)
+    state = add(buffer, state, np.zeros((2, 1), np.int32))
+    state = update_priorities(buffer, state, drawn, jnp.full(6, 4.0), exponent=1.0)
     np.testing.assert_allclose(weights_of(buffer, state), [0, 0, 4, 4, 4, 4, 1, 1], rtol=1e-5)
-    sample = buffer.sample(state, jax.random.key(0), 1000)
+    sample = sample_from(buffer, state, jax.random.key(0), 1000)
     assert set(np.asarray(sample.indexes).tolist()) == {2, 3, 4, 5, 6, 7}
 
 
@@ -183,8 +189,8 @@ def test_importance_weights_correct_the_mean_of_what_is_drawn() -> None:
     buffer = PrioritizedBuffer(capacity=50, num_envs=1)
     state = filled(buffer, 50)
     errors = np.random.default_rng(1).exponential(size=50)
-    state = buffer.update_priorities(state, jnp.arange(50), jnp.asarray(errors, jnp.float32), exponent=0.6)
-    sample = jax.jit(buffer.sample, static_argnums=2)(state, jax.random.key(0), NUM_DRAWS)
+    state = update_priorities(buffer, state, jnp.arange(50), jnp.asarray(errors, jnp.float32), exponent=0.6)
+    sample = sample_from(buffer, state, jax.random.key(0), NUM_DRAWS)
     weights = importance_weights(sample.probabilities, buffer.num_windows(state), 1.0)
     mean = np.average(np.asarray(sample.sequence[0], np.float64), weights=np.asarray(weights, np.float64))
     np.testing.assert_allclose(mean, np.arange(50).mean(), rtol=0.02)

@@ -19,6 +19,22 @@ BUFFERS = [UniformBuffer, PrioritizedBuffer]
 ID = jax.ShapeDtypeStruct((), jnp.int32)
 
 
+# As wholes: called as they are, each of their operations would be compiled for itself.
+@jax.jit
+def add(buffer: ReplayBuffer, state: Any, rows: Any) -> Any:
+    return buffer.add(state, rows)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def sample_from(buffer: ReplayBuffer, state: Any, key: jax.Array, batch_size: int) -> Any:
+    return buffer.sample(state, key, batch_size)
+
+
+@jax.jit
+def update_priorities(buffer: ReplayBuffer, state: Any, indexes: jax.Array, errors: jax.Array) -> Any:
+    return buffer.update_priorities(state, indexes, errors)
+
+
 def ids(start: int, num_rows: int, num_envs: int) -> np.ndarray:
     """Name rows `start...` of every env by a number that no other row has: `[T, B]`."""
     return (np.arange(start, start + num_rows)[:, None] * num_envs + np.arange(num_envs)).astype(np.int32)
@@ -26,7 +42,7 @@ def ids(start: int, num_rows: int, num_envs: int) -> np.ndarray:
 
 def contents(buffer: ReplayBuffer, state: Any) -> set[tuple[int, ...]]:
     """Return all windows that a few thousand draws find."""
-    sequence = jax.jit(buffer.sample, static_argnums=2)(state, jax.random.key(7), 4096).sequence
+    sequence = sample_from(buffer, state, jax.random.key(7), 4096).sequence
     return set(map(tuple, np.asarray(sequence).T.tolist()))
 
 
@@ -37,7 +53,7 @@ def test_windows_are_those_of_plain_lists_after_adds_of_any_length(
 ) -> None:
     buffer = buffer_class(capacity=capacity, num_envs=num_envs, sequence_length=sequence_length)
     model = [deque(maxlen=capacity // num_envs) for _ in range(num_envs)]
-    state, add, written = buffer.init(ID), jax.jit(buffer.add), 0
+    state, written = buffer.init(ID), 0
     rng = np.random.default_rng(capacity)
     assert not buffer.can_sample(state)
     for length in [1, 1, 1, *rng.choice([1, 3, 14], 20)]:
@@ -45,7 +61,7 @@ def test_windows_are_those_of_plain_lists_after_adds_of_any_length(
         written += len(rows)
         for env in range(num_envs):
             model[env].extend(rows[:, env].tolist())
-        state = add(state, rows)
+        state = add(buffer, state, rows)
         runs = [list(kept) for kept in model]
         expected = {
             tuple(run[start : start + sequence_length])
@@ -61,8 +77,8 @@ def test_windows_are_those_of_plain_lists_after_adds_of_any_length(
 @pytest.mark.parametrize("buffer_class", BUFFERS)
 def test_indexes_say_which_env_and_row_a_window_starts_at(buffer_class: type[ReplayBuffer]) -> None:
     buffer = buffer_class(capacity=21, num_envs=2, sequence_length=3)
-    state = buffer.add(buffer.init(ID), ids(0, 14, 2))
-    sample = buffer.sample(state, jax.random.key(0), 100)
+    state = add(buffer, buffer.init(ID), ids(0, 14, 2))
+    sample = sample_from(buffer, state, jax.random.key(0), 100)
     times, envs = np.asarray(sample.sequence[0]) // 2, np.asarray(sample.sequence[0]) % 2
     np.testing.assert_array_equal(sample.indexes, envs * buffer.rows + times % buffer.rows)
     again = buffer.windows(state, sample.indexes)
@@ -97,8 +113,8 @@ def random_rows(transition: Any, num_rows: int, num_envs: int, seed: int) -> Any
 def test_any_tree_comes_back_with_its_structure_dtypes_and_values(name: str, buffer_class: type[ReplayBuffer]) -> None:
     buffer = buffer_class(capacity=10, num_envs=2, sequence_length=2)
     rows = random_rows(TRANSITIONS[name], 5, 2, seed=0)
-    state = buffer.add(buffer.init(TRANSITIONS[name]), rows)
-    sample = buffer.sample(state, jax.random.key(1), 9)
+    state = add(buffer, buffer.init(TRANSITIONS[name]), rows)
+    sample = sample_from(buffer, state, jax.random.key(1), 9)
     envs, starts = np.asarray(sample.indexes) // 5, np.asarray(sample.indexes) % 5
     assert jax.tree.structure(sample.sequence) == jax.tree.structure(rows)
     for taken, leaf in zip(jax.tree.leaves(sample.sequence), jax.tree.leaves(rows), strict=True):
@@ -110,23 +126,23 @@ def test_any_tree_comes_back_with_its_structure_dtypes_and_values(name: str, buf
 def test_nan_and_infinity_are_kept_as_they_are() -> None:
     buffer = UniformBuffer(capacity=1, num_envs=1)
     row = jnp.asarray([[[jnp.nan, jnp.inf, -0.0]]])
-    state = buffer.add(buffer.init(row[0, 0]), row)
-    np.testing.assert_array_equal(buffer.sample(state, jax.random.key(0), 1).sequence, row)
+    state = add(buffer, buffer.init(row[0, 0]), row)
+    np.testing.assert_array_equal(sample_from(buffer, state, jax.random.key(0), 1).sequence, row)
 
 
 @pytest.mark.parametrize("buffer_class", BUFFERS)
 def test_a_batch_may_be_larger_than_what_is_stored(buffer_class: type[ReplayBuffer]) -> None:
     buffer = buffer_class(capacity=100, num_envs=1)
-    state = buffer.add(buffer.init(ID), ids(0, 3, 1))
-    sample = buffer.sample(state, jax.random.key(0), 1000)
+    state = add(buffer, buffer.init(ID), ids(0, 3, 1))
+    sample = sample_from(buffer, state, jax.random.key(0), 1000)
     assert set(np.asarray(sample.sequence).ravel().tolist()) == {0, 1, 2}
 
 
 @pytest.mark.parametrize("buffer_class", BUFFERS)
 def test_adding_no_rows_changes_nothing(buffer_class: type[ReplayBuffer]) -> None:
     buffer = buffer_class(capacity=10, num_envs=2, sequence_length=2)
-    state = buffer.add(buffer.init(ID), ids(0, 7, 2))
-    same = buffer.add(state, ids(7, 0, 2))
+    state = add(buffer, buffer.init(ID), ids(0, 7, 2))
+    same = add(buffer, state, ids(7, 0, 2))
     jax.tree.map(np.testing.assert_array_equal, same, state)
 
 
@@ -167,9 +183,9 @@ def test_a_compiled_loop_does_what_single_calls_do(buffer_class: type[ReplayBuff
     key, state = jax.random.key(0), buffer.init(ID)
     looped, samples = jax.jit(functools.partial(fill_and_draw, buffer))(key, jnp.asarray(0, jnp.int32))
     for step in range(10):
-        state = buffer.add(state, ids(step * 3, 3, 2))
-        sample = buffer.sample(state, jax.random.fold_in(key, step), 8)
-        state = buffer.update_priorities(state, sample.indexes, sample.sequence[0].astype(jnp.float32))
+        state = add(buffer, state, ids(step * 3, 3, 2))
+        sample = sample_from(buffer, state, jax.random.fold_in(key, step), 8)
+        state = update_priorities(buffer, state, sample.indexes, sample.sequence[0].astype(jnp.float32))
         np.testing.assert_array_equal(sample.sequence, samples.sequence[step])
     for one, other in zip(jax.tree.leaves(looped), jax.tree.leaves(state), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
@@ -201,7 +217,7 @@ def memory(buffer: ReplayBuffer, form: str, num_added: int) -> tuple[Any, int]:
     return jax.jit(program, donate_argnums=0).lower(carry).compile().memory_analysis(), state_bytes
 
 
-@pytest.mark.usefixtures("optimized_programs")
+@pytest.mark.usefixtures("fast_programs")
 @pytest.mark.parametrize("buffer_class", BUFFERS)
 @pytest.mark.parametrize(("form", "num_added", "sequence_length"), [("once", 1, 1), ("loop", 5, 2), ("seeds", 1, 1)])
 def test_a_donated_buffer_is_written_in_place_at_any_capacity(
@@ -233,8 +249,8 @@ def test_indexes_reach_all_of_many_millions() -> None:
 
 def test_legacy_keys_are_accepted() -> None:
     buffer = UniformBuffer(capacity=10, num_envs=1)
-    state = buffer.add(buffer.init(ID), ids(0, 10, 1))
-    samples = [buffer.sample(state, key, 5).indexes for key in (jax.random.PRNGKey(3), jax.random.key(3))]
+    state = add(buffer, buffer.init(ID), ids(0, 10, 1))
+    samples = [sample_from(buffer, state, key, 5).indexes for key in (jax.random.PRNGKey(3), jax.random.key(3))]
     np.testing.assert_array_equal(*samples)
 
 

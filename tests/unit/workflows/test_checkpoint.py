@@ -497,7 +497,7 @@ def test_saved_on_one_device_it_loads_on_four_and_back(tmp_path: Path) -> None:
     Checkpoints(tmp_path / "one").save(state, 1, {})
     subprocess.run(
         [sys.executable, "-c", FOUR_DEVICES_PROGRAM, str(tmp_path)],
-        env=os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
+        env=os.environ | {"JAX_NUM_CPU_DEVICES": "4"},
         check=True,
         timeout=100,
     )
