@@ -8,7 +8,7 @@ import json
 import sys
 import time
 
-NUM_ROUNDS = 3
+NUM_ROUNDS = 5
 
 
 def main(num_envs: int, num_steps: int) -> None:
@@ -26,13 +26,14 @@ def main(num_envs: int, num_steps: int) -> None:
     )
     runner = SingleAgentEnvRunner(config=config)
     runner.sample(num_timesteps=num_envs * 10, explore=True)
-    best = float("inf")
+    best = 0.0
     for _ in range(NUM_ROUNDS):
         start = time.process_time()
-        runner.sample(num_timesteps=num_envs * num_steps, explore=True)
-        best = min(best, time.process_time() - start)
+        episodes = runner.sample(num_timesteps=num_envs * num_steps, explore=True)
+        seconds = time.process_time() - start
+        best = max(best, sum(map(len, episodes)) / seconds)
     runner.stop()
-    print(json.dumps({"RLlib": num_envs * num_steps / best}))
+    print(json.dumps({"RLlib": best}))
 
 
 if __name__ == "__main__":
