@@ -118,6 +118,14 @@ def test_an_env_that_fails_has_no_row_and_the_others_keep_theirs() -> None:
     assert act(base_env, 0, 1, 2, 3).obs[:, 0].tolist() == [3.0, 1.0, 1.0, 3.0]
 
 
+def test_an_env_that_fails_in_a_step_of_some_envs_has_no_row() -> None:
+    base_env = make_base_env(CountingEnv(), CountingEnv(), FaultyEnv(raise_error, at_step=0))
+    base_env.poll()
+    polled = act(base_env, 1, 2)
+    assert list(polled.failed) == [2]
+    assert (polled.envs.tolist(), list(polled.stepped), polled.obs.tolist()) == ([1], [1], [[1.0]])
+
+
 def test_a_reset_that_fails_is_told_and_can_be_tried_again() -> None:
     base_env = make_base_env(CountingEnv(), FaultyEnv(raise_error, at_reset=0))
     polled = base_env.poll()
