@@ -10,11 +10,10 @@ import numpy as np
 from rookery.runners.base_env import SINGLE_AGENT, Actions, AgentID, End, Polled
 from rookery.runners.desk import Desk
 from rookery.runners.episode import LiveEpisode
-from rookery.runners.lanes import leaves_of
 from rookery.runners.ledger import Steps
 from rookery.runners.perf import Perf, Stage
 from rookery.runners.policy_map import PolicyID, PolicyMap
-from rookery.runners.tracks import Taken, Tracks, Tree, stacked
+from rookery.runners.tracks import Taken, Tracks, Tree, some_rows, stacked
 
 PolicyMappingFn = Callable[[AgentID, LiveEpisode], PolicyID]
 
@@ -154,18 +153,18 @@ class AgentTracks(Tracks):
     def _write(desk: Desk, rows: Written) -> None:
         """Write the rows of one policy: what ended first, what begins last."""
         memory = desk.memory
-        finals = [(lane, _final_obs(desk, lane, obs, reward)) for lane, obs, reward in rows.ended]
+        for lane, obs, reward in rows.ended:
+            memory.follow(np.array([lane]), _final_obs(desk, lane, obs, reward))
         if rows.observed:
             lanes = np.array([lane for lane, *_ in rows.observed])
             obs = stacked([obs for _, obs, *_ in rows.observed])
             starts = np.array([is_first for *_, is_first, _ in rows.observed])
             obs = desk.to_policy(obs, lanes, starts, np.array([reward for *_, reward in rows.observed]))
+            memory.follow(lanes[~starts], some_rows(obs, ~starts))
         if rows.completed:
             completed, rewards, ends, returns = (np.array(column) for column in zip(*rows.completed, strict=True))
             memory.complete(completed, rewards, ends, returns)
             desk.is_open[completed] = False
-        for lane, final_leaves in finals:
-            memory.end_agent(lane, final_leaves)
         if rows.observed:
             memory.observe(lanes, obs)
 
@@ -289,10 +288,9 @@ class AgentTracks(Tracks):
         return Steps(int(self._env_steps.sum()), num_rows)
 
 
-def _final_obs(desk: Desk, lane: int, obs: Tree | None, reward: float) -> list[np.ndarray] | None:
-    """The leaves of what the policy would have seen last; None if the env did not show it."""
+def _final_obs(desk: Desk, lane: int, obs: Tree | None, reward: float) -> Tree | None:
+    """What the policy would have seen last, in a batch of one; None if the env did not show it."""
     if obs is None:
         return None
     one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], obs)
-    shown = desk.to_policy(one, np.array([lane]), np.zeros(1, bool), np.array([reward]))
-    return [leaf[0] for leaf in leaves_of(shown)]
+    return desk.to_policy(one, np.array([lane]), np.zeros(1, bool), np.array([reward]))

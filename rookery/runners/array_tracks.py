@@ -9,11 +9,11 @@ import numpy as np
 from rookery.runners.base_env import SINGLE_AGENT, Actions, Polled
 from rookery.runners.desk import Desk
 from rookery.runners.episode import LiveEpisode
-from rookery.runners.lanes import ALL_LANES, leaves_of
+from rookery.runners.lanes import ALL_LANES
 from rookery.runners.ledger import Steps
 from rookery.runners.perf import Perf, Stage
 from rookery.runners.policy_map import PolicyID
-from rookery.runners.tracks import Taken, Tracks, Tree, stacked
+from rookery.runners.tracks import Taken, Tracks, Tree, some_rows, stacked
 
 
 class ArrayTracks(Tracks):
@@ -47,10 +47,10 @@ class ArrayTracks(Tracks):
                 self._start(envs, obs, episodes)
                 return ()
             is_reset = polled.is_reset
-            self._start(envs[is_reset], _rows_of(obs, is_reset), episodes)
+            self._start(envs[is_reset], some_rows(obs, is_reset), episodes)
             is_step = ~is_reset
             envs, rewards, ends = envs[is_step], rewards[is_step], ends[is_step]
-            obs = _rows_of(obs, is_step)
+            obs = some_rows(obs, is_step)
         desk = self._desk
         lanes = self._lanes_of(envs)
         self.times[lanes] += 1
@@ -58,13 +58,10 @@ class ArrayTracks(Tracks):
         if desk.pipeline is not None:
             obs = desk.to_policy(obs, envs, np.zeros(len(envs), bool), rewards)
         memory = desk.memory
+        memory.follow(lanes, obs)
         memory.complete(lanes, rewards, ends, self.returns[lanes])
         memory.observe(lanes, obs)
         desk.is_open[lanes] = False
-        if polled.over:
-            leaves = leaves_of(obs)
-            for row in ends.nonzero()[0].tolist():
-                memory.end_agent(int(envs[row]), [leaf[row] for leaf in leaves])
         return envs  # type: ignore[return-value]
 
     def _start(self, envs: np.ndarray, obs: Tree, episodes: Sequence[LiveEpisode]) -> None:
@@ -138,7 +135,3 @@ class ArrayTracks(Tracks):
     def pending(self) -> Steps:
         num_rows = int(self._desk.memory.cursor.sum())
         return Steps(num_rows, num_rows)
-
-
-def _rows_of(tree: Tree, rows: np.ndarray) -> Tree:
-    return tree[rows] if type(tree) is np.ndarray else jax.tree.map(lambda leaf: leaf[rows], tree)

@@ -33,9 +33,10 @@ from rookery.runners.validation import (
     check_info,
     check_reply,
     row_of,
+    zeros_of,
 )
-from rookery.runners.vector_base_env import joined, polled_resets, polled_step
-from rookery.runners.vector_env import Reset, VectorStep
+from rookery.runners.vector_base_env import joined, polled_reset, polled_step
+from rookery.runners.vector_env import Reset, VectorReset, VectorStep, rows_of
 from rookery.spaces import ArraySpace, Box, Dict, Discrete, MultiDiscrete, Space, Tuple, from_gymnasium
 
 
@@ -108,7 +109,9 @@ class AutoresetBaseEnv(BaseEnv):
             return step
         self._wanted.difference_update(resets)
         self._is_live[list(resets)] = True
-        polled = polled_resets(resets, self._observation_space)
+        obs = rows_of([obs for obs, _ in resets.values()]) if resets else zeros_of(self._observation_space, 0)
+        infos = {env: info for env, (_, info) in resets.items() if info}
+        polled = polled_reset(VectorReset(list(resets), obs, infos))
         return polled if step is None else joined(step, polled)
 
     def send_actions(self, actions: Actions) -> None:
@@ -287,7 +290,7 @@ class AutoresetBaseEnv(BaseEnv):
         self._wanted.clear()
         self._is_live[:] = False
         self._is_over[:] = False
-        return polled_resets(dict.fromkeys(envs, failed), self._observation_space)
+        return polled_reset(VectorReset([], zeros_of(self._observation_space, 0), failed=dict.fromkeys(envs, failed)))
 
 
 class _BrokenError(Exception):

@@ -41,7 +41,7 @@ class LiveEpisode:
         return float(sum(self.agent_returns.values()))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EpisodeMetric:
     """The figures of an episode that has ended, by raw env rewards."""
 

@@ -21,8 +21,8 @@ Lanes = np.ndarray | slice
 ALL_LANES = slice(None)
 """All lanes of a memory, in order."""
 
-TERMINATED = (End.TERMINATED, End.GONE_TERMINATED)
-TRUNCATED = (End.TRUNCATED, End.GONE_TRUNCATED)
+TERMINATED = frozenset({End.TERMINATED, End.GONE_TERMINATED})
+TRUNCATED = frozenset({End.TRUNCATED, End.GONE_TRUNCATED})
 
 
 ROW_COLUMNS = ("rewards", "episode_returns", "ends", "times", "episodes")
@@ -51,15 +51,15 @@ class Columns:
         self.num_lanes = num_lanes
         self.arrays: list[np.ndarray] | None = None
 
-    def write(self, rows: Any, lanes: Any, arrays: list[np.ndarray]) -> None:
+    def write(self, where: Any, arrays: list[np.ndarray]) -> None:
         if self.arrays is None:
             self.arrays = [np.zeros((self.num_rows, self.num_lanes, *array.shape[1:]), array.dtype) for array in arrays]
         for memory, array in zip(self.arrays, arrays, strict=True):
-            memory[rows, lanes] = array
+            memory[where] = array
 
-    def read(self, rows: Any, lanes: Any) -> list[np.ndarray]:
+    def read(self, where: Any) -> list[np.ndarray]:
         assert self.arrays is not None, "nothing was written yet"
-        return [array[rows, lanes] for array in self.arrays]
+        return [array[where] for array in self.arrays]
 
     def grow(self, num_rows: int, num_lanes: int) -> None:
         """Make room for more; what is written stays where it is."""
@@ -84,18 +84,17 @@ class LaneMemory:
         self._obs_treedef: Any = None
         self._is_one_array = False
         self._packing: Packing | None = None
-        self._begin(num_rows, Columns(num_rows + 1, num_lanes), Columns(num_rows, num_lanes))
+        self._begin(num_rows, *(Columns(rows, num_lanes) for rows in (num_rows + 1, num_rows, num_rows)))
 
-    def _begin(self, num_rows: int, obs: Columns, acts: Columns) -> None:
+    def _begin(self, num_rows: int, obs: Columns, next_obs: Columns, acts: Columns) -> None:
         num_lanes = self.num_lanes
         self.num_rows = num_rows
-        self.obs, self.acts = obs, acts
+        self.obs, self.next_obs, self.acts = obs, next_obs, acts
         self.rewards = np.zeros((num_rows, num_lanes), np.float32)
         self.episode_returns = np.zeros((num_rows, num_lanes), np.float32)
         self.ends = np.zeros((num_rows, num_lanes), np.uint8)
         self.times = np.zeros((num_rows, num_lanes), np.int32)
         self.episodes = np.zeros((num_rows, num_lanes), np.int32)
-        self.finals: list[tuple[int, int, list[np.ndarray]]] = []
         self.cursor = np.zeros(num_lanes, np.int64)
         self._most = 0
         """No lane has more rows."""
@@ -104,41 +103,46 @@ class LaneMemory:
         self.row: int | None = 0
         """The cursor of all lanes, as long as it is the same."""
 
-    def _rows(self, lanes: Lanes) -> Any:
+    def _now(self, lanes: Lanes) -> tuple[Any, Any]:
+        """The index of the present row of each of these lanes."""
         if self.row is not None:
-            return self.row
-        return self.cursor[lanes] if isinstance(lanes, np.ndarray) else self.cursor
-
-    def _lanes(self, lanes: Lanes) -> Any:
-        """The second index of a write: an array wherever the rows are one."""
-        return np.arange(self.num_lanes) if self.row is None and isinstance(lanes, slice) else lanes
+            return self.row, lanes
+        if isinstance(lanes, slice):
+            return self.cursor, np.arange(self.num_lanes)
+        return self.cursor[lanes], lanes
 
     def observe(self, lanes: Lanes, obs: Tree) -> None:
         """Write what the agents of these lanes see, and will act on."""
+        self.obs.write(self._now(lanes), leaves_of(obs))
         if self._obs_treedef is None:
             self._obs_treedef = jax.tree.structure(obs)
             self._is_one_array = jax.tree_util.treedef_is_leaf(self._obs_treedef)
-        self.obs.write(self._rows(lanes), self._lanes(lanes), leaves_of(obs))
+            self.next_obs = self.obs.like(self.num_rows, self.num_lanes)
+
+    def follow(self, lanes: Lanes, obs: Tree | None) -> None:
+        """Write what they see after it, before the row is completed; None if nobody knows: what they acted on."""
+        now = self._now(lanes)
+        self.next_obs.write(now, self.obs.read(now) if obs is None else leaves_of(obs))
 
     def seen(self, lanes: Lanes) -> Tree:
         """What the agents of these lanes saw last."""
-        leaves = self.obs.read(self._rows(lanes), self._lanes(lanes))
+        leaves = self.obs.read(self._now(lanes))
         return leaves[0] if self._is_one_array else self._obs_treedef.unflatten(leaves)
 
     def act(self, lanes: Lanes, acts: "Acts", times: np.ndarray, episodes: np.ndarray) -> None:
         """Write what they do, at which step of which episode."""
-        rows, columns = self._rows(lanes), self._lanes(lanes)
+        now = self._now(lanes)
         self._packing = acts.packing
-        self.acts.write(rows, columns, acts.arrays)
-        self.times[rows, columns] = times
-        self.episodes[rows, columns] = episodes
+        self.acts.write(now, acts.arrays)
+        self.times[now] = times
+        self.episodes[now] = episodes
 
     def last_actions(self, lanes: Any) -> Tree | None:
         """What was done last in these lanes, whose rows must be open; None if nobody ever acted."""
         if self._packing is None:
             return None
         rows = np.minimum(self.cursor[lanes], self.num_rows - 1)
-        return self._packing.unpack([np.array(array) for array in self.acts.read(rows, lanes)])[0]
+        return self._packing.unpack([np.array(array) for array in self.acts.read((rows, lanes))])[0]
 
     def has_room(self, lanes: Lanes) -> bool:
         """Tell whether these lanes have a row left."""
@@ -149,15 +153,15 @@ class LaneMemory:
     def extras_at(self, rows: np.ndarray, lanes: np.ndarray) -> PyTreeDict:
         """What the policies said beside their actions in some rows."""
         assert self._packing is not None, "nobody has acted yet"
-        return self._packing.unpack(self.acts.read(rows, lanes))[1]
+        return self._packing.unpack(self.acts.read((rows, lanes)))[1]
 
     def complete(self, lanes: Lanes, rewards: np.ndarray, ends: np.ndarray, episode_returns: np.ndarray) -> None:
         """Write what came of it; the row is then complete."""
-        rows, columns = self._rows(lanes), self._lanes(lanes)
+        now = self._now(lanes)
         self._most += 1
-        self.rewards[rows, columns] = rewards
-        self.ends[rows, columns] = ends
-        self.episode_returns[rows, columns] = episode_returns
+        self.rewards[now] = rewards
+        self.ends[now] = ends
+        self.episode_returns[now] = episode_returns
         if isinstance(lanes, slice):
             self.cursor += 1
             if self.row is not None:
@@ -165,13 +169,6 @@ class LaneMemory:
         else:
             self.cursor[lanes] += 1
             self.row = None
-
-    def end_agent(self, lane: int, leaves: list[np.ndarray] | None) -> None:
-        """Note the last observation of an agent, for the row just completed; None keeps the one that was acted on."""
-        row = int(self.cursor[lane]) - 1
-        if leaves is None:
-            leaves = self.obs.read(row, lane)
-        self.finals.append((row, lane, [np.array(leaf) for leaf in leaves]))
 
     @property
     def num_in_episode(self) -> np.ndarray:
@@ -187,7 +184,6 @@ class LaneMemory:
         begin = int(self.episode_begin[lane])
         num_discarded = int(self.cursor[lane]) - begin
         if num_discarded:
-            self.finals = [final for final in self.finals if final[1] != lane or final[0] < begin]
             self.cursor[lane] = begin
             self.row = None
         return num_discarded
@@ -202,6 +198,7 @@ class LaneMemory:
 
     def _grow(self, num_rows: int, num_lanes: int) -> None:
         self.obs.grow(num_rows + 1, num_lanes)
+        self.next_obs.grow(num_rows, num_lanes)
         self.acts.grow(num_rows, num_lanes)
         for name in ROW_COLUMNS:
             old = getattr(self, name)
@@ -231,28 +228,27 @@ class LaneMemory:
         given = self.cursor - num_kept
         episode_begin = np.maximum(self.episode_begin - given, 0)
         next_num_rows = max(next_num_rows, int(num_kept.max(initial=0)) + 1)
-        obs, acts = self.obs.like(next_num_rows + 1, self.num_lanes), self.acts.like(next_num_rows, self.num_lanes)
-        kept_finals = [(row - given[lane], lane, leaves) for row, lane, leaves in self.finals if row >= given[lane]]
-        self.finals = [final for final in self.finals if final[0] < given[final[1]]]
         old = {name: getattr(self, name) for name in ROW_COLUMNS}
-        old_obs, old_acts = self.obs, self.acts
+        old_obs, old_next_obs, old_acts = self.obs, self.next_obs, self.acts
         self.cursor = given
         batch = None
         if old_acts.arrays is not None:
             batch = self._batch(max(int(given.max(initial=0)), num_rows or 0))
-        self._begin(next_num_rows, obs, acts)
+        obs = old_obs.like(next_num_rows + 1, self.num_lanes)
+        next_obs, acts = (columns.like(next_num_rows, self.num_lanes) for columns in (old_next_obs, old_acts))
+        self._begin(next_num_rows, obs, next_obs, acts)
         depths = np.arange(int(num_kept.max(initial=0)) + 1)[:, None]
         if old_obs.arrays is not None:
             rows, lanes = np.nonzero(depths <= num_kept)
-            obs.write(rows, lanes, old_obs.read(given[lanes] + rows, lanes))
+            obs.write((rows, lanes), old_obs.read((given[lanes] + rows, lanes)))
         num_acted = num_kept.copy()
         num_acted[open_lanes] += 1
         rows, lanes = np.nonzero(depths < num_acted)
         if len(rows):
-            acts.write(rows, lanes, old_acts.read(given[lanes] + rows, lanes))
+            for columns, old_columns in ((next_obs, old_next_obs), (acts, old_acts)):
+                columns.write((rows, lanes), old_columns.read((given[lanes] + rows, lanes)))
             for name, column in old.items():
                 getattr(self, name)[rows, lanes] = column[given[lanes] + rows, lanes]
-        self.finals = [(int(row), lane, leaves) for row, lane, leaves in kept_finals]
         self.cursor, self.episode_begin = num_kept, episode_begin
         self._most = int(num_kept.max(initial=0))
         self.row = 0 if not num_kept.any() else None
@@ -261,14 +257,11 @@ class LaneMemory:
     def _batch(self, length: int) -> SampleBatch:
         is_live = np.arange(length)[:, None] < self.cursor[None, :]  # [T, lanes]
         ends = self.ends[:length]
-        terminated, truncated = np.isin(ends, TERMINATED) & is_live, np.isin(ends, TRUNCATED) & is_live
+        terminated, truncated = (np.isin(ends, list(which)) & is_live for which in (TERMINATED, TRUNCATED))
         assert self._packing is not None
         assert self.obs.arrays is not None
         assert self.acts.arrays is not None
-        successors = [array[1 : length + 1].copy() for array in self.obs.arrays]
-        for row, lane, final_leaves in self.finals:
-            for leaf, value in zip(successors, final_leaves, strict=True):
-                leaf[row, lane] = value
+        assert self.next_obs.arrays is not None
         # An episode that goes on, but not in the next row of its lane: learning has to stop there as at a time limit.
         is_last = np.zeros_like(is_live)
         is_last[:-1] = is_live[:-1] & ~is_live[1:]
@@ -281,14 +274,14 @@ class LaneMemory:
                 return rows
             return np.where(is_live.reshape(*is_live.shape, *(1,) * (rows.ndim - 2)), rows, rows.dtype.type(0))
 
-        successor_obs = self._obs_treedef.unflatten([given(array) for array in successors])
+        next_obs = self._obs_treedef.unflatten([given(array) for array in self.next_obs.arrays])
         actions, policy_extras = self._packing.unpack([given(array) for array in self.acts.arrays])
         times = given(self.times)
         env_extras = PyTreeDict(
             termination=terminated.astype(np.float32),
             truncation=truncated.astype(np.float32),
             autoreset=(~is_live).astype(np.float32),
-            ori_obs=successor_obs,
+            ori_obs=next_obs,
             steps=times + is_live,
             t=times,
             episode=given(self.episodes),
@@ -299,7 +292,7 @@ class LaneMemory:
             obs=self._obs_treedef.unflatten([given(array) for array in self.obs.arrays]),
             actions=actions,
             rewards=given(self.rewards),
-            next_obs=successor_obs,
+            next_obs=next_obs,
             dones=(terminated | truncated).astype(np.float32),
             extras=PyTreeDict(policy_extras=policy_extras, env_extras=env_extras),
         )

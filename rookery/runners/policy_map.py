@@ -92,7 +92,7 @@ class Actor:
         )
         if self.is_recurrent:
             self.carry = carry
-        arrays = [np.asarray(array) for array in packed]
+        arrays = list(map(np.asarray, packed))
         if padding:
             arrays = [array[:num_rows] for array in arrays]
         action_packing, packing = self._packings[logged is not None]

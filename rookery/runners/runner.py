@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rookery.agent import Agent, AgentState
@@ -281,7 +280,7 @@ class EnvRunner:
             self._pipelines.pop(policy, None)
         self._returned += taken.steps
         sample = Sample(
-            batch=MultiAgentBatch(batches=PyTreeDict(taken.batches), env_steps=jnp.int32(taken.steps.env_steps)),
+            batch=MultiAgentBatch(batches=PyTreeDict(taken.batches), env_steps=np.int32(taken.steps.env_steps)),
             first_carries=taken.first_carries,
             episodes=self._metrics,
             faults=self._faults,
@@ -344,8 +343,9 @@ class EnvRunner:
             self._quota.use(AGENT_STEPS, completed)
         if polled.resets:
             self._slots.begin_episodes(polled.resets)
+        if self._hooks:
             self._call_for("on_episode_start", polled.resets, polled)
-        self._call_for("on_episode_step", stepped, polled)
+            self._call_for("on_episode_step", stepped, polled)
         if polled.over:
             self._end_episodes(polled)
         for env, failed in polled.failed.items():  # last, as it may end the run: what the others gave is counted
@@ -391,7 +391,9 @@ class EnvRunner:
             self._episodes[env].infos = polled.infos.get(env, NO_INFOS)
             self._tracks.update(self._episodes[env])
             self._close_episode(env, End.TRUNCATED if env in truncated else End.TERMINATED, None)
-            self._quota.use(COMPLETE, [env], self._tracks.end_episode(env))
+            num_steps = self._tracks.end_episode(env)
+            if self._quota.unit == COMPLETE:
+                self._quota.use(COMPLETE, [env], num_steps)
         self._quota.use(EPISODES, polled.over)
 
     def _close_episode(self, env: int, how: End, fault: Fault | None) -> None:
@@ -518,9 +520,9 @@ class EnvRunner:
 
 def _truncated_envs(polled: Polled) -> frozenset[int]:
     """The envs with an agent that was truncated."""
-    if not any(end in polled.ends.tobytes() for end in TRUNCATED):
+    if TRUNCATED.isdisjoint(polled.ends.tobytes()):
         return NOBODY
-    return frozenset(polled.envs[np.isin(polled.ends, TRUNCATED)].tolist())
+    return frozenset(polled.envs[np.isin(polled.ends, list(TRUNCATED))].tolist())
 
 
 def _numbers_in(report: Any) -> dict[str, float]:

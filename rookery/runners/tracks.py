@@ -78,3 +78,7 @@ class Taken:
 
 def stacked(trees: Sequence[Tree]) -> Tree:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees) if trees else None
+
+
+def some_rows(tree: Tree, rows: np.ndarray) -> Tree:
+    return tree[rows] if type(tree) is np.ndarray else jax.tree.map(lambda leaf: leaf[rows], tree)

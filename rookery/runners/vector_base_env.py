@@ -7,9 +7,7 @@ import numpy as np
 
 from rookery.errors import InvalidInputError
 from rookery.runners.base_env import SINGLE_AGENT, Actions, AgentID, BaseEnv, End, Polled
-from rookery.runners.faults import Failed
-from rookery.runners.validation import zeros_of
-from rookery.runners.vector_env import Reset, VectorEnv, VectorStep, rows_of
+from rookery.runners.vector_env import VectorEnv, VectorReset, VectorStep
 from rookery.spaces import Space
 
 _NOT_RESET = "has not been reset: poll first"
@@ -46,13 +44,11 @@ class VectorBaseEnv(BaseEnv):
             for env, seed in enumerate(self._first_seeds):
                 self._begin_reset(env, seed)
         step = None if self._stepping is None else self.vector_env.finished_step(timeout)
-        resets: Mapping[int, Reset | Failed] = {}
-        if self._resetting:
-            awaited = self._resetting - self._rebuilding or self._resetting if self._stepping is None else ()
-            resets = self.vector_env.finished_resets(awaited, timeout)
-        if step is None:
-            return self._polled_resets(resets)
-        return joined(self._polled_step(step), self._polled_resets(resets)) if resets else self._polled_step(step)
+        if step is not None and not self._resetting:
+            return self._polled_step(step)
+        awaited = self._resetting - self._rebuilding or self._resetting if self._stepping is None else ()
+        reset = self._polled_reset(self.vector_env.finished_resets(awaited, timeout))
+        return reset if step is None else joined(self._polled_step(step), reset)
 
     def send_actions(self, actions: Actions) -> None:
         envs = actions.envs
@@ -101,14 +97,13 @@ class VectorBaseEnv(BaseEnv):
         self._idle.update(dict.fromkeys(polled.over, _OVER))
         return polled
 
-    def _polled_resets(self, resets: Mapping[int, Reset | Failed]) -> Polled:
-        polled = polled_resets(resets, self.vector_env.observation_space)
-        self._resetting.difference_update(resets)
-        self._rebuilding.difference_update(resets)
-        self._idle.update(dict.fromkeys(polled.failed, _FAILED))
-        for env in polled.resets:
+    def _polled_reset(self, reset: VectorReset) -> Polled:
+        self._resetting.difference_update(reset.envs, reset.failed)
+        self._rebuilding.difference_update(reset.envs, reset.failed)
+        self._idle.update(dict.fromkeys(reset.failed, _FAILED))
+        for env in reset.envs:
             del self._idle[env]
-        return polled
+        return polled_reset(reset)
 
 
 def polled_step(envs: np.ndarray, step: VectorStep) -> Polled:
@@ -136,20 +131,19 @@ def polled_step(envs: np.ndarray, step: VectorStep) -> Polled:
     )
 
 
-def polled_resets(resets: Mapping[int, Reset | Failed], observation_space: Space) -> Polled:
+def polled_reset(reset: VectorReset) -> Polled:
     """Tell the runner of the resets of envs with one agent each."""
-    failed = {env: reset for env, reset in resets.items() if isinstance(reset, Failed)}
-    good = {env: reset for env, reset in resets.items() if not isinstance(reset, Failed)}
+    num_rows = len(reset.envs)
     return Polled(
-        envs=np.fromiter(good, np.int64, len(good)),
+        envs=np.array(reset.envs, np.int64),
         agents=None,
-        obs=rows_of([obs for obs, _ in good.values()]) if good else zeros_of(observation_space, 0),
-        rewards=np.zeros(len(good)),
-        ends=np.zeros(len(good), np.uint8),
-        is_reset=np.ones(len(good), np.bool_),
-        resets=list(good),
-        infos={env: {SINGLE_AGENT: info} for env, (_, info) in good.items() if info},
-        failed=failed,
+        obs=reset.obs,
+        rewards=np.zeros(num_rows),
+        ends=np.zeros(num_rows, np.uint8),
+        is_reset=np.ones(num_rows, np.bool_),
+        resets=reset.envs,
+        infos={env: {SINGLE_AGENT: info} for env, info in reset.infos.items()},
+        failed=reset.failed,
     )
 
 

@@ -14,6 +14,7 @@ from rookery.errors import EnvironmentCheckError, check_count
 from rookery.runners.env_group import EnvGroup, LocalEnvs, make_env_group
 from rookery.runners.faults import EnvFaultError, Failed, Fault, Phase
 from rookery.runners.validation import (
+    Errors,
     ObsStacker,
     StepChecker,
     as_failed,
@@ -51,6 +52,18 @@ class VectorStep:
     """By env."""
     is_quiet: bool = False
     """Whether it is known that no env ended, failed or told anything."""
+
+
+@dataclass(slots=True)
+class VectorReset:
+    """What resets of some envs gave, one row for each of `envs`, which are those that did not fail."""
+
+    envs: list[int]
+    obs: Any
+    infos: Mapping[int, Mapping] = field(default_factory=dict)
+    """By env; empty ones are left out."""
+    failed: Mapping[int, Failed] = field(default_factory=dict)
+    """By env."""
 
 
 class VectorEnv(ABC):
@@ -111,12 +124,12 @@ class VectorEnv(ABC):
         """Ask for a reset of one env."""
         self._begun_resets[index] = seed
 
-    def finished_resets(self, wait: Collection[int] = (), timeout: float | None = None) -> dict[int, Reset | Failed]:
+    def finished_resets(self, wait: Collection[int] = (), timeout: float | None = None) -> VectorReset:
         """Return the finished resets, after waiting for those of the envs `wait`, at most `timeout` seconds."""
         begun, self._begun_resets = self._begun_resets, {}
         if len(begun) == self.num_envs:
             return self._reset_all([begun[index] for index in range(self.num_envs)])
-        return {index: self._reset_one(index, seed) for index, seed in begun.items()}
+        return self._checked_resets({index: self._reset_one(index, seed) for index, seed in begun.items()})
 
     def begin_step(self, actions: Any, indexes: np.ndarray | None = None) -> None:
         """Send actions to the envs `indexes` (None: all)."""
@@ -155,36 +168,35 @@ class VectorEnv(ABC):
         group = make_env_group(make_env, existing_envs, num_envs, processes, envs_per_process, step_timeout)
         return GroupVectorEnv(group, sample_bounds)
 
-    def _reset_all(self, seeds: list[int | None]) -> dict[int, Reset | Failed]:
+    def _reset_all(self, seeds: list[int | None]) -> VectorReset:
+        everyone = range(self.num_envs)
         try:
             obs, infos = self.vector_reset(seeds)
             obs = self._step_checker.check_obs(obs, self.num_envs)
-            errors = self._step_checker.check_infos(infos, range(self.num_envs))
+            errors = self._step_checker.check_infos(infos, everyone)
         except EnvironmentCheckError as error:
-            return dict.fromkeys(range(self.num_envs), as_failed(error, Phase.RESET))
+            failed = dict.fromkeys(everyone, as_failed(error, Phase.RESET))
+            return VectorReset([], zeros_of(self.observation_space, 0), failed=failed)
         except Exception as error:
-            return dict.fromkeys(range(self.num_envs), Failed.by_exception(error, Phase.RESET))
-        resets: dict[int, Reset | Failed] = {
-            index: (row_of(obs, index), infos.get(index, {})) for index in range(self.num_envs)
-        }
-        return resets | {index: as_failed(error, Phase.RESET) for index, error in errors.items()}
+            failed = dict.fromkeys(everyone, Failed.by_exception(error, Phase.RESET))
+            return VectorReset([], zeros_of(self.observation_space, 0), failed=failed)
+        told = {env: info for env, info in infos.items() if info}
+        return _reset_of(list(everyone), obs, told, errors, {})
 
     def _reset_one(self, index: int, seed: int | None) -> Reset | Failed:
         try:
-            return self._checked_resets({index: self.reset_at(index, seed)})[index]
+            return self.reset_at(index, seed)
         except Exception as error:
             return Failed.by_exception(error, Phase.RESET)
 
-    def _checked_resets(self, replies: Mapping[int, Any]) -> dict[int, Reset | Failed]:
-        """Return what resets gave, with copies of their observations, or what is wrong with them."""
+    def _checked_resets(self, replies: dict[int, Any]) -> VectorReset:
+        """Return what resets gave, with copies of their observations, and what is wrong with the others."""
         failed = {index: failure for index, reply in replies.items() if (failure := _failed_reset(reply)) is not None}
-        good = replies if not failed else {index: replies[index] for index in replies if index not in failed}
-        obs, errors = self._first_stacker.stack([reply[0] for reply in good.values()])
-        resets = {index: (row_of(obs, row), reply[1]) for row, (index, reply) in enumerate(good.items())}
-        if errors:
-            indexes = list(good)
-            failed |= {indexes[row]: as_failed(error, Phase.RESET) for row, error in errors.items()}
-        return {**resets, **failed}
+        for index in failed:
+            del replies[index]
+        obs, errors = self._first_stacker.stack([reply[0] for reply in replies.values()])
+        infos = {index: reply[1] for index, reply in replies.items() if reply[1]}
+        return _reset_of(list(replies), obs, infos, errors, failed)
 
     def _checked_step(self, step: VectorStep, rows: Sequence[int]) -> VectorStep:
         checker, num_rows = self._step_checker, len(rows)
@@ -240,12 +252,13 @@ class GroupVectorEnv(VectorEnv):
         seeds = [None] * self.num_envs if seeds is None else seeds
         for index, seed in zip(self._everyone, seeds, strict=True):
             self.begin_reset(index, seed)
-        resets = self._good_resets(self._everyone, seeds)
-        return rows_of([obs for obs, _ in resets]), {k: info for k, (_, info) in enumerate(resets) if info}
+        reset = self._good_resets(self._everyone, seeds)
+        return reset.obs, reset.infos
 
     def reset_at(self, index: int, seed: int | None = None) -> Reset:
         self.begin_reset(index, seed)
-        return self._good_resets([index], [seed])[0]
+        reset = self._good_resets([index], [seed])
+        return row_of(reset.obs, 0), reset.infos.get(index, {})
 
     def vector_step(self, actions: Any, indexes: np.ndarray | None = None) -> VectorStep:
         self.begin_step(actions, indexes)
@@ -275,16 +288,13 @@ class GroupVectorEnv(VectorEnv):
             self.group.send_reset(index, seed)
         self._resetting.add(index)
 
-    def finished_resets(self, wait: Collection[int] = (), timeout: float | None = None) -> dict[int, Reset | Failed]:
-        if not self._resetting:
-            return {}
+    def finished_resets(self, wait: Collection[int] = (), timeout: float | None = None) -> VectorReset:
         if not isinstance(self.group, LocalEnvs):
             missing = [index for index in wait if index not in self._replies]
             self._replies.update(self.group.receive(missing, timeout))
         finished = sorted(self._resetting & self._replies.keys())
         self._resetting.difference_update(finished)
-        replies = {index: self._replies.pop(index) for index in finished}
-        return self._checked_resets(replies)
+        return self._checked_resets({index: self._replies.pop(index) for index in finished})
 
     def begin_step(self, actions: Any, indexes: np.ndarray | None = None) -> None:
         stepping = self._everyone if indexes is None else indexes.tolist()
@@ -326,23 +336,22 @@ class GroupVectorEnv(VectorEnv):
         for wrong in (wrong_obs, wrong_rewards, wrong_terminated, wrong_truncated, not_dicts):
             for row, error in wrong.items():
                 failed[indexes[row]] = as_failed(error, Phase.STEP)
-        if self._timer is not None and (late := self._timer.late_after_step(indexes)) is not None:
+        late = None if self._timer is None else self._timer.late_after_step(indexes)
+        if late is not None:
             truncated |= late
         told = {index: info for index, info in zip(indexes, infos, strict=True) if info} if any(infos) else {}
-        is_quiet = not (told or failed or np.count_nonzero(terminated) or np.count_nonzero(truncated))
+        is_quiet = not (told or failed or late is not None or any(terminated_list) or any(truncated_list))
         return VectorStep(obs, rewards, terminated, truncated, told, failed, is_quiet)
 
-    def _good_resets(self, indexes: Sequence[int], seeds: Sequence[int | None]) -> list[Reset]:
+    def _good_resets(self, indexes: Sequence[int], seeds: Sequence[int | None]) -> VectorReset:
         """Wait for resets; raise if one failed."""
-        finished = self.finished_resets(indexes)
-        resets = []
+        reset = self.finished_resets(indexes)
         for index, seed in zip(indexes, seeds, strict=True):
-            reset = finished[index]
-            if isinstance(reset, Failed):
-                fault = Fault(reset, self.description.name, index, seed, episode=0, step=0, action=None)
+            if index in reset.failed:
+                failed = reset.failed[index]
+                fault = Fault(failed, self.description.name, index, seed, episode=0, step=0, action=None)
                 raise EnvFaultError(str(fault), fault)
-            resets.append(reset)
-        return resets
+        return reset
 
 
 class EpisodeTimer:
@@ -416,6 +425,20 @@ def rows_of(trees: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
+def _reset_of(envs: list[int], obs: Any, infos: Mapping, errors: Errors, failed: dict[int, Failed]) -> VectorReset:
+    """Leave out the rows that have errors."""
+    if not errors:
+        return VectorReset(envs, obs, infos, failed)
+    good = [row for row in range(len(envs)) if row not in errors]
+    failed = failed | {envs[row]: as_failed(error, Phase.RESET) for row, error in errors.items()}
+    return VectorReset(
+        [envs[row] for row in good],
+        jax.tree.map(lambda leaf: leaf[good], obs),
+        {env: info for env, info in infos.items() if env not in failed},
+        failed,
+    )
+
+
 def _failed_step(reply: Any) -> Failed | None:
     """Return why the reply to a step is none, if it is none."""
     if isinstance(reply, Failed):
@@ -429,6 +452,8 @@ def _failed_step(reply: Any) -> Failed | None:
 
 def _failed_reset(reply: Any) -> Failed | None:
     """Return why the reply to a reset is none, if it is none; its observation is not looked at."""
+    if type(reply) is tuple and len(reply) == 2 and type(reply[1]) is dict:
+        return None  # the most common case, without the checks of the others
     if isinstance(reply, Failed):
         return reply
     try:

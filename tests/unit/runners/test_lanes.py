@@ -30,6 +30,7 @@ def play(memory: LaneMemory, lanes: Any, start: int, num_steps: int, episode: in
     width = memory.num_lanes if lanes is ALL_LANES else len(lanes)
     for t in range(start, start + num_steps):
         memory.act(lanes, acts_of([t] * width), np.full(width, t), np.full(width, episode))
+        memory.follow(lanes, numbers_of([t + 1] * width))
         memory.complete(lanes, np.full(width, t / 2), np.zeros(width, np.uint8), np.full(width, float(t)))
         memory.observe(lanes, numbers_of([t + 1] * width))
 
@@ -91,8 +92,8 @@ def test_a_last_observation_is_the_successor_and_the_next_episode_begins_with_it
     lane = np.array([0])
     memory.observe(lane, numbers_of([0]))
     memory.act(lane, acts_of([7]), np.array([0]), np.array([0]))
+    memory.follow(lane, numbers_of([50]))
     memory.complete(lane, np.ones(1), np.array([End.TRUNCATED], np.uint8), np.ones(1))
-    memory.end_agent(0, np.array([50.0], np.float32))
     memory.end_episode(0)
     memory.observe(lane, numbers_of([100]))
     play(memory, lane, 100, 2, episode=1)
@@ -126,12 +127,13 @@ def test_an_open_row_goes_on_in_the_next_fragment() -> None:
     lane = np.array([1])
     memory.observe(ALL_LANES, numbers_of([0, 30]))
     memory.act(ALL_LANES, acts_of([0, 9]), np.array([0, 4]), np.array([0, 2]))
+    memory.follow(np.array([0]), numbers_of([1]))
     memory.complete(np.array([0]), np.ones(1), np.zeros(1, np.uint8), np.ones(1))
     memory.observe(np.array([0]), numbers_of([1]))
     first = take(memory, 2, open_lanes=[1])
     assert (first.extras.env_extras.autoreset[:, 1] == 1).all()
+    memory.follow(lane, numbers_of([31]))
     memory.complete(lane, np.array([5.0]), np.array([End.TERMINATED], np.uint8), np.array([6.0]))
-    memory.end_agent(1, np.array([31.0], np.float32))
     second = take(memory, 2)
     env_extras = second.extras.env_extras
     row = (second.obs[0, 1, 0], second.actions[0, 1], second.rewards[0, 1], env_extras.ori_obs[0, 1, 0])
@@ -145,7 +147,6 @@ def test_rows_of_running_episodes_wait_if_only_whole_ones_are_wanted() -> None:
     memory.observe(ALL_LANES, numbers_of([0, 0]))
     play(memory, ALL_LANES, 0, 3)
     memory.ends[2, 0] = End.TERMINATED
-    memory.end_agent(0, np.array([90.0], np.float32))
     memory.end_episode(0)
     memory.observe(np.array([0]), numbers_of([0]))
     first = take(memory, num_kept=memory.num_in_episode)
@@ -242,11 +243,11 @@ def test_any_order_of_events_gives_what_plain_lists_give(seed: int, whole_episod
         else:
             value += 1
             end = End.TERMINATED if rng.random() < 0.2 else End.RUNNING
+            memory.follow(which, numbers_of([value]))
             memory.complete(which, np.array([value / 2]), np.array([end], np.uint8), np.zeros(1))
             lane.rows[-1] += [value / 2, value, end]
             lane.is_open = False
             if end is End.TERMINATED:
-                memory.end_agent(index, np.array([value], np.float32))
                 memory.end_episode(index)
                 lane.num_before = len(lane.rows)
                 value += 1

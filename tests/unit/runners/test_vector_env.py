@@ -290,14 +290,15 @@ def test_an_array_env_is_reset_as_a_whole_when_all_are_and_else_one_by_one() -> 
     env = ArrayEnv(3)
     for index in range(3):
         env.begin_reset(index, seed=10 * index)
-    resets: dict[int, Any] = env.finished_resets()
-    assert [int(resets[index][0]["count"]) for index in range(3)] == [0, 10, 20]
-    assert resets[1][1] == {"first": True}
+    reset = env.finished_resets()
+    assert reset.envs == [0, 1, 2]
+    assert reset.obs["count"].tolist() == [0, 10, 20]
+    assert reset.infos == {1: {"first": True}}
     assert env.num_vector_resets == 1
     env.begin_reset(1, seed=7)
-    resets = env.finished_resets()
-    assert list(resets) == [1]
-    assert int(resets[1][0]["count"]) == 7
+    reset = env.finished_resets()
+    assert reset.envs == [1]
+    assert reset.obs["count"].tolist() == [7]
     assert env.num_vector_resets == 1
 
 
@@ -360,10 +361,11 @@ def test_infos_of_a_reset_of_an_array_env_are_checked_too(infos: Any, failed: li
     env = TellingEnv(3)
     for index in range(3):
         env.begin_reset(index)
-    resets = env.finished_resets(range(3))
-    errors = {index: reset.error for index, reset in resets.items() if isinstance(reset, Failed)}
-    assert sorted(errors) == failed
-    assert all("InvalidInfoError" in error for error in errors.values())
+    reset = env.finished_resets(range(3))
+    assert reset.envs == [env for env in range(3) if env not in failed]
+    assert len(reset.obs["count"]) == len(reset.envs)
+    assert sorted(reset.failed) == failed
+    assert all("InvalidInfoError" in failure.error for failure in reset.failed.values())
 
 
 def test_spaces_of_gymnasium_are_converted() -> None:
