@@ -109,11 +109,15 @@ def stack_rewards(rewards: Sequence[Any]) -> tuple[np.ndarray, Errors]:
     return _one_by_one(check_reward, rewards, np.zeros(len(rewards)))
 
 
-def stack_flags(name: str, flags: Sequence[Any]) -> tuple[np.ndarray, Errors]:
-    """Put the values of `terminated` or of `truncated` into one bool array."""
+def stack_flags(terminated: Sequence[Any], truncated: Sequence[Any]) -> tuple[np.ndarray, Errors]:
+    """Put the values of `terminated` and of `truncated` into one bool array `[2, N]`."""
+    flags = (*terminated, *truncated)
     if set(map(type, flags)) <= FLAGS:
-        return np.array(flags, np.bool_), {}
-    return _one_by_one(lambda flag: check_flag(name, flag), flags, np.zeros(len(flags), np.bool_))
+        return np.array(flags, np.bool_).reshape(2, -1), {}
+    stacked, errors = np.zeros((2, len(terminated)), np.bool_), {}
+    for name, row, values in (("terminated", 0, terminated), ("truncated", 1, truncated)):
+        errors |= _one_by_one(functools.partial(check_flag, name), values, stacked[row])[1]
+    return stacked, errors
 
 
 def wrong_infos(infos: Sequence[Any]) -> Errors:

@@ -42,7 +42,7 @@ class VectorBaseEnv(BaseEnv):
         if not self._is_started:
             self._is_started = True
             for env, seed in enumerate(self._first_seeds):
-                self._begin_reset(env, seed)
+                self.try_reset(env, seed)
         step = None if self._stepping is None else self.vector_env.finished_step(timeout)
         if step is not None and not self._resetting:
             return self._polled_step(step)
@@ -64,10 +64,12 @@ class VectorBaseEnv(BaseEnv):
         self._stepping = envs
 
     def try_reset(self, env: int, seed: int | None) -> None:
-        if self._is_started:
-            self._begin_reset(env, seed)
-        else:
+        if not self._is_started:
             self._first_seeds[env] = seed
+            return
+        self.vector_env.begin_reset(env, seed)
+        self._resetting.add(env)
+        self._idle[env] = _RESETTING
 
     def try_restart(self, env: int, seed: int | None) -> None:
         self.vector_env.restart_at(env)
@@ -80,11 +82,6 @@ class VectorBaseEnv(BaseEnv):
     def close(self) -> None:
         self.vector_env.close()
 
-    def _begin_reset(self, env: int, seed: int | None) -> None:
-        self.vector_env.begin_reset(env, seed)
-        self._resetting.add(env)
-        self._idle[env] = _RESETTING
-
     def _polled_step(self, step: VectorStep) -> Polled:
         envs, self._stepping = self._stepping, None
         assert envs is not None
@@ -93,16 +90,15 @@ class VectorBaseEnv(BaseEnv):
             ends, is_reset = self._no_ends[:num_rows], self._no_resets[:num_rows]
             return Polled(envs, None, step.obs, step.rewards, ends, is_reset, stepped=envs)
         polled = polled_step(envs, step)
-        self._idle.update(dict.fromkeys(polled.failed, _FAILED))
-        self._idle.update(dict.fromkeys(polled.over, _OVER))
+        self._idle |= dict.fromkeys(polled.over, _OVER) | dict.fromkeys(polled.failed, _FAILED)
         return polled
 
     def _polled_reset(self, reset: VectorReset) -> Polled:
-        self._resetting.difference_update(reset.envs, reset.failed)
-        self._rebuilding.difference_update(reset.envs, reset.failed)
-        self._idle.update(dict.fromkeys(reset.failed, _FAILED))
         for env in reset.envs:
             del self._idle[env]
+        self._idle |= dict.fromkeys(reset.failed, _FAILED)
+        self._resetting.difference_update(reset.envs, reset.failed)
+        self._rebuilding.difference_update(reset.envs, reset.failed)
         return polled_reset(reset)
 
 
@@ -140,7 +136,7 @@ def polled_reset(reset: VectorReset) -> Polled:
         obs=reset.obs,
         rewards=np.zeros(num_rows),
         ends=np.zeros(num_rows, np.uint8),
-        is_reset=np.ones(num_rows, np.bool_),
+        is_reset=~np.zeros(num_rows, np.bool_),
         resets=reset.envs,
         infos={env: {SINGLE_AGENT: info} for env, info in reset.infos.items()},
         failed=reset.failed,

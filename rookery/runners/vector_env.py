@@ -289,9 +289,12 @@ class GroupVectorEnv(VectorEnv):
         self._resetting.add(index)
 
     def finished_resets(self, wait: Collection[int] = (), timeout: float | None = None) -> VectorReset:
-        if not isinstance(self.group, LocalEnvs):
-            missing = [index for index in wait if index not in self._replies]
-            self._replies.update(self.group.receive(missing, timeout))
+        if isinstance(self.group, LocalEnvs):
+            replies, self._replies = self._replies, {}
+            self._resetting.clear()
+            return self._checked_resets(replies)
+        missing = [index for index in wait if index not in self._replies]
+        self._replies.update(self.group.receive(missing, timeout))
         finished = sorted(self._resetting & self._replies.keys())
         self._resetting.difference_update(finished)
         return self._checked_resets({index: self._replies.pop(index) for index in finished})
@@ -329,12 +332,11 @@ class GroupVectorEnv(VectorEnv):
         obs_rows, reward_list, terminated_list, truncated_list, infos = zip(*replies, strict=True)
         obs, wrong_obs = self._stacker.stack(obs_rows)
         rewards, wrong_rewards = stack_rewards(reward_list)
-        terminated, wrong_terminated = stack_flags("terminated", terminated_list)
-        truncated, wrong_truncated = stack_flags("truncated", truncated_list)
+        (terminated, truncated), wrong_flags = stack_flags(terminated_list, truncated_list)
         if not_dicts := wrong_infos(infos):
             infos = tuple({} if row in not_dicts else info for row, info in enumerate(infos))
-        for wrong in (wrong_obs, wrong_rewards, wrong_terminated, wrong_truncated, not_dicts):
-            for row, error in wrong.items():
+        if wrong_obs or wrong_rewards or wrong_flags or not_dicts:
+            for row, error in (wrong_obs | wrong_rewards | wrong_flags | not_dicts).items():
                 failed[indexes[row]] = as_failed(error, Phase.STEP)
         late = None if self._timer is None else self._timer.late_after_step(indexes)
         if late is not None:

@@ -99,14 +99,15 @@ def test_one_wrong_reward_among_good_ones_is_found_by_its_position() -> None:
 @pytest.mark.parametrize("flag", [True, False, np.bool_(True), 0, 1, np.int64(1), np.array(True), np.array([False])])
 def test_what_is_true_or_false_is_a_flag(flag: Any) -> None:
     assert check_flag("terminated", flag) is bool(flag)
-    assert stack_flags("terminated", [flag, True])[0].tolist() == [bool(flag), True]
+    assert stack_flags([flag, True], [False, flag])[0].tolist() == [[bool(flag), True], [False, bool(flag)]]
 
 
 @pytest.mark.parametrize("flag", [None, 2, 1.0, "True", np.array([True, False]), np.nan])
 def test_what_is_neither_true_nor_false_is_no_flag(flag: Any) -> None:
     with pytest.raises(InvalidFlagError, match=r"truncated is .*expected True or False"):
         check_flag("truncated", flag)
-    assert list(stack_flags("truncated", [True, flag])[1]) == [1]
+    for flags in (([True, flag], [False, False]), ([False, False], [True, flag])):
+        assert list(stack_flags(*flags)[1]) == [1]
 
 
 def test_every_mapping_is_an_info_and_nothing_else() -> None:
