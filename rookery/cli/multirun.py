@@ -10,7 +10,7 @@ import jax
 
 from rookery.cli.console import indented_traceback, make_console, one_line, print_heading, print_line, print_rows
 from rookery.cli.exit_codes import NOT_GOOD, SUCCESS
-from rookery.cli.training import describe_returns, final_returns, prepare_devices, train, unused
+from rookery.cli.training import describe_returns, final_returns, prepare_jax, train, unused
 from rookery.configs import compose, sweep
 from rookery.errors import InvalidInputError
 from rookery.workflows.interruption import Interrupted
@@ -24,7 +24,7 @@ def run_all(overrides: Sequence[str], debug: bool) -> int:
     configs = [compose(job) for job in jobs]
     if any(config["run_dir"] is not None for config in configs):
         raise InvalidInputError("run_dir is one directory for many runs: leave it out, they go to multirun/<time>/.")
-    prepare_devices(max((config["devices"] for config in configs if isinstance(config["devices"], int)), default=None))
+    prepare_jax(*configs)
     console = make_console()
     shared = set.intersection(*map(set, jobs))
     folder = unused(Path("multirun") / time.strftime("%Y%m%d-%H%M%S"))

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from rookery.cli.console import one_line, print_line, print_rows
+from rookery.envs.registration import HOST_LIBRARIES
 from rookery.errors import InvalidInputError
 from rookery.evaluators.playback import RenderError
 from rookery.registry import build_workflow
@@ -38,7 +39,7 @@ def train(config: Mapping[str, Any], console: "Console", on_all_hosts: bool = Fa
     if run.config_path.exists():
         raise InvalidInputError(f"run_dir={run.path} holds a run already: `{command('resume', run)}` goes on with it.")
     if not on_all_hosts:
-        prepare_devices(config["devices"])
+        prepare_jax(config)
     workflow = build_workflow(config, enable_multi_devices=on_all_hosts)
     return _complete(workflow, lambda: workflow.learn(workflow.init(workflow.make_key())), console)
 
@@ -47,7 +48,7 @@ def resume(path: Path, step: int | None, console: "Console", on_all_hosts: bool 
     """Go on with a run from its last checkpoint, or from the one at `step`."""
     run = RunDirectory.open(path)
     if not on_all_hosts:
-        prepare_devices(run.config.get("devices"))
+        prepare_jax(run.config)
     workflow = build_workflow(run.config | {"run_dir": str(run.path)}, enable_multi_devices=on_all_hosts)
     if begins_anew := workflow.describe_restart():
         print_line(console, begins_anew)
@@ -59,9 +60,16 @@ def build_from_run(run: RunDirectory, **changes: Any) -> "Workflow":
     return build_workflow(run.config | {"run_dir": str(run.path)} | changes)
 
 
-def prepare_devices(num_devices: int | None) -> None:
-    """Let JAX show a CPU as so many devices; possible only before it is used for the first time."""
-    if not isinstance(num_devices, int) or num_devices < 1:
+def prepare_jax(*configs: Mapping[str, Any]) -> None:
+    """Let JAX show a CPU as the devices that some runs need, and act at once if one of them is on host environments.
+
+    Both are possible only before it is used for the first time.
+    """
+    if any(str(config["env"]["name"]).partition("/")[0] in HOST_LIBRARIES for config in configs):
+        # A program for another thread costs as much time as a small network: too much for one that acts once per step.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+    num_devices = max((number for config in configs if isinstance(number := config.get("devices"), int)), default=0)
+    if num_devices < 1:
         return
     try:
         jax.config.update("jax_num_cpu_devices", num_devices)
