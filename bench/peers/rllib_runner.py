@@ -1,4 +1,4 @@
-"""RLlib's SingleAgentEnvRunner on CartPole: steps per CPU second with so many envs.
+"""RLlib's SingleAgentEnvRunner on CartPole: steps per CPU second with so many envs, episode metrics included.
 
 Run it with the interpreter of a virtual environment that has `ray[rllib]` and torch; it needs nothing of Rookery:
 `python bench/peers/rllib_runner.py NUM_ENVS NUM_STEPS`.
@@ -30,6 +30,7 @@ def main(num_envs: int, num_steps: int) -> None:
     for _ in range(NUM_ROUNDS):
         start = time.process_time()
         episodes = runner.sample(num_timesteps=num_envs * num_steps, explore=True)
+        runner.get_metrics()
         seconds = time.process_time() - start
         best = max(best, sum(map(len, episodes)) / seconds)
     runner.stop()
