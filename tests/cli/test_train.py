@@ -101,6 +101,7 @@ def test_bad_input_is_one_line_before_anything_is_compiled_or_written(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    jax.devices()  # JAX has started, which decides what can still be set
     with caplog.at_level(logging.WARNING), jax.log_compiles():
         assert cli.main(["train", *overrides]) == 2
     captured = capsys.readouterr()
@@ -190,6 +191,30 @@ def test_devices_make_a_cpu_look_like_so_many(
     assert (result.returncode, result.stderr) == (0, "")
     manifest = json.loads((working_directory / "run" / "manifest.json").read_text())
     assert len(manifest["devices"]) == 2
+
+
+MULTIPLY = """
+import sys
+import jax
+import jax.numpy as jnp
+from rookery.cli.training import prepare_jax
+from rookery.configs import compose
+
+prepare_jax(compose(sys.argv[1:]))
+multiply = jax.jit(lambda matrix: matrix @ matrix @ matrix)
+matrix = jnp.ones((1500, 1500))
+multiply(matrix).block_until_ready()
+print(multiply(matrix).is_ready())
+"""
+
+
+@pytest.mark.parametrize(("env", "waits"), [("gymnasium/CartPole-v1", "True"), ("classic/cartpole", "False")])
+def test_calls_wait_for_their_programs_on_host_environments_alone(
+    env: str, waits: str, environment: dict[str, str]
+) -> None:
+    command = [sys.executable, "-c", MULTIPLY, "agent=ppo", f"env={env}"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (result.stdout.strip(), result.stderr) == (waits, "")
 
 
 def test_a_termination_saves_and_says_how_to_go_on(
