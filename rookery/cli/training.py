@@ -61,12 +61,12 @@ def build_from_run(run: RunDirectory, **changes: Any) -> "Workflow":
 
 
 def prepare_jax(*configs: Mapping[str, Any]) -> None:
-    """Let JAX show a CPU as the devices that some runs need, and act at once if one of them is on host environments.
+    """Let JAX show a CPU as the devices that some runs need, and make calls wait if one is on host environments.
 
-    Both are possible only before it is used for the first time.
+    Both are possible only before JAX is used for the first time.
     """
     if any(str(config["env"]["name"]).partition("/")[0] in HOST_LIBRARIES for config in configs):
-        # A program for another thread costs as much time as a small network: too much for one that acts once per step.
+        # To hand a program to another thread takes as long as a small network: too long to be done in every step.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
     num_devices = max((number for config in configs if isinstance(number := config.get("devices"), int)), default=0)
     if num_devices < 1:

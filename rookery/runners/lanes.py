@@ -120,7 +120,7 @@ class LaneMemory:
             self.next_obs = self.obs.like(self.num_rows, self.num_lanes)
 
     def follow(self, lanes: Lanes, obs: Tree | None) -> None:
-        """Write what they see after it, before the row is completed; None if nobody knows: what they acted on."""
+        """Write what they see next, before the row is completed; None, if nobody knows, writes what they acted on."""
         now = self._now(lanes)
         self.next_obs.write(now, self.obs.read(now) if obs is None else leaves_of(obs))
 
