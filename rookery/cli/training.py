@@ -57,7 +57,9 @@ def resume(path: Path, step: int | None, console: "Console", on_all_hosts: bool 
 
 def build_from_run(run: RunDirectory, **changes: Any) -> "Workflow":
     """Build the workflow of a run, wherever its directory is now; `changes` are made to its config."""
-    return build_workflow(run.config | {"run_dir": str(run.path)} | changes)
+    config = run.config | {"run_dir": str(run.path)} | changes
+    prepare_jax(config)
+    return build_workflow(config)
 
 
 def prepare_jax(*configs: Mapping[str, Any]) -> None:
