@@ -5,6 +5,8 @@ Timestep convention: acting with `A_t` on `O_t` gives `R_t`, `D_t` (done) and `O
 
 from typing import Any
 
+import numpy as np
+
 from rookery.types import Array, PyTreeData, PyTreeDict, pytree_field
 
 
@@ -31,4 +33,4 @@ class MultiAgentBatch(PyTreeData):
     """
 
     batches: PyTreeDict
-    env_steps: Array
+    env_steps: Array | np.integer

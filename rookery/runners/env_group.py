@@ -44,10 +44,14 @@ class EnvGroup(ABC):
     """
 
     num_envs: int
+    _env_name: str | None = None
+    """The name of the envs, once they were described."""
 
     def describe(self) -> EnvDescription:
         """Say what the env in slot 0 is; raise `EnvCallError` if it cannot be built."""
-        return self._applied(0, describe_env, "the description")
+        description = self._applied(0, describe_env, "the description")
+        self._env_name = description.name
+        return description
 
     @abstractmethod
     def send_reset(self, index: int, seed: int | None) -> None:
@@ -87,9 +91,8 @@ class EnvGroup(ABC):
     def _applied(self, index: int, function: Callable[[Any], Any], what: str) -> Any:
         value = self.apply(index, function)
         if isinstance(value, Failed):
-            raise EnvCallError(
-                f"{what} of env {index} failed ({value.kind}): {value.error}.\n{value.traceback}".rstrip()
-            )
+            env = f"env {index}" if self._env_name is None else f"env {index} ({self._env_name})"
+            raise EnvCallError(f"{what} of {env} failed ({value.kind}): {value.error}.\n{value.traceback}".rstrip())
         return value
 
 

@@ -114,7 +114,8 @@ def stack_flags(terminated: Sequence[Any], truncated: Sequence[Any]) -> tuple[np
     flags = (*terminated, *truncated)
     if set(map(type, flags)) <= FLAGS:
         return np.array(flags, np.bool_).reshape(2, -1), {}
-    stacked, errors = np.zeros((2, len(terminated)), np.bool_), {}
+    stacked = np.zeros((2, len(terminated)), np.bool_)
+    errors: Errors = {}
     for name, row, values in (("terminated", 0, terminated), ("truncated", 1, truncated)):
         errors |= _one_by_one(functools.partial(check_flag, name), values, stacked[row])[1]
     return stacked, errors

@@ -1,12 +1,9 @@
 """What trains: a workflow holds the logic of a run, its state all that changes, and `learn` the one loop."""
 
-import contextlib
 import json
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import jax
@@ -26,11 +23,13 @@ from rookery.recorders import make_recorder
 from rookery.runs import RunDirectory, write_atomically
 from rookery.types import Key, PyTreeDict, State, Tree, as_key, make_key
 from rookery.workflows.checkpoint import Checkpoints
-from rookery.workflows.config import Hyperparameters, Settings, TrainConfig, settings_from
+from rookery.workflows.config import Hyperparameters, Settings, settings_from
 from rookery.workflows.host_evaluator import EpisodePlayer
 from rookery.workflows.interruption import Interrupted, StopSignals
 from rookery.workflows.programs import SAME, Layout, Program, gather
+from rookery.workflows.run_directory import created_run, existing_run, reopened_run
 from rookery.workflows.run_log import Progress, RunLog
+from rookery.workflows.timetable import Timetable
 
 SECONDS_PER_CALL = 0.5
 """How long the device works between two looks at the clock and at signals; it makes no difference to the result."""
@@ -61,44 +60,6 @@ class WorkflowState(State):
             num_updates=Counter.zero(),
             **own,
         )
-
-
-@dataclass(frozen=True)
-class Timetable:
-    """When things happen, in env steps: after the first iteration that reaches a multiple of the interval, and last.
-
-    With several seeds, the one with the fewest steps counts.
-    """
-
-    total_timesteps: int
-    record_interval: int
-    evaluation_interval: int
-    checkpoint_interval: int
-
-    @classmethod
-    def of(cls, train: TrainConfig) -> Self:
-        """Fill in the intervals that are not given; evaluations and checkpoints go with a record."""
-        wanted = [train.total_timesteps / 50, train.evaluation.interval, train.checkpoint.interval]
-        record_interval = train.record_interval or max(1, round(min(steps for steps in wanted if steps)))
-
-        def with_records(interval: int | None) -> int:
-            steps = interval or train.total_timesteps / 10
-            return record_interval * max(1, round(steps / record_interval))
-
-        return cls(
-            train.total_timesteps,
-            record_interval,
-            with_records(train.evaluation.interval),
-            with_records(train.checkpoint.interval),
-        )
-
-    def next_record(self, env_steps: int) -> int:
-        """The number of env steps at which the next record is made."""
-        return min(self.total_timesteps, (env_steps // self.record_interval + 1) * self.record_interval)
-
-    def is_due(self, interval: int, record_at: int, env_steps: int) -> bool:
-        """Tell whether something with this interval goes with the record that was to be made at `record_at`."""
-        return env_steps >= self.total_timesteps or env_steps // interval > (record_at - 1) // interval
 
 
 class Workflow(ABC):
@@ -251,7 +212,7 @@ class Workflow(ABC):
         """Train until `total_timesteps`, with records, evaluations and checkpoints; return the last state."""
         # The training program overwrites the state it is given: let that be a copy, and hold on to no other.
         state = jax.tree.map(jnp.copy, state)
-        with self._create_run() as run:
+        with created_run(self.settings, self.layout.mesh) as run:
             return self._train(run, state, self._no_metrics(state), None)
 
     def resume(self, step: int | None = None) -> Any:
@@ -259,8 +220,8 @@ class Workflow(ABC):
 
         A run that was ended before its first checkpoint begins again.
         """
-        with self._reopen_run() as run:
-            if step is None and not self._checkpoints(self._run_directory()).steps():
+        with reopened_run(self.settings) as run:
+            if step is None and not self._checkpoints(existing_run(self.settings)).steps():
                 state = self.init(self.make_key())
                 return self._train(run, state, self._no_metrics(state), Progress())
             (state, metrics), progress = self._restore(step)
@@ -418,34 +379,7 @@ class Workflow(ABC):
         (episode,) = play_episodes(self.evaluator.env, self.agent, agent_state, key, max_steps)
         return episode.frames()
 
-    # The run directory.
-
-    @contextlib.contextmanager
-    def _create_run(self) -> Iterator[RunDirectory | None]:
-        """Create the run directory and lock it; None where nothing is written by this process."""
-        path = self.settings.train.run_dir
-        if path is None or jax.process_index() > 0:
-            yield None
-            return
-        devices = [str(device) for device in self.layout.mesh.devices.flat]
-        run = RunDirectory.create(Path(path), self.settings.to_mapping(), jax.default_backend(), devices)
-        with run.lock():
-            yield run
-
-    @contextlib.contextmanager
-    def _reopen_run(self) -> Iterator[RunDirectory | None]:
-        """Lock the run directory that is there; None where nothing is written by this process."""
-        run = self._run_directory()
-        if jax.process_index() > 0:
-            yield None
-            return
-        with run.lock():
-            yield run
-
-    def _run_directory(self) -> RunDirectory:
-        if self.settings.train.run_dir is None:
-            raise InvalidInputError("this workflow has no run_dir to restore from: set it in the config.")
-        return RunDirectory.open(Path(self.settings.train.run_dir))
+    # Checkpoints.
 
     def _checkpoints(self, run: RunDirectory) -> Checkpoints:
         return Checkpoints(run.checkpoints_path, self.settings.train.checkpoint.keep)
@@ -453,7 +387,7 @@ class Workflow(ABC):
     def _restore(self, step: int | None) -> tuple[tuple[Any, Any], Progress]:
         state = jax.eval_shape(self._init, self.make_key())
         wanted = self.without_unsaved(state), self._metrics_like(state)
-        (state, metrics), metadata = self._checkpoints(self._run_directory()).restore(wanted, step)
+        (state, metrics), metadata = self._checkpoints(existing_run(self.settings)).restore(wanted, step)
         self.restore_outside(metadata.pop(OUTSIDE, {}))
         layout, specs = self.layout, self.without_unsaved(self.state_specs())
         state = self.with_unsaved(layout.place(state, specs))

@@ -7,7 +7,7 @@ import gymnasium
 import pytest
 
 from rookery.errors import InvalidInputError
-from rookery.runners.env_group import LocalEnvs, describe_env
+from rookery.runners.env_group import EnvCallError, LocalEnvs, describe_env
 from rookery.runners.faults import Failed, FaultKind, Phase
 from rookery.testing.misbehaving_envs import CountingEnv, FaultyEnv
 
@@ -87,6 +87,17 @@ def test_an_error_of_a_function_that_is_applied_is_a_value() -> None:
     assert isinstance(failed, Failed)
     assert failed.kind is FaultKind.RAISED
     assert "no_such_thing" in failed.error
+
+
+def test_a_failed_call_names_the_env_once_it_was_described() -> None:
+    envs = LocalEnvs([lambda: gymnasium.make("CartPole-v1")] * 2)
+    with pytest.raises(EnvCallError, match=r"^no_such_thing\(\) of env 1 failed \(raised\): AttributeError"):
+        envs.call(1, "no_such_thing")
+    envs.describe()
+    with pytest.raises(
+        EnvCallError, match=r"^no_such_thing\(\) of env 1 \(CartPole-v1\) failed \(raised\): AttributeError"
+    ):
+        envs.call(1, "no_such_thing")
 
 
 @pytest.mark.parametrize("slots", [([], []), ([None], []), ([CountingEnv], [CountingEnv()] * 2)])

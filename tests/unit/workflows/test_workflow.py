@@ -23,9 +23,9 @@ from rookery.recorders import RECORDERS, Position, Recorder, RunDescription
 from rookery.runs import RunDirectory, RunInUseError
 from rookery.types import Key, PyTreeDict
 from rookery.workflows.checkpoint import Checkpoints
-from rookery.workflows.config import CheckpointConfig, EvaluationConfig, Hyperparameters, Scalar, TrainConfig
+from rookery.workflows.config import Hyperparameters, Scalar
 from rookery.workflows.programs import SAME
-from rookery.workflows.workflow import Timetable, Workflow, WorkflowState
+from rookery.workflows.workflow import Workflow, WorkflowState
 
 STEPS = 10
 """Env steps of an iteration."""
@@ -202,49 +202,6 @@ def test_a_run_shorter_than_an_iteration_is_one_iteration(spy: type[SpyRecorder]
     assert int(train(build(total_timesteps=1)).iterations) == 1
     (rows,) = spy.told("record")
     assert "eval/mean_reward" in rows[0]
-
-
-def test_a_timetable_keeps_its_intervals_whatever_divides_what() -> None:
-    # Iterations take any number of steps, as the generations of evolution do. Everything happens at the first record
-    # after its time has come, never twice for one time, and at the end.
-    generator = np.random.default_rng(0)
-    for _ in range(200):
-        total, record, evaluation, checkpoint = (int(number) for number in generator.integers(1, 5000, size=4))
-        timetable = Timetable.of(
-            TrainConfig(
-                total_timesteps=total,
-                record_interval=record,
-                evaluation=EvaluationConfig(interval=evaluation),
-                checkpoint=CheckpointConfig(interval=checkpoint),
-            )
-        )
-        position, records, due = 0, [], {"evaluation": [], "checkpoint": []}
-        while position < total:
-            record_at = timetable.next_record(position)
-            while position < record_at:
-                position += int(generator.integers(1, 900))
-            records.append(position)
-            for name, positions in due.items():
-                if timetable.is_due(getattr(timetable, f"{name}_interval"), record_at, position):
-                    positions.append(position)
-        assert records == first_past_multiples(records, timetable.record_interval, total)
-        for name, positions in due.items():
-            assert positions == first_past_multiples(records, getattr(timetable, f"{name}_interval"), total)
-
-
-def first_past_multiples(positions: list[int], interval: int, total: int) -> list[int]:
-    chosen, num_passed = [], 0
-    for position in positions:
-        if position // interval > num_passed or position >= total:
-            chosen.append(position)
-        num_passed = position // interval
-    return chosen
-
-
-def test_intervals_that_are_not_given_are_shares_of_the_run() -> None:
-    timetable = Timetable.of(TrainConfig(total_timesteps=100_000))
-    assert timetable.record_interval == 2_000
-    assert (timetable.evaluation_interval, timetable.checkpoint_interval) == (10_000, 10_000)
 
 
 # What the loop may not do.

@@ -1,0 +1,217 @@
+"""Distributions over finitely many actions: one choice, several at once, or coins."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.errors import ShapeError
+from rookery.networks.distributions.distribution import Distribution, sum_over_event
+from rookery.spaces import Discrete, MultiBinary, MultiDiscrete, Shape, Space
+from rookery.types import Array, Key, pytree_field
+
+
+class Categorical(Distribution):
+    """One of the n actions of a `Discrete` space; raw actions are `0, ..., n - 1` whatever the first action is.
+
+    Where `mask` is 0 the probability is exactly 0. A row that allows nothing is treated as if it allowed everything:
+    such rows belong to no decision (an episode that has ended), and must not put a NaN into those that do.
+    """
+
+    space: Discrete = pytree_field(static=True)
+    logits: Array
+    mask: Array | None = None
+
+    def __post_init__(self) -> None:
+        _check_mask(self.mask, self.logits, self.space)
+
+    @property
+    def batch_shape(self) -> Shape:
+        return self.logits.shape[:-1]
+
+    @property
+    def log_probs(self) -> Array:
+        """The log-probabilities of all actions, `[..., n]`; those of masked actions are `-inf`."""
+        return jax.nn.log_softmax(self._allowed_logits)
+
+    @property
+    def _allowed_logits(self) -> Array:
+        """The logits, `-inf` for masked actions."""
+        if self.mask is None:
+            return self.logits
+        return jnp.where(_all_if_none(self.mask.astype(bool)), self.logits, -jnp.inf)
+
+    def sample(self, key: Key) -> Array:
+        return jax.random.categorical(key, self.log_probs).astype(jnp.int32)
+
+    def mode(self) -> Array:
+        return jnp.argmax(self._allowed_logits, axis=-1).astype(jnp.int32)
+
+    def log_prob(self, raw: Array) -> Array:
+        self._check_raw(raw)
+        return _log_prob_at(self.log_probs, raw)
+
+    def entropy(self) -> Array:
+        return _categorical_entropy(self.log_probs)
+
+    def kl_divergence(self, other: Self) -> Array:
+        """Return KL(self || other); infinite where `other` masks an action that this one may take."""
+        self._check_same_kind(other)
+        return _categorical_kl_divergence(self.log_probs, other.log_probs)
+
+    def action(self, raw: Array) -> Array:
+        return raw.astype(self.space.sample_dtype) + self.space.start
+
+    def raw_of(self, action: Array) -> Array:
+        return (action - self.space.start).astype(jnp.int32)
+
+
+class MultiCategorical(Distribution):
+    """Independent choices, one for each component of a `MultiDiscrete` space; raw actions count from 0.
+
+    `logits` and `mask` hold the values of all components one after the other, `[..., sum(nvec)]`; the mask is that of
+    `Categorical`, for each component by itself.
+    """
+
+    space: MultiDiscrete = pytree_field(static=True)
+    logits: Array
+    mask: Array | None = None
+
+    def __post_init__(self) -> None:
+        _check_mask(self.mask, self.logits, self.space)
+
+    @property
+    def batch_shape(self) -> Shape:
+        return self.logits.shape[:-1]
+
+    @property
+    def log_probs(self) -> Array:
+        """The log-probabilities of all values, `[..., *nvec.shape, max(nvec)]`; `-inf` past the end of a component."""
+        return jax.nn.log_softmax(self._allowed_logits)
+
+    @property
+    def _allowed_logits(self) -> Array:
+        """The logits in the layout of `log_probs`, `-inf` for masked values and past the end of a component."""
+        logits = self._padded(self.logits)
+        allowed = exists = jnp.broadcast_to(_component_layout(self.space).exists, logits.shape)
+        if self.mask is not None:
+            allowed = _all_if_none(self._padded(self.mask.astype(bool)) & exists) & exists
+        return jnp.where(allowed, logits, -jnp.inf)
+
+    def _padded(self, values: Array) -> Array:
+        """Lay out `[..., sum(nvec)]` as `[..., *nvec.shape, max(nvec)]`; what stands past an end has no meaning."""
+        return values[..., _component_layout(self.space).position]
+
+    def sample(self, key: Key) -> Array:
+        return jax.random.categorical(key, self.log_probs).astype(jnp.int32)
+
+    def mode(self) -> Array:
+        return jnp.argmax(self._allowed_logits, axis=-1).astype(jnp.int32)
+
+    def log_prob(self, raw: Array) -> Array:
+        self._check_raw(raw)
+        return sum_over_event(_log_prob_at(self.log_probs, raw), self.space)
+
+    def entropy(self) -> Array:
+        return sum_over_event(_categorical_entropy(self.log_probs), self.space)
+
+    def kl_divergence(self, other: Self) -> Array:
+        self._check_same_kind(other)
+        return sum_over_event(_categorical_kl_divergence(self.log_probs, other.log_probs), self.space)
+
+    def action(self, raw: Array) -> Array:
+        dtype = self.space.sample_dtype
+        return raw.astype(dtype) + jnp.broadcast_to(jnp.asarray(self.space.start, dtype), raw.shape)
+
+    def raw_of(self, action: Array) -> Array:
+        start = jnp.broadcast_to(jnp.asarray(self.space.start, action.dtype), action.shape)
+        return (action - start).astype(jnp.int32)
+
+
+class Bernoulli(Distribution):
+    """Independent coins, one for each entry of a `MultiBinary` space; `logits` `[..., *shape]` are those of a 1."""
+
+    space: MultiBinary = pytree_field(static=True)
+    logits: Array
+
+    @property
+    def batch_shape(self) -> Shape:
+        return self.space.batch_shape_of(self.logits)
+
+    def sample(self, key: Key) -> Array:
+        return jax.random.bernoulli(key, jax.nn.sigmoid(self.logits)).astype(self.space.dtype)
+
+    def mode(self) -> Array:
+        return (self.logits > 0.0).astype(self.space.dtype)
+
+    def log_prob(self, raw: Array) -> Array:
+        self._check_raw(raw)
+        log_probs = jnp.where(raw == 1, jax.nn.log_sigmoid(self.logits), jax.nn.log_sigmoid(-self.logits))
+        return sum_over_event(log_probs, self.space)
+
+    def entropy(self) -> Array:
+        return sum_over_event(-self._expectation(self._log_probs), self.space)
+
+    def kl_divergence(self, other: Self) -> Array:
+        self._check_same_kind(other)
+        log_ratios = [mine - theirs for mine, theirs in zip(self._log_probs, other._log_probs, strict=True)]
+        return sum_over_event(self._expectation(log_ratios), self.space)
+
+    def action(self, raw: Array) -> Array:
+        return raw
+
+    def raw_of(self, action: Array) -> Array:
+        return action
+
+    @property
+    def _log_probs(self) -> list[Array]:
+        """The log-probabilities of 0 and of 1."""
+        return [jax.nn.log_sigmoid(-self.logits), jax.nn.log_sigmoid(self.logits)]
+
+    def _expectation(self, values: list[Array]) -> Array:
+        """Weigh the value at 0 and the value at 1 with their probabilities."""
+        return jax.nn.sigmoid(-self.logits) * values[0] + jax.nn.sigmoid(self.logits) * values[1]
+
+
+def _check_mask(mask: Array | None, logits: Array, space: Space) -> None:
+    if mask is not None and mask.shape != logits.shape:
+        raise ShapeError(f"action mask has shape {list(mask.shape)}; expected {list(logits.shape)} for {space}.")
+
+
+def _all_if_none(allowed: Array) -> Array:
+    """Allow everything in the rows that allow nothing."""
+    return allowed | ~jnp.any(allowed, axis=-1, keepdims=True)
+
+
+def _log_prob_at(log_probs: Array, raw: Array) -> Array:
+    return jnp.take_along_axis(log_probs, raw[..., None].astype(jnp.int32), axis=-1)[..., 0]
+
+
+def _categorical_entropy(log_probs: Array) -> Array:
+    possible = log_probs > -jnp.inf
+    return -jnp.sum(jnp.exp(log_probs) * jnp.where(possible, log_probs, 0.0), axis=-1)
+
+
+def _categorical_kl_divergence(log_probs: Array, other_log_probs: Array) -> Array:
+    possible = log_probs > -jnp.inf
+    return jnp.sum(jnp.exp(log_probs) * jnp.where(possible, log_probs - other_log_probs, 0.0), axis=-1)
+
+
+@dataclass(frozen=True)
+class _ComponentLayout:
+    """Where each value of each component stands in the flat logits, and whether it exists: `[*shape, max(nvec)]`."""
+
+    position: np.ndarray
+    exists: np.ndarray
+
+
+def _component_layout(space: MultiDiscrete) -> _ComponentLayout:
+    num_values = space.nvec.flatten()
+    first = np.cumsum(num_values) - num_values
+    value = np.arange(num_values.max())
+    exists = value < num_values[:, None]
+    position = np.where(exists, first[:, None] + value, 0)
+    shape = (*space.shape, value.size)
+    return _ComponentLayout(position.reshape(shape), exists.reshape(shape))
