@@ -246,7 +246,7 @@ class AgentTracks(Tracks):
         whole_episodes: bool = False,
         overdraft: np.ndarray | None = None,
     ) -> Taken:
-        kept = np.zeros_like(self._env_steps) if overdraft is None else overdraft
+        kept = np.zeros_like(self._env_steps) if overdraft is None else overdraft.copy()
         if whole_episodes:
             kept = self._episode_env_steps.copy()
         taken = Taken({}, {}, Steps(env_steps=int((self._env_steps - kept).sum())))
@@ -281,6 +281,10 @@ class AgentTracks(Tracks):
                 del self._lanes[key]
                 self._free.pop(key, None)
         return forgotten
+
+    @property
+    def env_steps(self) -> np.ndarray:
+        return self._env_steps
 
     @property
     def pending(self) -> Steps:

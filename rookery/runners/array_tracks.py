@@ -132,6 +132,10 @@ class ArrayTracks(Tracks):
         return Taken(batches, {self._policy: first_carry}, Steps(num_complete, num_complete))
 
     @property
+    def env_steps(self) -> np.ndarray:
+        return self._desk.memory.cursor
+
+    @property
     def pending(self) -> Steps:
         num_rows = int(self._desk.memory.cursor.sum())
         return Steps(num_rows, num_rows)

@@ -21,8 +21,8 @@ Lanes = np.ndarray | slice
 ALL_LANES = slice(None)
 """All lanes of a memory, in order."""
 
-TERMINATED = frozenset({End.TERMINATED, End.GONE_TERMINATED})
-TRUNCATED = frozenset({End.TRUNCATED, End.GONE_TRUNCATED})
+TERMINATED = (End.TERMINATED, End.GONE_TERMINATED)
+TRUNCATED = (End.TRUNCATED, End.GONE_TRUNCATED)
 
 
 ROW_COLUMNS = ("rewards", "episode_returns", "ends", "times", "episodes")
@@ -120,7 +120,7 @@ class LaneMemory:
             self.next_obs = self.obs.like(self.num_rows, self.num_lanes)
 
     def follow(self, lanes: Lanes, obs: Tree | None) -> None:
-        """Write what they see next, before the row is completed; None, if nobody knows, writes what they acted on."""
+        """Write what these lanes see after their act, in the row that is still open; None keeps what they acted on."""
         now = self._now(lanes)
         self.next_obs.write(now, self.obs.read(now) if obs is None else leaves_of(obs))
 
@@ -224,7 +224,7 @@ class LaneMemory:
         """
         if num_rows is not None and num_rows > self.num_rows:
             self.add_rows(num_rows)
-        num_kept = np.zeros_like(self.cursor) if num_kept is None else num_kept
+        num_kept = np.zeros_like(self.cursor) if num_kept is None else num_kept.copy()
         given = self.cursor - num_kept
         episode_begin = np.maximum(self.episode_begin - given, 0)
         next_num_rows = max(next_num_rows, int(num_kept.max(initial=0)) + 1)
@@ -257,7 +257,7 @@ class LaneMemory:
     def _batch(self, length: int) -> SampleBatch:
         is_live = np.arange(length)[:, None] < self.cursor[None, :]  # [T, lanes]
         ends = self.ends[:length]
-        terminated, truncated = (np.isin(ends, list(which)) & is_live for which in (TERMINATED, TRUNCATED))
+        terminated, truncated = np.isin(ends, TERMINATED) & is_live, np.isin(ends, TRUNCATED) & is_live
         assert self._packing is not None
         assert self.obs.arrays is not None
         assert self.acts.arrays is not None

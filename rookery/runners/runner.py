@@ -274,8 +274,10 @@ class EnvRunner:
 
     def _end_sample(self, num_rows: int | None) -> Sample:
         whole_episodes, overdraft = self._quota.unit in WHOLE_EPISODES, self._quota.overdraft
-        taken = self._tracks.take(num_rows, self.config.rollout_fragment_length, whole_episodes, overdraft)
+        if overdraft is not None:
+            overdraft = np.minimum(overdraft, self._tracks.env_steps)  # a fault may have taken some back
         self._kept = overdraft
+        taken = self._tracks.take(num_rows, self.config.rollout_fragment_length, whole_episodes, overdraft)
         for policy in taken.forgotten:
             self._pipelines.pop(policy, None)
         self._returned += taken.steps
@@ -391,9 +393,7 @@ class EnvRunner:
             self._episodes[env].infos = polled.infos.get(env, NO_INFOS)
             self._tracks.update(self._episodes[env])
             self._close_episode(env, End.TRUNCATED if env in truncated else End.TERMINATED, None)
-            num_steps = self._tracks.end_episode(env)
-            if self._quota.unit == COMPLETE:
-                self._quota.use(COMPLETE, [env], num_steps)
+            self._quota.use(COMPLETE, [env], self._tracks.end_episode(env))
         self._quota.use(EPISODES, polled.over)
 
     def _close_episode(self, env: int, how: End, fault: Fault | None) -> None:
@@ -520,9 +520,9 @@ class EnvRunner:
 
 def _truncated_envs(polled: Polled) -> frozenset[int]:
     """The envs with an agent that was truncated."""
-    if TRUNCATED.isdisjoint(polled.ends.tobytes()):
+    if frozenset(polled.ends.tobytes()).isdisjoint(TRUNCATED):
         return NOBODY
-    return frozenset(polled.envs[np.isin(polled.ends, list(TRUNCATED))].tolist())
+    return frozenset(polled.envs[np.isin(polled.ends, TRUNCATED)].tolist())
 
 
 def _numbers_in(report: Any) -> dict[str, float]:

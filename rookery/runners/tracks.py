@@ -61,6 +61,11 @@ class Tracks(ABC):
 
     @property
     @abstractmethod
+    def env_steps(self) -> np.ndarray:
+        """The steps of each env that were not handed over yet."""
+
+    @property
+    @abstractmethod
     def pending(self) -> Steps:
         """What was not handed over yet."""
 
@@ -77,8 +82,10 @@ class Taken:
 
 
 def stacked(trees: Sequence[Tree]) -> Tree:
+    """Stack trees along a new first axis; None if there are none."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees) if trees else None
 
 
 def some_rows(tree: Tree, rows: np.ndarray) -> Tree:
+    """Return some rows of a tree of arrays, named by a mask or by their numbers."""
     return tree[rows] if type(tree) is np.ndarray else jax.tree.map(lambda leaf: leaf[rows], tree)

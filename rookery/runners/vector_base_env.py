@@ -136,7 +136,7 @@ def polled_reset(reset: VectorReset) -> Polled:
         obs=reset.obs,
         rewards=np.zeros(num_rows),
         ends=np.zeros(num_rows, np.uint8),
-        is_reset=~np.zeros(num_rows, np.bool_),
+        is_reset=np.ones(num_rows, np.bool_),
         resets=reset.envs,
         infos={env: {SINGLE_AGENT: info} for env, info in reset.infos.items()},
         failed=reset.failed,

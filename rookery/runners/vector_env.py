@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -174,35 +175,37 @@ class VectorEnv(ABC):
             obs, infos = self.vector_reset(seeds)
             obs = self._step_checker.check_obs(obs, self.num_envs)
             errors = self._step_checker.check_infos(infos, everyone)
-        except EnvironmentCheckError as error:
-            failed = dict.fromkeys(everyone, as_failed(error, Phase.RESET))
-            return VectorReset([], zeros_of(self.observation_space, 0), failed=failed)
         except Exception as error:
-            failed = dict.fromkeys(everyone, Failed.by_exception(error, Phase.RESET))
-            return VectorReset([], zeros_of(self.observation_space, 0), failed=failed)
-        told = {env: info for env, info in infos.items() if info}
-        return _reset_of(list(everyone), obs, told, errors, {})
+            is_check = isinstance(error, EnvironmentCheckError)
+            failure = as_failed(error, Phase.RESET) if is_check else Failed.by_exception(error, Phase.RESET)
+            return VectorReset([], zeros_of(self.observation_space, 0), failed=dict.fromkeys(everyone, failure))
+        told = {env: info for env, info in infos.items() if env not in errors and info}
+        return _without_errors(VectorReset(list(everyone), obs, told), errors)
 
     def _reset_one(self, index: int, seed: int | None) -> Reset | Failed:
         try:
-            return self.reset_at(index, seed)
+            reply = self.reset_at(index, seed)
+            # The next reset may write into the same memory.
+            return (copy.deepcopy(reply[0]), *reply[1:]) if isinstance(reply, tuple) and reply else reply
         except Exception as error:
             return Failed.by_exception(error, Phase.RESET)
 
     def _checked_resets(self, replies: dict[int, Any]) -> VectorReset:
         """Return what resets gave, with copies of their observations, and what is wrong with the others."""
         failed = {index: failure for index, reply in replies.items() if (failure := _failed_reset(reply)) is not None}
-        for index in failed:
-            del replies[index]
+        if failed:
+            replies = {index: reply for index, reply in replies.items() if index not in failed}
         obs, errors = self._first_stacker.stack([reply[0] for reply in replies.values()])
         infos = {index: reply[1] for index, reply in replies.items() if reply[1]}
-        return _reset_of(list(replies), obs, infos, errors, failed)
+        return _without_errors(VectorReset(list(replies), obs, infos, failed), errors)
 
     def _checked_step(self, step: VectorStep, rows: Sequence[int]) -> VectorStep:
         checker, num_rows = self._step_checker, len(rows)
         obs = checker.check_obs(step.obs, num_rows)
         wrong_obs = checker.sample_bounds(obs, num_rows)
         rewards, wrong_rewards = checker.check_rewards(step.rewards, num_rows)
+        if self._begun_resets:  # which may write into the same memory
+            obs, rewards = jax.tree.map(np.copy, (obs, rewards))
         failed = {rows[row]: as_failed(error, Phase.STEP) for row, error in (wrong_obs | wrong_rewards).items()}
         failed |= {
             index: as_failed(error, Phase.STEP) for index, error in checker.check_infos(step.infos, rows).items()
@@ -258,7 +261,7 @@ class GroupVectorEnv(VectorEnv):
     def reset_at(self, index: int, seed: int | None = None) -> Reset:
         self.begin_reset(index, seed)
         reset = self._good_resets([index], [seed])
-        return row_of(reset.obs, 0), reset.infos.get(index, {})
+        return row_of(reset.obs, reset.envs.index(index)), reset.infos.get(index, {})
 
     def vector_step(self, actions: Any, indexes: np.ndarray | None = None) -> VectorStep:
         self.begin_step(actions, indexes)
@@ -281,17 +284,16 @@ class GroupVectorEnv(VectorEnv):
     def begin_reset(self, index: int, seed: int | None = None) -> None:
         if self._timer is not None:
             self._timer.reset(index)
+        self._replies.pop(index, None)
         if isinstance(self.group, LocalEnvs):
             self._replies[index] = self.group.reset_now(index, seed)
         else:
-            self._replies.pop(index, None)
             self.group.send_reset(index, seed)
-        self._resetting.add(index)
+            self._resetting.add(index)
 
     def finished_resets(self, wait: Collection[int] = (), timeout: float | None = None) -> VectorReset:
         if isinstance(self.group, LocalEnvs):
             replies, self._replies = self._replies, {}
-            self._resetting.clear()
             return self._checked_resets(replies)
         missing = [index for index in wait if index not in self._replies]
         self._replies.update(self.group.receive(missing, timeout))
@@ -427,17 +429,17 @@ def rows_of(trees: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
-def _reset_of(envs: list[int], obs: Any, infos: Mapping, errors: Errors, failed: dict[int, Failed]) -> VectorReset:
-    """Leave out the rows that have errors."""
+def _without_errors(reset: VectorReset, errors: Errors) -> VectorReset:
+    """Count the envs whose rows have errors as failed."""
     if not errors:
-        return VectorReset(envs, obs, infos, failed)
-    good = [row for row in range(len(envs)) if row not in errors]
-    failed = failed | {envs[row]: as_failed(error, Phase.RESET) for row, error in errors.items()}
+        return reset
+    good = [row for row in range(len(reset.envs)) if row not in errors]
+    failed = {reset.envs[row]: as_failed(error, Phase.RESET) for row, error in errors.items()}
     return VectorReset(
-        [envs[row] for row in good],
-        jax.tree.map(lambda leaf: leaf[good], obs),
-        {env: info for env, info in infos.items() if env not in failed},
-        failed,
+        [reset.envs[row] for row in good],
+        jax.tree.map(lambda leaf: leaf[good], reset.obs),
+        {env: info for env, info in reset.infos.items() if env not in failed},
+        {**reset.failed, **failed},
     )
 
 

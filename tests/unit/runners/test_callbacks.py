@@ -1,10 +1,14 @@
 """What callbacks see, and that those that nobody overrides are never called."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from rookery.runners.base_env import ALL
+from rookery.runners.autoreset_env import AutoresetBaseEnv
+from rookery.runners.base_env import ALL, BaseEnv
 from rookery.runners.callbacks import Callbacks, EpisodeEndEvent, EpisodeEvent, FaultEvent, SampleEvent
 from rookery.runners.runner import Sample
 from rookery.testing.misbehaving_envs import CountingEnv, FaultyEnv, raise_error
@@ -80,6 +84,40 @@ def test_infos_of_a_single_agent_are_those_of_the_step() -> None:
     figures = Figures()
     make_runner(vectorized(lambda index: TellingEnv(4)), callbacks=figures).sample(num_episodes=1)
     assert [infos.get("agent", {}) for *_, infos in figures.steps] == [{"at": 1}, {}, {"at": 3}, {}]
+
+
+class StoryEnv(CountingEnv):
+    """Tells with each reset how many there were before, but not with the first."""
+
+    num_resets = -1
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, Any]:
+        self.num_resets += 1
+        return super().reset(seed=seed)[0], {"before": self.num_resets} if self.num_resets else {}
+
+
+def stories_in(mode: AutoresetMode) -> AutoresetBaseEnv:
+    return AutoresetBaseEnv(SyncVectorEnv([lambda: StoryEnv(3)], autoreset_mode=mode))
+
+
+@pytest.mark.parametrize(
+    "make_base_env",
+    [
+        lambda: vectorized(lambda index: StoryEnv(3)),
+        *(functools.partial(stories_in, mode) for mode in AutoresetMode),
+    ],
+)
+def test_an_episode_starts_with_the_infos_of_its_reset(make_base_env: Callable[[], BaseEnv]) -> None:
+    class Starts(Callbacks):
+        def __init__(self) -> None:
+            self.told: list[dict] = []
+
+        def on_episode_start(self, event: EpisodeEvent) -> None:
+            self.told.append({agent: dict(info) for agent, info in event.episode.infos.items()})
+
+    starts = Starts()
+    make_runner(make_base_env(), callbacks=starts).sample(num_episodes=3)
+    assert starts.told == [{}, {"agent": {"before": 1}}, {"agent": {"before": 2}}]
 
 
 def test_numbers_of_callbacks_and_of_envs_are_reported_with_the_episode() -> None:

@@ -117,8 +117,9 @@ def test_a_discarded_episode_leaves_nothing_behind() -> None:
     batch = take(memory, 6)
     is_live = batch.extras.env_extras.autoreset[:, 1] == 0
     np.testing.assert_array_equal(batch.obs[is_live, 1, 0], [0.0, 1.0, 700.0])
-    np.testing.assert_array_equal(batch.rewards[~is_live, 1], 0.0)
-    assert not batch.dones[~is_live, 1].any()
+    np.testing.assert_array_equal(batch.next_obs[is_live, 1, 0], [1.0, 2.0, 701.0])
+    for rows in (batch.obs, batch.next_obs, batch.rewards, batch.dones):
+        assert not rows[~is_live, 1].any()
     np.testing.assert_array_equal(batch.extras.env_extras.end[~is_live, 1], End.RUNNING)
 
 
@@ -142,6 +143,25 @@ def test_an_open_row_goes_on_in_the_next_fragment() -> None:
     assert second.extras.policy_extras.log_prob[0, 1] == pytest.approx(0.9)
 
 
+def test_agents_that_see_nothing_after_their_act_keep_what_they_acted_on() -> None:
+    def shown(*numbers: float) -> PyTreeDict:
+        return PyTreeDict(a=numbers_of(numbers), b=np.array(numbers, np.int64))
+
+    memory = LaneMemory(4, 3)
+    memory.observe(ALL_LANES, shown(1, 2, 3))
+    for lanes in (np.array([1]), np.array([0, 1, 2]), np.array([2, 0])):
+        width = len(lanes)
+        memory.act(lanes, acts_of([0] * width), np.zeros(width), np.zeros(width))
+        memory.follow(lanes, None)
+        memory.complete(lanes, np.zeros(width), np.full(width, End.GONE_TRUNCATED, np.uint8), np.zeros(width))
+        memory.observe(lanes, shown(*(10 * memory.cursor[lanes] + lanes)))
+    batch = take(memory)
+    jax.tree.map(np.testing.assert_array_equal, batch.next_obs, batch.obs)
+    assert batch.next_obs.b[:2].tolist() == [[1, 2, 3], [10, 11, 12]]
+    assert (batch.next_obs.a.dtype, batch.next_obs.b.dtype) == (np.float32, np.int64)
+    assert batch.extras.env_extras.truncation[:2].all()
+
+
 def test_rows_of_running_episodes_wait_if_only_whole_ones_are_wanted() -> None:
     memory = LaneMemory(8, 2)
     memory.observe(ALL_LANES, numbers_of([0, 0]))
@@ -155,6 +175,7 @@ def test_rows_of_running_episodes_wait_if_only_whole_ones_are_wanted() -> None:
     second = take(memory)
     is_live = second.extras.env_extras.autoreset[:, 1] == 0
     np.testing.assert_array_equal(second.obs[is_live, 1, 0], np.arange(5.0))
+    np.testing.assert_array_equal(second.next_obs[is_live, 1, 0], np.arange(1.0, 6.0))
     np.testing.assert_array_equal(second.rewards[is_live, 1], np.arange(5.0) / 2)
 
 

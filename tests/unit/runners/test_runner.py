@@ -21,7 +21,7 @@ from rookery.runners.faults import EnvFaultError, RestartPolicy
 from rookery.runners.multi_agent_env import MultiAgentDictEnv
 from rookery.runners.runner import EnvRunner, RunnerConfig, Sample
 from rookery.spaces import Box, Discrete, Space
-from rookery.testing.misbehaving_envs import CountingEnv, FaultyEnv, raise_error
+from rookery.testing.misbehaving_envs import CountingEnv, FaultyEnv, LyingEnv, raise_error, with_nan_reward
 from tests.runner_envs import (
     NUMBER,
     FakeTime,
@@ -418,6 +418,12 @@ def test_steps_that_do_not_divide_are_shared_out() -> None:
     assert sample.batch.batches.default.rewards.shape == (3, 3)
 
 
+def test_a_batch_is_made_of_arrays_and_counts_its_steps_in_32_bits() -> None:
+    batch = make_runner(vectorized(lambda index: CountingEnv(10), num_envs=3)).sample(num_steps=7).batch
+    assert all(isinstance(leaf, np.ndarray | np.generic) for leaf in jax.tree.leaves(batch))
+    assert (batch.env_steps.dtype, int(batch.env_steps)) == (np.int32, 7)
+
+
 def test_samples_of_all_kinds_can_be_mixed() -> None:
     runner = make_runner(vectorized(lambda index: CountingEnv(7), num_envs=3), rollout_fragment_length=4)
     rows: list[Row] = []
@@ -553,6 +559,28 @@ def test_gymnasium_vector_envs_are_sampled_like_any_others(
         assert (row.obs, row.successor, row.reward) == (row.t, row.t + 1, 1.0)
         assert row.termination == (row.t == lengths[row.lane] - 1)
     assert set(Counter((row.episode, row.t) for row in rows).values()) == {1}
+
+
+@pytest.mark.parametrize("has_mapping", [False, True])
+def test_steps_that_a_fault_took_back_are_not_kept_for_the_next_sample(has_mapping: bool) -> None:
+    vector_env = gymnasium.vector.SyncVectorEnv(
+        [lambda: CountingEnv(1), lambda: LyingEnv(with_nan_reward, at_step=8, length=100)],
+        autoreset_mode=gymnasium.vector.AutoresetMode.NEXT_STEP,  # the first loses every other step
+    )
+    fake_time = FakeTime()
+    runner = make_runner(
+        AutoresetBaseEnv(vector_env),
+        None,
+        (lambda agent, episode: "default") if has_mapping else None,
+        clock=fake_time.clock,
+        sleep=fake_time.sleep,
+    )
+    for _ in range(2):
+        sample = runner.sample(num_steps=10)
+        rows = rows_of(sample)
+        assert len(rows) == sample.agent_steps == sample.env_steps
+        assert all((row.obs, row.successor) == (row.t, row.t + 1) for row in rows)
+        fake_time.sleep(1.0)
 
 
 # What is kept for later.

@@ -1,5 +1,5 @@
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,10 @@ import pytest
 
 from rookery.errors import InvalidInputError
 from rookery.runners.base_env import SINGLE_AGENT, Actions, End, Polled
+from rookery.runners.env_group import LocalEnvs
 from rookery.runners.faults import FaultKind, Phase
 from rookery.runners.vector_base_env import VectorBaseEnv
-from rookery.runners.vector_env import VectorEnv, VectorStep
+from rookery.runners.vector_env import GroupVectorEnv, VectorEnv, VectorReset, VectorStep
 from rookery.spaces import Box, Dict, Discrete
 from rookery.testing.misbehaving_envs import (
     CountingEnv,
@@ -133,6 +134,65 @@ def test_a_reset_that_fails_is_told_and_can_be_tried_again() -> None:
     assert {env: failed.phase for env, failed in polled.failed.items()} == {1: Phase.RESET}
     base_env.try_restart(1, seed=1)
     assert list(base_env.poll().resets) == [1]
+
+
+def test_resets_that_fail_beside_good_ones_have_no_rows_and_cannot_act() -> None:
+    base_env = make_base_env(
+        FaultyEnv(raise_error, at_reset=1), TellingStartEnv(7), TellingStartEnv(8), FaultyEnv(raise_error, at_reset=1)
+    )
+    assert base_env.poll().infos == {1: {SINGLE_AGENT: {"story": 7}}, 2: {SINGLE_AGENT: {"story": 8}}}
+    for env in (3, 2, 0):
+        base_env.try_reset(env, None)
+    polled = act(base_env, 1)
+    assert (polled.envs.tolist(), polled.is_reset.tolist(), polled.obs.tolist()) == (
+        [1, 2],
+        [False, True],
+        [[1.0], [0.0]],
+    )
+    assert (list(polled.stepped), list(polled.resets), sorted(polled.failed)) == ([1], [2], [0, 3])
+    assert polled.infos == {2: {SINGLE_AGENT: {"story": 8}}}
+    for env in (0, 3):
+        with pytest.raises(InvalidInputError, match=f"env {env} of test has failed: call try_restart"):
+            act(base_env, env)
+    assert act(base_env, 1, 2).obs.tolist() == [[2.0], [1.0]]
+
+
+class TellingStartEnv(CountingEnv):
+    """Tells something with each reset."""
+
+    def __init__(self, story: int) -> None:
+        super().__init__()
+        self.story = story
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, Any]:
+        return super().reset(seed=seed)[0], {"story": self.story}
+
+
+class WatchedEnvs(GroupVectorEnv):
+    """Notes which resets are waited for."""
+
+    def __init__(self, *envs: gymnasium.Env) -> None:
+        super().__init__(LocalEnvs([lambda env=env: env for env in envs]))
+        self.awaited: list[list[int]] = []
+
+    def finished_resets(self, wait: Collection[int] = (), timeout: float | None = None) -> VectorReset:
+        self.awaited.append(sorted(wait))
+        return super().finished_resets(wait, timeout)
+
+
+@pytest.mark.parametrize("at_reset", [None, 1])
+def test_once_it_was_built_anew_or_could_not_be_an_env_is_waited_for_like_the_others(at_reset: int | None) -> None:
+    vector_env = WatchedEnvs(CountingEnv(), FaultyEnv(raise_error, at_reset=at_reset))
+    base_env = VectorBaseEnv(vector_env)
+    base_env.poll()
+    base_env.try_restart(1, None)
+    base_env.try_reset(0, None)
+    assert (list(base_env.poll().failed) == [1]) == (at_reset is not None)
+    base_env.poll()
+    for env in range(2):
+        base_env.try_reset(env, None)
+    assert list(base_env.poll().resets) == [0, 1]
+    assert vector_env.awaited == [[0, 1], [0], [], [0, 1]]
 
 
 def test_last_observations_of_an_env_that_reuses_its_memory_are_true() -> None:

@@ -1,5 +1,5 @@
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from rookery.testing.misbehaving_envs import (
     with_wrong_dtype,
     with_wrong_shape,
 )
+from rookery.types import PyTreeDict
 
 SPACES = [
     gym_spaces.Box(-2.0, 3.0, (3,), np.float64),
@@ -260,6 +261,121 @@ def test_what_nobody_asked_for_is_not_taken_for_the_answer_to_the_next_request()
     assert vector_env.reset_at(1)[0].tolist() == [0.0]
 
 
+class BadStartEnv(CountingEnv):
+    """Returns from a reset what it is made to return; observations begin with its index."""
+
+    def __init__(self, index: int, spoil_fn: Callable[[Any, dict], Any]) -> None:
+        super().__init__()
+        self.index = index
+        self.spoil_fn = spoil_fn
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
+        super().reset(seed=seed)
+        return self.spoil_fn(np.array([self.index], np.float32), {"index": self.index})
+
+
+BAD_STARTS: dict[int, tuple[Callable[[Any, dict], Any], str]] = {
+    0: (lambda obs, info: (obs.astype(np.float64), info), "dtype float64"),
+    2: (lambda obs, info: obs, "expected the tuple"),
+    3: (lambda obs, info: (obs, [info]), "expected a dict"),
+    5: (lambda obs, info: (np.repeat(obs, 2), info), "shape"),
+}
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_resets_that_fail_leave_the_rows_of_the_others_as_they_are(processes: bool) -> None:
+    def make_env(index: int) -> BadStartEnv:
+        spoil_fn, _ = BAD_STARTS.get(index, (lambda obs, info: (obs, info), ""))
+        return BadStartEnv(index, spoil_fn)
+
+    vector_env = VectorEnv.wrap(make_env, num_envs=7, processes=processes)
+    for index in (6, 5, 4, 3, 2, 1, 0):
+        vector_env.begin_reset(index)
+    reset = vector_env.finished_resets(range(7))
+    vector_env.close()
+    assert sorted(reset.envs) == [1, 4, 6]
+    assert (reset.obs.dtype, reset.obs[:, 0].tolist()) == (np.float32, reset.envs)
+    assert reset.infos == {index: {"index": index} for index in (1, 4, 6)}
+    assert sorted(reset.failed) == sorted(BAD_STARTS)
+    for index, failed in reset.failed.items():
+        assert (failed.kind, failed.phase) == (FaultKind.INVALID, Phase.RESET)
+        assert BAD_STARTS[index][1] in failed.error
+
+
+def test_infos_of_resets_may_be_any_mapping_and_empty_ones_are_left_out() -> None:
+    told = {0: {}, 1: PyTreeDict(a=1), 2: PyTreeDict()}
+    vector_env = VectorEnv.wrap(lambda index: BadStartEnv(index, lambda obs, info: (obs, told[index])), num_envs=3)
+    assert vector_env.vector_reset()[1] == {1: {"a": 1}}
+    assert [vector_env.reset_at(index)[1] for index in range(3)] == [{}, {"a": 1}, {}]
+
+
+@pytest.mark.parametrize("index", [1, 2])
+def test_a_reset_gives_what_that_env_shows_although_others_were_begun_before(index: int) -> None:
+    vector_env = VectorEnv.wrap(lambda index: BadStartEnv(index, lambda obs, info: (obs, info)), num_envs=3)
+    vector_env.vector_reset()
+    vector_env.begin_reset(0)
+    assert vector_env.reset_at(index)[0].tolist() == [index]
+
+
+def test_a_reset_of_all_is_in_order_although_one_was_begun_before() -> None:
+    vector_env = VectorEnv.wrap(lambda index: BadStartEnv(index, lambda obs, info: (obs, info)), num_envs=3)
+    vector_env.begin_reset(2)
+    assert vector_env.vector_reset()[0][:, 0].tolist() == [0.0, 1.0, 2.0]
+
+
+class FlagsEnv(CountingEnv):
+    """Says of its end and its step what it is made to say."""
+
+    def __init__(self, terminated: Any = False, truncated: Any = False, info: Any = None) -> None:
+        super().__init__()
+        self.said = terminated, truncated, info or {}
+
+    def step(self, action: Any) -> tuple:
+        obs, reward, *_ = super().step(action)
+        return obs, reward, *self.said
+
+
+@pytest.mark.parametrize("false", [False, np.False_, 0, np.array(False), np.array([False])], ids=repr)
+@pytest.mark.parametrize("true", [True, np.True_, 1, np.array(True), np.array([True])], ids=repr)
+def test_a_step_is_quiet_only_if_no_env_ends_whatever_flags_are_made_of(true: Any, false: Any) -> None:
+    def step_of(*envs: FlagsEnv) -> VectorStep:
+        vector_env = VectorEnv.wrap(existing_envs=envs)
+        vector_env.vector_reset()
+        return vector_env.vector_step(np.zeros(len(envs), np.int64))
+
+    nobody = FlagsEnv(false, false)
+    quiet = step_of(nobody, nobody)
+    assert quiet.is_quiet
+    assert (quiet.terminated.tolist(), quiet.truncated.tolist()) == ([False, False], [False, False])
+    step = step_of(nobody, FlagsEnv(true, false), FlagsEnv(false, true), FlagsEnv(true, true))
+    assert step.terminated.tolist() == [False, True, False, True]
+    assert step.truncated.tolist() == [False, False, True, True]
+    assert step.terminated.dtype == step.truncated.dtype == np.bool_
+    for env in (FlagsEnv(true, false), FlagsEnv(false, true), FlagsEnv(false, false, {"a": 1})):
+        assert not step_of(nobody, env).is_quiet
+
+
+@pytest.mark.parametrize("wrong", [None, "False", 2, np.array([True, True]), np.zeros(0, bool), 0.0], ids=repr)
+@pytest.mark.parametrize("name", ["terminated", "truncated"])
+def test_a_flag_that_is_neither_true_nor_false_fails_its_env_alone(wrong: Any, name: str) -> None:
+    vector_env = VectorEnv.wrap(existing_envs=[FlagsEnv(), FlagsEnv(**{name: wrong}), FlagsEnv(truncated=True)])
+    vector_env.vector_reset()
+    step = vector_env.vector_step(np.zeros(3, np.int64))
+    assert list(step.failed) == [1]
+    assert f"{name} is {wrong!r}" in step.failed[1].error
+    assert step.truncated.tolist() == [False, False, True]
+    assert not step.is_quiet
+
+
+def test_a_step_that_a_time_limit_ends_is_not_quiet() -> None:
+    vector_env = GroupVectorEnv(LocalEnvs([CountingEnv, CountingEnv]), time_limit=2)
+    vector_env.vector_reset()
+    steps = [vector_env.vector_step(np.zeros(2, np.int64)) for _ in range(2)]
+    assert [step.is_quiet for step in steps] == [True, False]
+    assert [step.truncated.tolist() for step in steps] == [[False, False], [True, True]]
+    assert not steps[1].terminated.any()
+
+
 class ArrayEnv(VectorEnv):
     """Counts steps, all at once; rewards are the actions, and an action of -1 raises."""
 
@@ -351,7 +467,18 @@ def test_an_array_env_that_raises_fails_for_all_that_were_stepped() -> None:
     assert step.obs["count"].shape == (2,)
 
 
-@pytest.mark.parametrize(("infos", "failed"), [({1: [3]}, [1]), (None, [0, 1, 2]), ({7: {}}, [0, 1, 2])])
+@pytest.mark.parametrize(
+    ("infos", "failed"),
+    [
+        ({1: [3]}, [1]),
+        ({0: {}, 1: {"a": 1}, 2: {"b": 2}}, []),
+        ({0: "hello", 1: 7, 2: {"b": 2}}, [0, 1]),
+        (None, [0, 1, 2]),
+        ({7: {}}, [0, 1, 2]),
+        ({1: np.zeros(2)}, [1]),
+    ],
+    ids=str,
+)
 def test_infos_of_a_reset_of_an_array_env_are_checked_too(infos: Any, failed: list[int]) -> None:
     class TellingEnv(ArrayEnv):
         def vector_reset(self, seeds: Sequence[int | None] | None = None) -> tuple[Any, Any]:
@@ -366,6 +493,7 @@ def test_infos_of_a_reset_of_an_array_env_are_checked_too(infos: Any, failed: li
     assert len(reset.obs["count"]) == len(reset.envs)
     assert sorted(reset.failed) == failed
     assert all("InvalidInfoError" in failure.error for failure in reset.failed.values())
+    assert reset.infos == {env: infos[env] for env in reset.envs if infos.get(env)}
 
 
 def test_spaces_of_gymnasium_are_converted() -> None:
