@@ -1,14 +1,15 @@
-"""Train every method on its tasks with many seeds at once: `python -m bench.learning`, or `... ppo/classic` for some.
+"""Train every method on its tasks with many seeds: `python -m bench.learning`, or `... ppo/classic` for some.
 
-It prints a table and draws the learning curves into `docs/images/learning`. The returns are those of the greedy policy
-after the last step, each seed's the mean over its episodes.
+On the device all seeds train at once, on the host one after the other. It prints a table and draws the learning curves
+into `docs/images/learning`. The returns are those of the greedy policy after the last step, each seed's the mean over
+its episodes.
 """
 
 import argparse
 import shlex
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ from rich.table import Table
 
 from bench.learning_curves import draw_returns
 from rookery.configs import compose
+from rookery.envs.registration import HOST_LIBRARIES
 from rookery.registry import build_workflow
+from rookery.report.curves import read_series
 from rookery.report.formatting import format_duration, format_number
 from rookery.report.loaded_run import EVALUATION_RETURN, LoadedRun, load_runs
 from rookery.runs import RunDirectory
@@ -40,9 +43,12 @@ class Study:
         return f"{self.agent}/{self.env}{self.variant}"
 
     @property
-    def arguments(self) -> list[str]:
-        """What follows `rookery train` to get the same run."""
-        return [f"agent={self.agent}", f"env={self.env}", *self.overrides, f"num_seeds={self.num_seeds}"]
+    def runs(self) -> list[list[str]]:
+        """What follows `rookery train` to get the same: one run with all seeds, or on the host a run of each."""
+        common = [f"agent={self.agent}", f"env={self.env}", *self.overrides]
+        if self.env.partition("/")[0] in HOST_LIBRARIES:
+            return [[*common, f"seed={seed}"] for seed in range(self.num_seeds)]
+        return [[*common, f"num_seeds={self.num_seeds}"]]
 
 
 SPRING = ("env.kwargs.backend=spring",)
@@ -52,6 +58,7 @@ STUDIES = (
     Study("ppo", "brax/inverted_pendulum", 4, SPRING),
     Study("ppo", "brax/hopper", 2, SPRING),
     Study("ppo", "gymnax/Breakout-MinAtar", 1),
+    Study("ppo", "gymnasium/LunarLander-v3", 4),
     Study("a2c", "classic/cartpole"),
     Study("a2c", "classic/acrobot"),
     Study("impala", "classic/cartpole"),
@@ -68,18 +75,27 @@ STUDIES = (
 )
 
 
-def run(study: Study) -> LoadedRun:
-    """Train, evaluate ten times on the way, and read what was recorded."""
+def train(arguments: list[str], folder: Path) -> RunDirectory:
+    """Train, and evaluate ten times on the way."""
+    print(f"rookery train {shlex.join(arguments)}", file=sys.stderr, flush=True)
+    config = compose([*arguments, f"run_dir={folder}", "recorders=[jsonl]"])
+    config["checkpoint"]["interval"] = config["total_timesteps"]
+    workflow = build_workflow(config)
+    workflow.learn(workflow.init(workflow.make_key()))
+    workflow.close()
+    return RunDirectory.open(folder)
+
+
+def run(study: Study) -> tuple[LoadedRun, float]:
+    """Train all seeds; return what was recorded of them as if it was one run, and the seconds that they took."""
     with tempfile.TemporaryDirectory() as folder:
-        config = compose([*study.arguments, f"run_dir={folder}", "recorders=[jsonl]"])
-        config["checkpoint"]["interval"] = config["total_timesteps"]
-        workflow = build_workflow(config)
-        workflow.learn(workflow.init(workflow.make_key()))
-        workflow.close()
-        return load_runs([RunDirectory.open(folder)])[0]
+        directories = [train(arguments, Path(folder, str(number))) for number, arguments in enumerate(study.runs)]
+        runs = load_runs(directories)
+        rows = [row for directory in directories for row in directory.read_metrics()]
+    return replace(runs[0], series=read_series(rows)), sum(loaded.seconds or 0.0 for loaded in runs)
 
 
-def cells(study: Study, loaded: LoadedRun) -> list[str]:
+def cells(study: Study, loaded: LoadedRun, seconds: float) -> list[str]:
     """Return the row of a study in the table."""
     last, final = loaded.series[EVALUATION_RETURN].values[:, -1], loaded.final_return()
     assert final is not None, "the last iteration is always evaluated"
@@ -90,7 +106,7 @@ def cells(study: Study, loaded: LoadedRun) -> list[str]:
         f"{format_number(final.value)} [{format_number(final.low)}, {format_number(final.high)}]",
         format_number(float(np.mean(last))),
         format_number(float(np.min(last))),
-        format_duration(loaded.seconds or 0.0),
+        format_duration(seconds),
     ]
 
 
@@ -102,11 +118,10 @@ def main(names: list[str]) -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     for study in STUDIES:
         if any(name in study.name for name in names):
-            print(f"rookery train {shlex.join(study.arguments)}", file=sys.stderr, flush=True)
-            loaded = run(study)
+            loaded, seconds = run(study)
             picture = draw_returns(study.name, loaded.series[EVALUATION_RETURN])
             (PICTURES / f"{study.name.replace('/', '-')}.svg").write_text(picture, encoding="utf-8")
-            table.add_row(*cells(study, loaded))
+            table.add_row(*cells(study, loaded, seconds))
     console = Console()
     Console(width=console.width if console.is_terminal else 120).print(table)
 

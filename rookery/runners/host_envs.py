@@ -35,6 +35,7 @@ class HostEnvRequest:
     processes: bool
     envs_per_process: int
     step_timeout: float | None
+    sample_bounds: bool
     kwargs: dict[str, Any]
 
     @property
@@ -108,12 +109,14 @@ def make_host_env(
     envs_per_process: int = 1,
     step_timeout: float | None = None,
     render: bool = False,
+    sample_bounds: bool = True,
     **kwargs: Any,
 ) -> BaseEnv:
     """Make `num_envs` host environments by their name: `make_host_env("gymnasium/CartPole-v1", 8)`.
 
     `episode_length` replaces the time limit of the env. `processes` and what follows are explained at `to_base_env`.
-    Only with `render` can they be drawn. `kwargs` go to the library.
+    Only with `render` can they be drawn. Without `sample_bounds` observations may leave the bounds of their space.
+    `kwargs` go to the library.
     """
     check_count("num_envs", num_envs)
     if episode_length is not None:
@@ -131,7 +134,9 @@ def make_host_env(
     if render:
         _draw_without_a_screen()
     return library.make_fn(
-        HostEnvRequest(name, num_envs, episode_length, render, processes, envs_per_process, step_timeout, kwargs)
+        HostEnvRequest(
+            name, num_envs, episode_length, render, processes, envs_per_process, step_timeout, sample_bounds, kwargs
+        )
     )
 
 
@@ -179,7 +184,7 @@ def make_gymnasium_envs(request: HostEnvRequest) -> BaseEnv:
         return gymnasium.make(spec, **options)
 
     group = make_env_group(make_env, **request.group_options)
-    return VectorBaseEnv(GroupVectorEnv(group, time_limit=time_limit), request.name)
+    return VectorBaseEnv(GroupVectorEnv(group, request.sample_bounds, time_limit), request.name)
 
 
 def gymnasium_spec(name: str) -> gymnasium.envs.registration.EnvSpec:
@@ -201,7 +206,7 @@ def gymnasium_spec(name: str) -> gymnasium.envs.registration.EnvSpec:
 def make_pettingzoo_envs(request: HostEnvRequest) -> BaseEnv:
     """Make the envs of a module like `mpe2.simple_spread_v3` or `classic.tictactoe_v3`."""
     make_env = pettingzoo_factory(request.env_name, request.episode_length, request.render, request.kwargs)
-    return MultiAgentBaseEnv(make_env_group(make_env, **request.group_options), request.name)
+    return MultiAgentBaseEnv(make_env_group(make_env, **request.group_options), request.name, request.sample_bounds)
 
 
 def make_threaded_envs(make_fn: Callable[..., gymnasium.vector.VectorEnv], request: HostEnvRequest) -> BaseEnv:
@@ -209,7 +214,7 @@ def make_threaded_envs(make_fn: Callable[..., gymnasium.vector.VectorEnv], reque
     make_vector_env = partial(
         make_fn, request.env_name, request.num_envs, request.episode_length, request.render, request.kwargs
     )
-    return AutoresetBaseEnv(make_vector_env(), request.name, make_vector_env)
+    return AutoresetBaseEnv(make_vector_env(), request.name, make_vector_env, request.sample_bounds)
 
 
 make_ale_envs = partial(make_threaded_envs, make_atari_games)

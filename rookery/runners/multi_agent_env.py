@@ -112,7 +112,7 @@ class MultiAgentBaseEnv(BaseEnv):
     an env are in the order of its `possible_agents`.
     """
 
-    def __init__(self, group: EnvGroup, name: str | None = None) -> None:
+    def __init__(self, group: EnvGroup, name: str | None = None, sample_bounds: bool = True) -> None:
         description = group.describe()
         if description.possible_agents is None:
             raise InvalidInputError(f"{description.name} has no possible_agents: it is not a multi-agent environment.")
@@ -124,7 +124,7 @@ class MultiAgentBaseEnv(BaseEnv):
             for agent in description.possible_agents
         }
         self._ranks = {agent: rank for rank, agent in enumerate(self._spaces)}
-        self._stackers = {agent: ObsStacker(obs_space) for agent, (obs_space, _) in self._spaces.items()}
+        self._stackers = {agent: ObsStacker(obs_space, sample_bounds) for agent, (obs_space, _) in self._spaces.items()}
         self._episodes = [_Episode() for _ in range(self.num_envs)]
         self._was_polled = False
 

@@ -175,12 +175,14 @@ class VectorEnv(ABC):
             obs, infos = self.vector_reset(seeds)
             obs = self._step_checker.check_obs(obs, self.num_envs)
             errors = self._step_checker.check_infos(infos, everyone)
+        except EnvironmentCheckError as error:
+            failure = as_failed(error, Phase.RESET)
         except Exception as error:
-            is_check = isinstance(error, EnvironmentCheckError)
-            failure = as_failed(error, Phase.RESET) if is_check else Failed.by_exception(error, Phase.RESET)
-            return VectorReset([], zeros_of(self.observation_space, 0), failed=dict.fromkeys(everyone, failure))
-        told = {env: info for env, info in infos.items() if env not in errors and info}
-        return _without_errors(VectorReset(list(everyone), obs, told), errors)
+            failure = Failed.by_exception(error, Phase.RESET)
+        else:
+            told = {env: info for env, info in infos.items() if env not in errors and info}
+            return _without_errors(VectorReset(list(everyone), obs, told), errors)
+        return VectorReset([], zeros_of(self.observation_space, 0), failed=dict.fromkeys(everyone, failure))
 
     def _reset_one(self, index: int, seed: int | None) -> Reset | Failed:
         try:

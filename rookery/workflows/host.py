@@ -264,7 +264,10 @@ class HostEnvs(HostCollector):
 
 
 def make_envs(train: TrainConfig, num_envs: int, render: bool = False, is_evaluation: bool = False) -> BaseEnv:
-    """Make copies of the configured environment: rewards are raw, and in evaluation an episode is a whole game."""
+    """Make copies of the configured environment: rewards are raw, and in evaluation an episode is a whole game.
+
+    In evaluation it also counts if observations leave the bounds of their space: those that do are not the best ones.
+    """
     from rookery.runners.host_envs import make_host_env
 
     env = train.env
@@ -276,6 +279,7 @@ def make_envs(train: TrainConfig, num_envs: int, render: bool = False, is_evalua
         envs_per_process=env.runner.envs_per_process,
         step_timeout=env.runner.step_timeout,
         render=render,
+        sample_bounds=not is_evaluation,
         **host_library(train).kwargs_of_envs(env.kwargs, is_evaluation),
     )
 

@@ -131,7 +131,9 @@ def test_orbax_alone_can_read_the_arrays(checkpoints: Checkpoints) -> None:
 
 
 def test_no_file_is_a_pickle(checkpoints: Checkpoints) -> None:
-    for file in files_of(checkpoints.save(train_state(), 0, {})):
+    files = files_of(checkpoints.save(train_state(), 0, {}))
+    assert files
+    for file in files:
         with pytest.raises((pickle.UnpicklingError, ValueError, EOFError, KeyError, IndexError, AttributeError)):
             pickle.loads(file.read_bytes())
 

@@ -3,11 +3,12 @@
 The environment here keeps a log of its own, which everything is compared with.
 """
 
+import functools
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,7 +25,6 @@ from rookery.algorithms.ddpg import DDPGWorkflow
 from rookery.algorithms.dqn import DQNWorkflow
 from rookery.errors import InvalidInputError
 from rookery.evaluators.playback import RenderError
-from rookery.learning.counter import Counter
 from rookery.learning.schedules import values_at
 from rookery.metrics import EvaluateMetric
 from rookery.replay_buffers import UniformBuffer
@@ -37,6 +37,7 @@ from rookery.types import PyTreeDict
 from rookery.workflows.host import HostEnvs
 from rookery.workflows.host_evaluator import HostEvaluator
 from rookery.workflows.off_policy import rows_of, with_last_rows_done
+from tests.host_training import advance, is_live, used_anew, watch_collecting
 
 TIME_LIMIT = 4
 
@@ -50,6 +51,8 @@ class Log:
     """Of the episodes that came to an end."""
     num_steps: int = 0
     """Those that were answered."""
+    faults: tuple[int, ...] = ()
+    """Which steps raise, of all."""
     num_faults: int = 0
     num_made: int = 0
     num_open: int = 0
@@ -58,8 +61,8 @@ class Log:
 class TellTale(gymnasium.Env):
     """Every transition can be checked by itself: the observation is `[start, count]`, the reward 10 count + action.
 
-    By their start, a third of the episodes terminates after 2 steps, a third at the time limit of 4, a third never. Of
-    all steps of all copies, those in `faults` raise; with `fails_always` every one.
+    By their start, a third of the episodes terminates after 2 steps, a third at the time limit of 4, a third never.
+    With `fails_always` every step raises.
     """
 
     log: ClassVar[Log] = Log()
@@ -67,7 +70,6 @@ class TellTale(gymnasium.Env):
 
     def __init__(
         self,
-        faults: tuple[int, ...] = (),
         fails_always: bool = False,
         discrete: bool = False,
         dict_obs: bool = False,
@@ -78,7 +80,7 @@ class TellTale(gymnasium.Env):
             gymnasium.spaces.Dict({"b": box, "a": gymnasium.spaces.Discrete(9)}) if dict_obs else box
         )
         self.action_space = gymnasium.spaces.Discrete(2) if discrete else gymnasium.spaces.Box(-2.0, 2.0, (1,))
-        self.faults, self.fails_always, self.dict_obs, self.render_mode = faults, fails_always, dict_obs, render_mode
+        self.fails_always, self.dict_obs, self.render_mode = fails_always, dict_obs, render_mode
         self.log.num_made += 1
         self.log.num_open += 1
 
@@ -89,7 +91,7 @@ class TellTale(gymnasium.Env):
         return self.obs(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        if self.fails_always or self.log.num_steps + self.log.num_faults in self.faults:
+        if self.fails_always or self.log.num_steps + self.log.num_faults in self.log.faults:
             self.log.num_faults += 1
             raise ValueError("bad leg")
         self.log.num_steps += 1
@@ -127,12 +129,25 @@ class Screenless(TellTale):
         raise RuntimeError("mujoco has no screen")
 
 
+class Escaping(TellTale):
+    """Shows numbers that its space does not have."""
+
+    def obs(self) -> np.ndarray:
+        return super().obs() - 50.0
+
+
 class Unmade(TellTale):
     def __init__(self, **kwargs: Any) -> None:
         raise ValueError("bad\nleg")
 
 
-ENVS = {"TellTale-v0": TellTale, "Undrawn-v0": Undrawn, "Screenless-v0": Screenless, "Unmade-v0": Unmade}
+ENVS = {
+    "TellTale-v0": TellTale,
+    "Undrawn-v0": Undrawn,
+    "Screenless-v0": Screenless,
+    "Escaping-v0": Escaping,
+    "Unmade-v0": Unmade,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -160,35 +175,27 @@ def make(kind: type = A2CWorkflow, env: dict | None = None, network: dict | None
     )
 
 
+@pytest.fixture(scope="module")
+def shared() -> Callable[..., Any]:
+    return functools.cache(lambda kind, **agent: make(kind, agent=agent))
+
+
 @pytest.fixture
-def workflow() -> Iterator[Any]:
-    workflow = make()
-    yield workflow
-    workflow.close()
+def begin(shared: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Make a workflow that has done nothing yet."""
+    with used_anew(shared) as begin:
+        yield begin
+
+
+@pytest.fixture
+def workflow(begin: Callable[..., Any]) -> Any:
+    return begin(A2CWorkflow)
 
 
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> list[Experience]:
     """Everything that any workflow collects."""
-    experiences: list[Experience] = []
-    collect = HostEnvs.collect
-
-    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        experience, num_steps = collect(self, *args, **kwargs)
-        experiences.append(experience)
-        return experience, num_steps
-
-    monkeypatch.setattr(HostEnvs, "collect", watched)
-    return experiences
-
-
-def advance(workflow: Any, state: Any, num_iterations: int) -> tuple[Any, Any]:
-    """Train as `learn` does, which overwrites the state."""
-    return workflow._advance(state, workflow._no_metrics(state), num_iterations, Counter.of(10**6))
-
-
-def is_live(trajectory: SampleBatch) -> np.ndarray:
-    return np.asarray(trajectory.extras.env_extras.autoreset) == 0
+    return watch_collecting(monkeypatch, HostEnvs)
 
 
 def check_transitions(rows: SampleBatch, termination: Any, successors: Any) -> None:
@@ -197,6 +204,18 @@ def check_transitions(rows: SampleBatch, termination: Any, successors: Any) -> N
     np.testing.assert_allclose(rows.rewards, 10 * count + rows.actions[..., 0], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(successors, np.stack([start, count + 1], axis=-1), rtol=1e-6)
     np.testing.assert_array_equal(termination, count + 1 >= length_of(start))
+
+
+def check_replay(workflow: Any, agent_state: Any, experience: Experience) -> None:
+    """Check that with this state, and the memory that it had, the agent would have done what it did."""
+
+    @jax.jit
+    def log_prob_of(agent_state: Any, trajectory: SampleBatch, first_carry: Any) -> Any:
+        distribution, _ = workflow.agent.replay(agent_state, trajectory, first_carry)
+        return distribution.log_prob(trajectory.extras.policy_extras.raw_action)
+
+    replayed = log_prob_of(agent_state, experience.trajectory, experience.first_carry)
+    np.testing.assert_allclose(replayed, experience.trajectory.extras.policy_extras.log_prob, atol=1e-5)
 
 
 # One step.
@@ -217,24 +236,14 @@ def test_a_step_learns_from_what_the_runner_collected(workflow: Any, collected: 
     assert float(learned_metrics["train/loss"].value) == float(metrics["train/loss"])
 
 
-def test_episodes_are_reported_with_the_rewards_of_the_env(log: Log) -> None:
-    workflow = make(agent={"normalize_rewards": True})
-    _, metrics = advance(workflow, workflow.init(workflow.make_key()), 4)
-    assert len(log.returns) > 10
-    np.testing.assert_allclose(metrics["rollout/ep_rew_mean"].value, np.mean(log.returns), rtol=1e-5)
-    assert metrics["rollout/ep_rew_mean"].weight == len(log.returns)
-    assert metrics["rollout/ep_len_mean"].weight == len(log.returns)
-    workflow.close()
-
-
 @pytest.mark.parametrize("clips", [True, False])
-def test_rewards_are_clipped_for_learning_alone(
+def test_rewards_are_clipped_and_normalized_for_learning_alone(
     log: Log, collected: list[Experience], monkeypatch: pytest.MonkeyPatch, clips: bool
 ) -> None:
     # As Atari has it: an option of training, of which the env itself knows nothing.
     library = replace(HOST_LIBRARIES["gymnasium"], clipping_option="clips", clips_by_default=True)
     monkeypatch.setitem(HOST_LIBRARIES, "gymnasium", library)
-    workflow = make(env={"kwargs": {} if clips else {"clips": False}})
+    workflow = make(env={"kwargs": {} if clips else {"clips": False}}, agent={"normalize_rewards": True})
     state, metrics = advance(workflow, workflow.init(workflow.make_key()), 4)
     for experience in collected:
         rows = experience.trajectory
@@ -242,6 +251,8 @@ def test_rewards_are_clipped_for_learning_alone(
         assert np.abs(raw).max() > 1.0
         np.testing.assert_allclose(rows.rewards, np.sign(raw) if clips else raw, rtol=1e-5, atol=1e-5)
         assert rows.rewards.dtype == np.float32
+    assert len(log.returns) > 10
+    assert metrics["rollout/ep_rew_mean"].weight == metrics["rollout/ep_len_mean"].weight == len(log.returns)
     np.testing.assert_allclose(metrics["rollout/ep_rew_mean"].value, np.mean(log.returns), rtol=1e-5)
     log.returns.clear()
     evaluated = workflow.evaluator.evaluate(state.agent_state, jax.random.key(0), 5)
@@ -268,14 +279,11 @@ def test_dict_observations_and_a_memory_work_as_on_the_device(collected: list[Ex
     state, _ = advance(workflow, state, 2)
     agent_state = jax.tree.map(jnp.copy, state.agent_state)
     advance(workflow, state, 1)
-    trajectory = jax.tree.map(jnp.asarray, collected[2].trajectory)
+    trajectory = collected[2].trajectory
     starts = trajectory.extras.policy_extras.episode_start
     np.testing.assert_array_equal(starts, trajectory.obs["a"] == 0)
     assert 0 < starts.sum() < starts.size
-    # The loss replays what the policy did, from the memory that it had.
-    distribution, _ = workflow.agent.replay(agent_state, trajectory, collected[2].first_carry)
-    policy_extras = trajectory.extras.policy_extras
-    np.testing.assert_allclose(distribution.log_prob(policy_extras.raw_action), policy_extras.log_prob, atol=1e-5)
+    check_replay(workflow, agent_state, collected[2])
     workflow.close()
 
 
@@ -304,8 +312,8 @@ def check_windows(rows: SampleBatch) -> None:
     np.testing.assert_array_equal(rows.next_obs[:, :-1][continued], rows.obs[:, 1:][continued])
 
 
-def test_the_warm_up_acts_at_random_and_stores_exactly_its_steps(log: Log) -> None:
-    workflow = make(DDPGWorkflow)
+def test_the_warm_up_acts_at_random_and_stores_exactly_its_steps(begin: Callable[..., Any], log: Log) -> None:
+    workflow = begin(DDPGWorkflow, rollout_length=1)
     state = workflow.init(workflow.make_key())
     rows = stored(state)
     assert int(state.env_steps) == log.num_steps == rows.rewards.size == 27  # 25, rounded up to 3 envs
@@ -320,7 +328,6 @@ def test_the_warm_up_acts_at_random_and_stores_exactly_its_steps(log: Log) -> No
     rows = stored(state)
     check_transitions(rows, rows.extras.env_extras.termination > 0, rows.next_obs)
     check_windows(rows)
-    workflow.close()
 
 
 def test_exploration_follows_its_schedule_without_delay() -> None:
@@ -360,8 +367,10 @@ def test_no_window_goes_on_behind_a_row_that_was_marked() -> None:
 FAULTS = (9, 20, 31, 45)
 
 
-def test_a_fault_costs_its_episode_and_everything_is_counted(log: Log, collected: list[Experience]) -> None:
-    workflow = make(env={"kwargs": {"faults": FAULTS}})
+def test_a_fault_costs_its_episode_and_everything_is_counted(
+    workflow: Any, log: Log, collected: list[Experience]
+) -> None:
+    log.faults = FAULTS
     state, metrics = advance(workflow, workflow.init(workflow.make_key()), 8)
     report = workflow.host.report()
     assert report["faults/total"] == report["faults/raised"] == log.num_faults == len(FAULTS)
@@ -381,12 +390,12 @@ def test_a_fault_costs_its_episode_and_everything_is_counted(log: Log, collected
         assert (trajectory.dones[:-1][before_a_dead_row] == 1).all()
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.agent_state.params))
     assert len(set(log.seeds)) == len(log.seeds)
-    workflow.close()
 
 
 @pytest.mark.parametrize("rollout_length", [1, 4])
-def test_replayed_windows_never_cross_a_fault(log: Log, rollout_length: int) -> None:
-    workflow = make(DDPGWorkflow, env={"kwargs": {"faults": FAULTS}}, agent={"rollout_length": rollout_length})
+def test_replayed_windows_never_cross_a_fault(begin: Callable[..., Any], log: Log, rollout_length: int) -> None:
+    log.faults = FAULTS
+    workflow = begin(DDPGWorkflow, rollout_length=rollout_length)
     state, _ = advance(workflow, workflow.init(workflow.make_key()), 24 // rollout_length)
     rows = stored(state)
     live = is_live(rows)
@@ -396,7 +405,6 @@ def test_replayed_windows_never_cross_a_fault(log: Log, rollout_length: int) -> 
     check_transitions(
         jax.tree.map(lambda leaf: leaf[live], rows), rows.extras.env_extras.termination[live] > 0, rows.next_obs[live]
     )
-    workflow.close()
 
 
 def test_when_all_environments_are_lost_training_ends_with_the_first_traceback() -> None:
@@ -420,10 +428,7 @@ def test_with_overlap_the_next_batch_is_collected_with_the_parameters_of_before_
         params.append(jax.tree.map(np.asarray, state.agent_state))
         assert bool(metrics["rollout/staleness"].value) is (number > 0)
     for experience, acting in zip(collected, [params[0], *params[:-1]], strict=True):
-        trajectory = jax.tree.map(jnp.asarray, experience.trajectory)
-        distribution, _ = workflow.agent.replay(acting, trajectory)
-        policy_extras = trajectory.extras.policy_extras
-        np.testing.assert_allclose(distribution.log_prob(policy_extras.raw_action), policy_extras.log_prob, atol=1e-5)
+        check_replay(workflow, acting, experience)
     assert int(state.env_steps) == log.num_steps - workflow.training.steps_ahead
     # Another state has no use for what was collected ahead.
     advance(workflow, jax.tree.map(jnp.copy, state), 1)
@@ -452,8 +457,8 @@ def test_a_resumed_run_goes_on_with_new_seeds_and_old_counts(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HostEvaluator, "evaluate", lambda self, *args: EvaluateMetric(**ONE_EPISODE))
+    log.faults = FAULTS
     settings: dict[str, Any] = {
-        "env": {"kwargs": {"faults": FAULTS}},
         "run_dir": str(tmp_path / "run"),
         "recorders": ["jsonl"],
         "checkpoint": {"interval": 100, "keep": None},
@@ -526,13 +531,24 @@ def test_an_evaluation_does_not_depend_on_the_number_of_environments(workflow: A
 
 def test_an_environment_that_fails_plays_its_episode_again(workflow: Any, log: Log) -> None:
     state = workflow.init(workflow.make_key())
-    faulty = make(env={"kwargs": {"faults": (1, 2, 11)}, "runner": {"max_restarts": 2}})
+    log.faults = (1, 2, 11)
+    faulty = make(env={"runner": {"max_restarts": 2}})
     result = faulty.evaluator.evaluate(state.agent_state, jax.random.key(3), 9)
     assert log.num_faults == 3
     assert result.episode_returns.shape == (9,)
     np.testing.assert_allclose(sorted(result.episode_returns), sorted(log.returns), rtol=1e-5)
     hopeless = make(env={"kwargs": {"fails_always": True}, "runner": {"max_restarts": 0}})
     assert np.isnan(hopeless.evaluator.evaluate(state.agent_state, jax.random.key(3), 3).episode_returns).all()
+
+
+def test_an_episode_counts_although_its_observations_leave_their_bounds(workflow: Any, log: Log) -> None:
+    state = workflow.init(workflow.make_key())
+    escaping = make(env={"name": "gymnasium/Escaping-v0"})
+    log.seeds.clear()
+    log.returns.clear()
+    result = escaping.evaluator.evaluate(state.agent_state, jax.random.key(3), 9)
+    assert len(log.seeds) == 9
+    np.testing.assert_allclose(sorted(result.episode_returns), sorted(log.returns), rtol=1e-5)
 
 
 def test_an_episode_without_end_is_an_error_that_says_what_to_set(

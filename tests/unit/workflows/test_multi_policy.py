@@ -3,9 +3,11 @@
 The environment here keeps a log of its own, which everything is compared with.
 """
 
+import functools
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +26,6 @@ from rookery.algorithms.evolution.open_es import OpenESWorkflow
 from rookery.algorithms.impala import IMPALAWorkflow
 from rookery.algorithms.ppo import PPOWorkflow
 from rookery.errors import InvalidInputError, UnknownNameError
-from rookery.learning.counter import Counter
 from rookery.runs import RunDirectory
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Discrete
@@ -32,6 +33,7 @@ from rookery.types import PyTreeDict
 from rookery.workflows.multi_policy_envs import JointExperience, MultiPolicyEnvs
 from rookery.workflows.multi_policy_evaluator import MultiPolicyEvaluateMetric, MultiPolicyEvaluator
 from rookery.workflows.policies import assign_policies
+from tests.host_training import advance, is_live, used_anew, watch_collecting
 
 NAME = "several_tales_v0"
 LENGTH = 4
@@ -48,6 +50,8 @@ class Log:
     """Those that were answered."""
     num_right: int = 0
     """Actions of `right_0` in them."""
+    faults: tuple[int, ...] = ()
+    """Which steps raise, of all."""
     num_faults: int = 0
     num_open: int = 0
 
@@ -57,15 +61,14 @@ class SeveralTales:
 
     To `left_1` the start is shown plus 8, and `right_0` also sees a 7. The former and `left_0` get 10 count + action in
     each of the four steps, after which the episode is cut off; `right_0` joins after the first step, gets its action
-    minus the count, and terminates after the third. Of all steps of all copies those in `faults` raise.
+    minus the count, and terminates after the third.
     """
 
     log: ClassVar[Log] = Log()
     possible_agents = ("left_0", "left_1", "right_0")
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 30}
 
-    def __init__(self, faults: tuple[int, ...] = (), render_mode: str | None = None) -> None:
-        self.faults = faults
+    def __init__(self, render_mode: str | None = None) -> None:
         self.render_mode = render_mode
         self.agents: list[str] = []
         self.was_looked_at = False
@@ -89,7 +92,7 @@ class SeveralTales:
 
     def step(self, actions: dict[str, Any]) -> tuple[dict, dict, dict, dict, dict]:
         assert list(actions) == self.agents
-        if self.log.num_steps + self.log.num_faults in self.faults:
+        if self.log.num_steps + self.log.num_faults in self.log.faults:
             self.log.num_faults += 1
             raise ValueError("bad leg")
         self.log.num_steps += 1
@@ -137,7 +140,12 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 
 
 def make(kind: type = A2CWorkflow, env: dict | None = None, network: dict | None = None, **config: Any) -> Any:
-    agent = {"num_envs": 3, "rollout_length": 6, "network": {"hidden_sizes": [8], "core_size": 4, **(network or {})}}
+    agent = {
+        "num_envs": 3,
+        "rollout_length": 6,
+        "learning_rate": {"start": 0.01, "end": 0.0},
+        "network": {"hidden_sizes": [8], "core_size": 4, **(network or {})},
+    }
     return kind.build_from_config(
         {
             "agent": agent | config.pop("agent", {}),
@@ -150,35 +158,32 @@ def make(kind: type = A2CWorkflow, env: dict | None = None, network: dict | None
     )
 
 
+@pytest.fixture(scope="module")
+def shared() -> Callable[..., Any]:
+    @functools.cache
+    def make_shared(kind: type = A2CWorkflow, core: str | None = None) -> Any:
+        agent = {"num_minibatches": 3} if kind is IMPALAWorkflow else {}
+        return make(kind, network={"core": core}, agent={"normalize_rewards": core is not None, **agent})
+
+    return make_shared
+
+
 @pytest.fixture
-def workflow() -> Any:
-    workflow = make()
-    yield workflow
-    workflow.close()
+def begin(shared: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Make a workflow that has done nothing yet."""
+    with used_anew(shared) as begin:
+        yield begin
+
+
+@pytest.fixture
+def workflow(begin: Callable[..., Any]) -> Any:
+    return begin()
 
 
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> list[JointExperience]:
     """Everything that any workflow collects."""
-    experiences: list[JointExperience] = []
-    collect = MultiPolicyEnvs.collect
-
-    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        experience, num_steps = collect(self, *args, **kwargs)
-        experiences.append(experience)
-        return experience, num_steps
-
-    monkeypatch.setattr(MultiPolicyEnvs, "collect", watched)
-    return experiences
-
-
-def advance(workflow: Any, state: Any, num_iterations: int) -> tuple[Any, Any]:
-    """Train as `learn` does, which overwrites the state."""
-    return workflow._advance(state, workflow._no_metrics(state), num_iterations, Counter.of(10**6))
-
-
-def is_live(trajectory: SampleBatch) -> np.ndarray:
-    return np.asarray(trajectory.extras.env_extras.autoreset) == 0
+    return watch_collecting(monkeypatch, MultiPolicyEnvs)
 
 
 def live_rows(trajectory: SampleBatch) -> Any:
@@ -200,9 +205,9 @@ def differ(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("faults", [(), (9, 20, 31, 45)])
 def test_each_policy_is_given_the_rows_of_its_own_agents(
-    faults: tuple[int, ...], collected: list[JointExperience], log: Log
+    faults: tuple[int, ...], workflow: Any, collected: list[JointExperience], log: Log
 ) -> None:
-    workflow = make(env={"kwargs": {"faults": faults}})
+    log.faults = faults
     state, metrics = advance(workflow, workflow.init(workflow.make_key()), 8)
     num_rows = dict.fromkeys(("left", "right"), 0)
     for joint in collected:
@@ -243,12 +248,16 @@ def test_each_policy_is_given_the_rows_of_its_own_agents(
     assert log.num_open == 0
 
 
-def test_a_lane_says_when_it_is_in_another_episode(collected: list[JointExperience]) -> None:
-    workflow = make(env={"kwargs": {"faults": (9, 20, 31, 45)}}, agent={"rollout_length": 3})
-    advance(workflow, workflow.init(workflow.make_key()), 12)
+def test_a_lane_says_when_it_is_in_another_episode(workflow: Any, log: Log) -> None:
+    log.faults = (9, 20, 31, 45)
+    agent_state = workflow.init(workflow.make_key()).agent_state
+    short = make(agent={"rollout_length": 3})
+    collected = [short.host.collect(short.source, agent_state)[0] for _ in range(12)]
+    short.close()
+    assert log.num_faults == 4
     num_going_on = 0
     for policy in ("left", "right"):
-        before = np.full(workflow.host.num_lanes(policy), -1.0)
+        before = np.full(short.host.num_lanes(policy), -1.0)
         for joint in collected:
             trajectory = joint.experiences[policy].trajectory
             live, starts = is_live(trajectory), trajectory.obs[..., 0]
@@ -258,15 +267,14 @@ def test_a_lane_says_when_it_is_in_another_episode(collected: list[JointExperien
             last = starts[np.maximum(live.sum(axis=0) - 1, 0), np.arange(len(before))]
             before = np.where(live.any(axis=0), last, before)
     assert num_going_on > 0
-    workflow.close()
 
 
-@pytest.mark.parametrize(("kind", "agent"), [(A2CWorkflow, {}), (IMPALAWorkflow, {"num_minibatches": 3})])
+@pytest.mark.parametrize("kind", [A2CWorkflow, IMPALAWorkflow])
 def test_agents_with_a_memory_learn_from_what_they_did(
-    kind: type, agent: dict, collected: list[JointExperience]
+    kind: type, begin: Callable[..., Any], collected: list[JointExperience], log: Log
 ) -> None:
-    agent = {"normalize_rewards": True, **agent}
-    workflow = make(kind, network={"core": "gru"}, agent=agent, env={"kwargs": {"faults": (9, 20)}})
+    log.faults = (9, 20)
+    workflow = begin(kind, core="gru")
     state = workflow.init(workflow.make_key())
 
     @jax.jit
@@ -282,8 +290,8 @@ def test_agents_with_a_memory_learn_from_what_they_did(
             replayed = log_prob_of(agent_states[policy], trajectory, experience.first_carry)
             log_prob = trajectory.extras.policy_extras.log_prob
             np.testing.assert_allclose(replayed[live], log_prob[live], atol=1e-5)
+    assert log.num_faults == 2
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.agent_state))
-    workflow.close()
 
 
 # Independence.
@@ -292,7 +300,8 @@ def test_agents_with_a_memory_learn_from_what_they_did(
 def test_a_frozen_policy_stays_as_it_is_while_the_other_learns(workflow: Any) -> None:
     state = workflow.init(workflow.make_key())
     left = state.policies.left
-    frozen = left.replace(hyperparameters=left.hyperparameters.replace(learning_rate=jnp.zeros(())))
+    never = jax.tree.map(jnp.zeros_like, left.hyperparameters.learning_rate)
+    frozen = left.replace(hyperparameters=left.hyperparameters.replace(learning_rate=never))
     state = state.replace(policies=state.policies.replace(left=frozen))
     before = jax.tree.map(np.asarray, state.agent_state)
     state, _ = advance(workflow, state, 3)
@@ -349,29 +358,29 @@ def test_a_policy_without_a_row_stays_as_it_is_and_counts_on(workflow: Any, coll
 
 
 def test_schedules_count_the_steps_of_environments(workflow: Any) -> None:
-    scheduled = make(agent={"learning_rate": {"start": 0.4, "end": 0.0}})
-    state, _ = advance(scheduled, scheduled.init(scheduled.make_key()), 3)
-    _, metrics = advance(scheduled, state, 1)
+    state, _ = advance(workflow, workflow.init(workflow.make_key()), 3)
+    _, metrics = advance(workflow, state, 1)
     for policy in ("left", "right"):
         rate = float(metrics[f"{policy}/train/learning_rate"].value)
-        np.testing.assert_allclose(rate, 0.4 * (1 - 3 * 18 / 400), rtol=1e-5)
-    scheduled.close()
+        np.testing.assert_allclose(rate, 0.01 * (1 - 3 * 18 / 400), rtol=1e-5)
 
 
-def test_agents_that_share_a_policy_have_one_set_of_parameters(collected: list[JointExperience]) -> None:
-    policies = {"left_*": "both", "right_0": "alone"}
-    for given, expected in ((None, {"left", "right"}), ("per_agent", {*SeveralTales.possible_agents})):
-        workflow = make(env={"policies": given})
-        assert set(workflow.init(workflow.make_key()).policies) == expected
-        workflow.close()
-    workflow = make(env={"policies": policies})
-    state = workflow.init(workflow.make_key())
-    assert set(state.policies) == {"both", "alone"}
-    workflow.step(state)
+def test_agents_that_share_a_policy_have_one_set_of_parameters(workflow: Any) -> None:
+    for policies, expected in (
+        (None, {"left", "right"}),
+        ("per_agent", {*SeveralTales.possible_agents}),
+        ({"left_*": "both", "right_0": "alone"}, {"both", "alone"}),
+    ):
+        sharing = make(env={"policies": policies})
+        assert set(jax.eval_shape(sharing.init, sharing.make_key()).policies) == expected
+        sharing.close()
     # Each lane holds one agent, and both of them are there in every env.
-    starts = np.sort(collected[-1].experiences.both.trajectory.obs[0, :, 0])
+    agent_state = workflow.init(workflow.make_key()).agent_state
+    of_policies = PyTreeDict(both=agent_state.left, alone=agent_state.right)
+    joint, _ = sharing.host.collect(sharing.source, of_policies)
+    starts = np.sort(joint.experiences.both.trajectory.obs[0, :, 0])
     np.testing.assert_allclose(starts[3:], starts[:3] + 8.0, rtol=1e-6)
-    workflow.close()
+    sharing.close()
 
 
 # Runs.
@@ -444,9 +453,10 @@ def test_no_name_of_a_policy_hides_what_all_agents_got() -> None:
     workflow.close()
 
 
-def test_agents_with_a_memory_are_evaluated_with_one_each(log: Log) -> None:
-    workflow = make(network={"core": "gru"})
+def test_agents_with_a_memory_are_evaluated_with_one_each(begin: Callable[..., Any], log: Log) -> None:
+    workflow = begin(core="gru")
     agent, agent_states = workflow.agent, workflow.init(workflow.make_key()).agent_state
+    act = jax.jit(agent.evaluate_actions)
 
     def play_by_hand(seed: int | None) -> dict[str, float]:
         env, memories = SeveralTales(), {}
@@ -458,7 +468,7 @@ def test_agents_with_a_memory_are_evaluated_with_one_each(log: Log) -> None:
                 extras = PyTreeDict(carry=memories.get(name, agent.initial_carry((1,))), episode_start=starts)
                 batch = SampleBatch(obs=jnp.asarray(obs[name])[None], extras=PyTreeDict(policy_extras=extras))
                 agent_state = agent_states[name.partition("_")[0]]
-                actions[name], told = agent.evaluate_actions(agent_state, batch, jax.random.key(0))
+                actions[name], told = act(agent_state, batch, jax.random.key(0))
                 memories[name] = told.carry
             obs, *_ = env.step(actions)
         return env.totals
@@ -469,7 +479,6 @@ def test_agents_with_a_memory_are_evaluated_with_one_each(log: Log) -> None:
     np.testing.assert_allclose(np.sort(result.episode_returns), np.sort(totals), rtol=1e-6)
     right = [returns["right_0"] for returns in by_hand]
     np.testing.assert_allclose(np.sort(result.policy_returns.right), np.sort(right), rtol=1e-6)
-    workflow.close()
 
 
 def test_games_in_turns_are_trained_and_evaluated(collected: list[JointExperience]) -> None:

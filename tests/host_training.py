@@ -1,0 +1,57 @@
+"""Driving and watching workflows that train on host environments."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rookery.learning.counter import Counter
+from rookery.sample_batch import SampleBatch
+from rookery.workflows.host import HostCollector
+
+
+def advance(workflow: Any, state: Any, num_iterations: int) -> tuple[Any, Any]:
+    """Train as `learn` does, which overwrites the state."""
+    return workflow._advance(state, workflow._no_metrics(state), num_iterations, Counter.of(10**6))
+
+
+def is_live(trajectory: SampleBatch) -> np.ndarray:
+    """Tell which rows hold something."""
+    return np.asarray(trajectory.extras.env_extras.autoreset) == 0
+
+
+def watch_collecting(monkeypatch: pytest.MonkeyPatch, kind: type[HostCollector]) -> list[Any]:
+    """Return a list to which everything is added that any workflow collects from now on."""
+    experiences = []
+    collect = kind.collect
+
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        experience, num_steps = collect(self, *args, **kwargs)
+        experiences.append(experience)
+        return experience, num_steps
+
+    monkeypatch.setattr(kind, "collect", watched)
+    return experiences
+
+
+@contextmanager
+def used_anew(shared: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Make workflows that tests share begin again, and close them at the end.
+
+    What they have compiled stays, which takes longer than all that is done with them.
+    """
+    used = []
+
+    def begin(*args: Any, **kwargs: Any) -> Any:
+        workflow = shared(*args, **kwargs)
+        workflow.host.set_state({"runner": {}, "counts": {}})
+        used.append(workflow)
+        return workflow
+
+    try:
+        yield begin
+    finally:
+        for workflow in used:
+            workflow.close()
