@@ -615,7 +615,10 @@ def test_the_state_is_made_of_numbers_and_arrays() -> None:
     runner.sample(num_steps=10)
     state = runner.get_state()
     text = json.dumps(jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), state))
-    make_runner(vectorized(lambda index: CountingEnv(3), num_envs=2)).set_state(json.loads(text))
+    another = make_runner(vectorized(lambda index: CountingEnv(3), num_envs=2))
+    another.set_state(json.loads(text))
+    assert another.get_state()["num_episodes"] == state["num_episodes"] > 0
+    assert another.get_state()["num_calls"] == state["num_calls"]
 
 
 def test_new_parameters_act_from_the_next_step_on() -> None:
