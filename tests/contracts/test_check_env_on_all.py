@@ -10,7 +10,7 @@ SINGLE_AGENT_ENVS = [
 ]
 IN_EVERY_MODE = ["classic/cartpole", "probe/counter"]
 VECTORISED = [
-    *((name, AutoresetMode.NORMAL) for name in [*env_names("classic"), "probe/counter", "probe/mask"]),
+    *((name, AutoresetMode.NORMAL) for name in [*IN_EVERY_MODE, "classic/pendulum", "probe/mask"]),
     *((name, mode) for name in IN_EVERY_MODE for mode in AutoresetMode if mode is not AutoresetMode.NORMAL),
 ]
 

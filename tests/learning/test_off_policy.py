@@ -28,7 +28,6 @@ SAC = [
 SAC += ["agent.temperature=0.02"]
 RAINBOW = ["agent.n_step=3", "agent.prioritized=true", "agent.network.dueling=true"]
 HEADS = {
-    "expected": [],
     "categorical": ["agent.network.head=categorical", "agent.network.min_value=-2", "agent.network.max_value=10"],
     "quantile": ["agent.network.head=quantile", "agent.network.num_atoms=8"],
 }
@@ -51,7 +50,7 @@ def test_dqn_balances_the_pole_with_its_preset(train: Train) -> None:
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_dqn_with_all_options_and_any_head_follows_the_cue(train: Train, head: str) -> None:
+def test_dqn_with_all_options_and_a_distribution_follows_the_cue(train: Train, head: str) -> None:
     trained = train(*DQN, *SMALL, *RAINBOW, *HEADS[head], "env=probe/cue_reward")
     np.testing.assert_array_equal(trained.returns, [1.0] * 2)
 

@@ -41,9 +41,8 @@ def test_no_gradient_method_is_left_out() -> None:
     assert set(METHODS) == {name for name in agent_names() if issubclass(workflow_class(name), OnPolicyWorkflow)}
 
 
-@with_every_method
-def test_the_value_of_a_constant_reward_is_that_reward(train: Train, method: str) -> None:
-    trained = train(*METHODS[method], *SMALL, "env=probe/constant_reward")
+def test_the_value_of_a_constant_reward_is_that_reward(train: Train) -> None:
+    trained = train(*METHODS["ppo"], *SMALL, "env=probe/constant_reward")
     np.testing.assert_allclose(trained.values_of([0.0]), [[1.0]] * 2, atol=0.05)
 
 
@@ -59,18 +58,17 @@ def test_the_value_of_a_later_reward_is_discounted(train: Train, method: str) ->
     np.testing.assert_allclose(trained.values_of([0.0], [1.0]), [[0.5, 1.0]] * 2, atol=0.1)
 
 
-@with_every_method
 @pytest.mark.parametrize(
-    ("probe", "best"), [("action_reward", 1.0), ("cue_reward", 1.0), ("mask", 8.0), ("multi_discrete", 2.0)]
+    ("method", "probe", "best"),
+    [("ppo", "action_reward", 1.0), ("ppo", "mask", 8.0), ("ppo", "multi_discrete", 2.0)]
+    + [(method, "cue_reward", 1.0) for method in METHODS],
 )
 def test_the_greedy_policy_earns_all_there_is(train: Train, method: str, probe: str, best: float) -> None:
     trained = train(*METHODS[method], *SMALL, f"env=probe/{probe}")
     np.testing.assert_array_equal(trained.returns, [best] * 2)
 
 
-@pytest.mark.parametrize(
-    ("method", "bounds"), [("ppo", "clip"), ("ppo", "squash"), ("a2c", "squash"), ("impala", "clip")]
-)
+@pytest.mark.parametrize(("method", "bounds"), [("ppo", "squash"), ("a2c", "squash"), ("impala", "clip")])
 def test_a_continuous_action_follows_the_cue(train: Train, method: str, bounds: str) -> None:
     settings = [*METHODS[method], *SMALL, f"agent.network.gaussian.bounds={bounds}", "total_timesteps=40_000"]
     trained = train(*settings, "env=probe/continuous")
@@ -148,7 +146,7 @@ def test_nothing_counts_after_a_termination(train: Train, long_probe: list[str],
     np.testing.assert_allclose(trained.values_of([0.0]), [[mean_return]] * 2, atol=0.3)
 
 
-@pytest.mark.parametrize(("method", "core"), [("ppo", "gru"), ("ppo", "lstm"), ("a2c", "lstm"), ("impala", "gru")])
+@pytest.mark.parametrize(("method", "core"), [("ppo", "lstm"), ("a2c", "lstm"), ("impala", "gru")])
 def test_a_recurrent_agent_remembers_the_cue(train: Train, method: str, core: str) -> None:
     trained = train(
         *METHODS[method], *SMALL, "env=probe/memory", f"agent.network.core={core}", "agent.network.core_size=32"

@@ -52,14 +52,14 @@ def with_weights(agent_state: AgentState, kernel: list) -> Any:
 def make_replayed(
     obs: Any, actions: Any, rewards: Any, next_obs: Any, terminations: Any, truncations: Any, importance: Any = None
 ) -> Replayed:
-    terminations, truncations = jnp.asarray(terminations, jnp.float32), jnp.asarray(truncations, jnp.float32)
+    terminations, truncations = np.asarray(terminations, np.float32), np.asarray(truncations, np.float32)
     windows = SampleBatch(
         obs=obs,
         actions=jnp.asarray(actions, jnp.int32),
         rewards=jnp.asarray(rewards, jnp.float32),
         next_obs=next_obs,
-        dones=jnp.maximum(terminations, truncations),
-        extras=PyTreeDict(policy_extras=PyTreeDict(), env_extras=PyTreeDict(termination=terminations)),
+        dones=jnp.asarray(np.maximum(terminations, truncations)),
+        extras=PyTreeDict(policy_extras=PyTreeDict(), env_extras=PyTreeDict(termination=jnp.asarray(terminations))),
     )
     return Replayed(windows=windows, importance=importance)
 
@@ -69,7 +69,7 @@ def random_replayed(importance: Any = None) -> Replayed:
     shape = (1, 16)
     kinds = np.arange(16).reshape(shape) % 3
     actions = 2 + np.random.default_rng(9).integers(NUM_ACTIONS, size=shape)
-    next_obs = jnp.where(jnp.asarray(kinds == 1)[..., None], jnp.nan, normal(*shape, 3, seed=11))
+    next_obs = jnp.asarray(np.where((kinds == 1)[..., None], np.float32(np.nan), normal(*shape, 3, seed=11)))
     obs, rewards = normal(*shape, 3, seed=10), normal(*shape, seed=12)
     return make_replayed(obs, actions, rewards, next_obs, kinds == 1, kinds == 2, importance)
 
@@ -79,6 +79,17 @@ def outputs_at(params: Any, obs: Any) -> np.ndarray:
     output = params.q.head.advantages.output
     kernel, bias = np.asarray(output.kernel, np.float64), np.asarray(output.bias, np.float64)
     return (np.asarray(obs, np.float64) @ kernel + bias).reshape(NUM_ACTIONS, -1)
+
+
+def transitions_and_targets(
+    agent: DQNAgent, agent_state: AgentState, target_params: Any, replayed: Replayed, discount: float
+) -> tuple[Any, Any]:
+    @jax.jit
+    def program(agent_state: AgentState, target_params: Any, replayed: Replayed) -> tuple[Any, Any]:
+        transitions = agent.transitions(agent_state, replayed, jnp.float32(discount))
+        return transitions, agent.targets(agent_state, target_params, transitions)
+
+    return program(agent_state, target_params, replayed)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -96,8 +107,7 @@ def test_targets_worked_by_hand_where_termination_ends_and_truncation_does_not(d
     replayed = make_replayed(
         next_obs, [[2] * 5], [[10.0, 20.0, 30.0, 40.0, 50.0]], next_obs, [[0, 0, 1, 0, 1]], [[0, 0, 0, 1, 1]]
     )
-    transitions = agent.transitions(state, replayed, jnp.float32(0.5))
-    targets = agent.targets(state, target_params, transitions)
+    _, targets = transitions_and_targets(agent, state, target_params, replayed, 0.5)
     at_plus, at_minus = of_next
     expected = [10 + at_plus / 2, 20 + at_minus / 2, 30.0, 40 + at_plus / 2, 50.0]
     np.testing.assert_array_equal(targets[..., 0], [expected])
@@ -111,8 +121,7 @@ def test_returns_over_three_steps_worked_by_hand() -> None:
     # The windows go on, are truncated after two steps, and terminate after one.
     terminations, truncations = [[0, 0, 1], [0, 0, 0], [0, 0, 0]], [[0, 0, 0], [0, 1, 0], [0, 0, 0]]
     replayed = make_replayed(next_obs, [[2] * 3] * 3, rewards, next_obs, terminations, truncations)
-    transitions = agent.transitions(state, replayed, jnp.float32(0.5))
-    targets = agent.targets(state, target_params, transitions)
+    _, targets = transitions_and_targets(agent, state, target_params, replayed, 0.5)
     np.testing.assert_array_equal(targets[..., 0], [[8 + 8 + 8 + 4 / 8, 8 + 8 + 2 / 4, 8]])
 
 
@@ -125,7 +134,7 @@ def test_the_expected_loss_is_that_of_huber_and_its_errors_are_absolute() -> Non
     )
     transitions = agent.transitions(state, replayed, jnp.float32(0.5))
     targets = jnp.array([[1.5, 2.0, -2.0]])[..., None]  # the values are 1, -1 and 2
-    (loss, report), gradients = jax.value_and_grad(agent.loss, argnums=1, has_aux=True)(
+    (loss, report), gradients = jax.jit(jax.value_and_grad(agent.loss, argnums=1, has_aux=True))(
         state, params.q, transitions, targets
     )
     np.testing.assert_allclose(loss, (0.125 + 0.5 * 2.5 + 0.25 * 3.5) / 3, rtol=1e-6)
@@ -163,10 +172,9 @@ def test_categorical_targets_and_losses_equal_loops_in_float64(double: bool) -> 
         predicted = softmax(outputs_at(state.params, batch.obs[row])[batch.actions[row] - 2])
         for share, prediction in zip(expected[row], predicted, strict=True):
             divergences[row] += 0.0 if share == 0.0 else share * np.log(share / prediction)
-    transitions = agent.transitions(state, replayed, jnp.float32(discount))
-    targets = agent.targets(state, target_params, transitions)
+    transitions, targets = transitions_and_targets(agent, state, target_params, replayed, discount)
     np.testing.assert_allclose(targets[0], expected, atol=1e-5)
-    loss, report = agent.loss(state, state.params.q, transitions, targets)
+    loss, report = jax.jit(agent.loss)(state, state.params.q, transitions, targets)
     np.testing.assert_allclose(report.errors[0], divergences, atol=1e-5)
     np.testing.assert_allclose(loss, np.mean(np.linspace(0.1, 1.0, 16) * divergences), rtol=1e-5)
 
@@ -174,9 +182,8 @@ def test_categorical_targets_and_losses_equal_loops_in_float64(double: bool) -> 
 def test_the_gradient_of_the_categorical_loss_is_that_of_the_cross_entropy() -> None:
     agent, state = linear_agent(head="categorical")
     params, replayed = moved(state.params, seed=2), random_replayed()
-    transitions = agent.transitions(state, replayed, jnp.float32(0.9))
-    targets = agent.targets(state, state.params, transitions)
-    gradients, _ = jax.grad(agent.loss, argnums=1, has_aux=True)(state, params.q, transitions, targets)
+    transitions, targets = transitions_and_targets(agent, state, state.params, replayed, 0.9)
+    gradients, _ = jax.jit(jax.grad(agent.loss, argnums=1, has_aux=True))(state, params.q, transitions, targets)
     batch = jax.tree.map(lambda leaf: np.asarray(leaf[0]), replayed.windows)
     expected = np.zeros((NUM_ACTIONS, NUM_ATOMS))
     for row, action in enumerate(batch.actions - 2):
@@ -202,10 +209,9 @@ def test_quantile_targets_and_losses_equal_loops_in_float64(double: bool) -> Non
                 error = target - quantile
                 penalty = 0.5 * error**2 if abs(error) <= 1.0 else abs(error) - 0.5
                 losses[row] += abs((index + 0.5) / NUM_ATOMS - (error < 0)) * penalty / NUM_ATOMS
-    transitions = agent.transitions(state, replayed, jnp.float32(0.9))
-    targets = agent.targets(state, target_params, transitions)
+    transitions, targets = transitions_and_targets(agent, state, target_params, replayed, 0.9)
     np.testing.assert_allclose(targets[0], expected, atol=1e-5)
-    loss, report = agent.loss(state, state.params.q, transitions, targets)
+    loss, report = jax.jit(agent.loss)(state, state.params.q, transitions, targets)
     np.testing.assert_allclose(report.errors[0], losses, atol=1e-5)
     np.testing.assert_allclose(loss, losses.mean(), rtol=1e-5)
 
@@ -224,8 +230,8 @@ def test_double_takes_away_the_overestimation_of_noisy_values() -> None:
         state = state.replace(params=with_weights(state, np.concatenate([eye, nothing]).tolist()))
         target_params = with_weights(state, np.concatenate([nothing, eye]).tolist())
         replayed = make_replayed(obs, zeros + 2, zeros, obs, zeros, zeros)
-        transitions = agent.transitions(state, replayed, jnp.float32(1.0))
-        targets = np.asarray(agent.targets(state, target_params, transitions))[0, :, 0]
+        _, targets = transitions_and_targets(agent, state, target_params, replayed, 1.0)
+        targets = np.asarray(targets)[0, :, 0]
         expected = other[np.arange(num_windows), np.argmax(own, axis=1)] if double else other.max(axis=1)
         np.testing.assert_allclose(targets, expected, atol=1e-5)
         means[double] = targets.mean()
@@ -244,12 +250,12 @@ def test_a_target_never_counts_on_a_masked_action(double: bool, head: str) -> No
     obs = PyTreeDict(seen=seen, action_mask=jnp.asarray(mask, jnp.int8))
     zeros = np.zeros((1, 64))
     replayed = make_replayed(obs, zeros + 2, zeros, obs, zeros, zeros)
-    transitions = agent.transitions(state, replayed, jnp.float32(1.0))
+    _, targets = transitions_and_targets(agent, state, target_params, replayed, 1.0)
     network = state.extra_state.network
-    targets = agent.targets(state, target_params, transitions)
-    values = targets @ network.atoms if head == "categorical" else network.values(targets)
-    of_all, _ = network(target_params.q, obs)
-    judged = network(state.params.q, obs)[0] if double else of_all
+    values = np.asarray(targets) @ network.atoms if head == "categorical" else network.values(targets)
+    values_of = jax.jit(lambda params: network(params.q, obs)[0])
+    of_all = values_of(target_params)
+    judged = values_of(state.params) if double else of_all
     chosen = np.argmax(np.where(mask == 1, judged, -np.inf), axis=-1)
     assert np.any(chosen != np.argmax(judged, axis=-1))
     expected = np.take_along_axis(np.asarray(of_all), chosen[..., None], axis=-1)[..., 0]
@@ -268,7 +274,7 @@ def act(agent: DQNAgent, agent_state: AgentState, obs: Any, epsilon: float, seed
 
 def greedy(agent: DQNAgent, agent_state: AgentState, obs: Any) -> np.ndarray:
     batch = SampleBatch(obs=obs, extras=PyTreeDict(policy_extras=PyTreeDict()))
-    return np.asarray(agent.evaluate_actions(agent_state, batch, jax.random.key(0))[0])
+    return np.asarray(jax.jit(agent.evaluate_actions)(agent_state, batch, jax.random.key(0))[0])
 
 
 def test_without_epsilon_the_best_action_is_taken_and_counts_from_the_first() -> None:

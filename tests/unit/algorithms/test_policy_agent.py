@@ -1,5 +1,6 @@
 """The policy agent in real rollouts: what it hands to losses, what it remembers, and how it sees observations."""
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -94,6 +95,7 @@ ENVS = {"discrete": "classic/cartpole", "squashed": "classic/pendulum", "dict_ob
 ROLLOUT_LENGTH = 30
 
 
+@cache
 def roll(core: str | None, env_name: str, normalize_obs: bool) -> tuple[PolicyAgent, AgentState, SampleBatch, Any]:
     """Roll twice; return the second trajectory, which starts within episodes, and the carry before it."""
     library_kwargs = {"dict_obs": True, "terminates_after": 7} if env_name == "probe/counter" else {}
@@ -102,26 +104,33 @@ def roll(core: str | None, env_name: str, normalize_obs: bool) -> tuple[PolicyAg
     agent_state = agent.init(env.obs_space, env.action_space, jax.random.key(0))
     env_state, carry = env.reset(jax.random.key(1)), agent.initial_carry((3,))
 
-    def collect(env_state: Any, agent_state: AgentState, carry: Any, seed: int) -> tuple[SampleBatch, Any, Any]:
-        return recurrent_rollout(
-            env.step, agent.compute_actions, env_state, agent_state, carry, jax.random.key(seed), ROLLOUT_LENGTH
-        )
+    @jax.jit
+    def collect(env_state: Any, agent_state: AgentState, carry: Any, key: Any) -> tuple[SampleBatch, Any, Any]:
+        return recurrent_rollout(env.step, agent.compute_actions, env_state, agent_state, carry, key, ROLLOUT_LENGTH)
 
-    trajectory, env_state, carry = collect(env_state, agent_state, carry, 2)
+    trajectory, env_state, carry = collect(env_state, agent_state, carry, jax.random.key(2))
     agent_state = agent.update_obs_statistics(agent_state, trajectory.obs)
-    trajectory, _, _ = collect(env_state, agent_state, carry, 3)
+    trajectory, _, _ = collect(env_state, agent_state, carry, jax.random.key(3))
     return agent, agent_state, trajectory, carry
+
+
+@cache
+def log_prob_program(agent: PolicyAgent) -> Any:
+    """Compile what a loss computes for a trajectory: the log-probabilities of its actions."""
+
+    @jax.jit
+    def log_prob(agent_state: AgentState, trajectory: SampleBatch, carry: Any) -> Any:
+        return agent.replay(agent_state, trajectory, carry).log_prob(trajectory.extras.policy_extras.raw_action)
+
+    return log_prob
 
 
 @pytest.mark.parametrize("core", CORES)
 @pytest.mark.parametrize("env", ENVS)
 def test_replaying_a_rollout_gives_the_log_probabilities_of_the_rollout(core: str | None, env: str) -> None:
     agent, state, trajectory, carry = roll(core, ENVS[env], normalize_obs=env != "discrete")
-    extras = trajectory.extras.policy_extras
-    log_prob = jax.jit(lambda state, carry: agent.replay(state, trajectory, carry).log_prob(extras.raw_action))(
-        state, carry
-    )
-    np.testing.assert_allclose(log_prob, extras.log_prob, atol=1e-5)
+    log_prob = log_prob_program(agent)(state, trajectory, carry)
+    np.testing.assert_allclose(log_prob, trajectory.extras.policy_extras.log_prob, atol=1e-5)
 
 
 @pytest.mark.parametrize("core", ["gru", "lstm"])
@@ -141,7 +150,7 @@ def test_a_replay_with_wrong_episode_borders_is_noticed(core: str, mistake: str)
         case "fresh carry":
             carry = agent.initial_carry((3,))
     mistaken = trajectory.replace(extras=trajectory.extras.replace(policy_extras=extras.replace(episode_start=starts)))
-    log_prob = agent.replay(state, mistaken, carry).log_prob(extras.raw_action)
+    log_prob = log_prob_program(agent)(state, mistaken, carry)
     assert float(jnp.max(jnp.abs(log_prob - extras.log_prob))) > 1e-3
 
 
@@ -149,7 +158,7 @@ def test_statistics_updated_between_rollout_and_loss_would_change_the_log_probab
     agent, state, trajectory, carry = roll(None, "classic/pendulum", normalize_obs=True)
     updated = agent.update_obs_statistics(state, trajectory.obs + 1.0)
     extras = trajectory.extras.policy_extras
-    log_prob = agent.replay(updated, trajectory, carry).log_prob(extras.raw_action)
+    log_prob = log_prob_program(agent)(updated, trajectory, carry)
     assert float(jnp.max(jnp.abs(log_prob - extras.log_prob))) > 1e-3
 
 
@@ -216,7 +225,8 @@ def test_a_population_is_a_vmap_over_agent_states(core: str | None) -> None:
         return trajectory.extras.policy_extras.log_prob, agent_state.obs_preprocessor_state.mean
 
     mapped, means = jax.vmap(log_probs)(population)
-    alone = [log_probs(jax.tree.map(lambda leaf, i=index: leaf[i], population)) for index in range(3)]
+    program = jax.jit(log_probs)
+    alone = [program(jax.tree.map(lambda leaf, i=index: leaf[i], population)) for index in range(3)]
     np.testing.assert_allclose(mapped, np.stack([log_prob for log_prob, _ in alone]), atol=1e-4)
     np.testing.assert_allclose(means["obs"], np.stack([mean["obs"] for _, mean in alone]), atol=1e-4)
 

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -75,22 +76,32 @@ def targets_of(steps: NStep, next_values: jax.Array) -> jax.Array:
     return steps.returns + steps.discounts * jnp.where(steps.discounts > 0.0, bootstraps, 0.0)
 
 
+@partial(jax.jit, static_argnums=3)
+def steps_and_targets(
+    arguments: tuple[jax.Array, ...], next_values: jax.Array, discount: float, num_steps: int
+) -> tuple[NStep, jax.Array]:
+    steps = n_step(*arguments, discount, num_steps)
+    return steps, targets_of(steps, next_values)
+
+
 def test_n_step_equals_a_walk_along_each_window(windows: Windows) -> None:
-    steps = jax.jit(n_step, static_argnums=4)(*windows.arguments(), windows.discount, windows.num_steps)
+    next_values = jnp.asarray(windows.next_values, jnp.float32)
+    steps, whole = steps_and_targets(windows.arguments(), next_values, windows.discount, windows.num_steps)
     returns, discounts, last, targets = windows.n_step()
     np.testing.assert_array_equal(steps.last, last)
     np.testing.assert_allclose(steps.discounts, discounts, rtol=1e-6)
     np.testing.assert_allclose(steps.returns, returns, rtol=1e-5, atol=1e-6)
-    next_values = jnp.asarray(windows.next_values, jnp.float32)
-    np.testing.assert_allclose(targets_of(steps, next_values), targets, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(whole, targets, rtol=1e-5, atol=1e-6)
 
 
 def test_whole_targets_are_the_n_step_returns_of_a_trajectory(windows: Windows) -> None:
     rewards, terminations, dones = windows.arguments()
     next_values = jnp.asarray(windows.next_values, jnp.float32)
-    steps = n_step(rewards, terminations, dones, windows.discount, windows.num_steps)
-    expected = n_step_returns(rewards, next_values, terminations, dones, windows.discount, windows.num_steps)
-    np.testing.assert_allclose(targets_of(steps, next_values), expected[: len(steps.last)], rtol=1e-5, atol=1e-6)
+    _, whole = steps_and_targets(windows.arguments(), next_values, windows.discount, windows.num_steps)
+    expected = jax.jit(n_step_returns, static_argnums=5)(
+        rewards, next_values, terminations, dones, windows.discount, windows.num_steps
+    )
+    np.testing.assert_allclose(whole, np.asarray(expected)[: len(whole)], rtol=1e-5, atol=1e-6)
 
 
 def column(*numbers: float) -> jax.Array:
@@ -140,9 +151,10 @@ def test_masks_may_be_boolean_and_the_discount_a_traced_number_per_seed() -> Non
     rewards = jnp.nan_to_num(rewards)
     discounts = jnp.asarray([0.0, 0.5, 1.0])
     over_seeds = jax.vmap(lambda discount: n_step(rewards, terminations.astype(bool), dones.astype(bool), discount, 4))
-    each = [n_step(rewards, terminations, dones, discount, 4) for discount in (0, 0.5, 1)]
-    expected = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
-    jax.tree.map(np.testing.assert_array_equal, over_seeds(discounts), expected)
+    one_by_one = jax.jit(n_step, static_argnums=(3, 4))
+    each = [one_by_one(rewards, terminations, dones, discount, 4) for discount in (0, 0.5, 1)]
+    expected = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+    jax.tree.map(np.testing.assert_array_equal, jax.jit(over_seeds)(discounts), expected)
 
 
 def test_gradients_of_targets_are_finite_and_zero_for_what_does_not_count() -> None:
@@ -150,7 +162,7 @@ def test_gradients_of_targets_are_finite_and_zero_for_what_does_not_count() -> N
         return jnp.sum(targets_of(n_step(rewards, MIDDLE, MIDDLE, discount, 4), next_values))
 
     rewards, next_values = column(1.0, 2.0, np.nan, np.nan), column(1.0, np.nan, 1.0, 1.0)
-    gradients = jax.grad(total, argnums=(0, 1, 2))(rewards, next_values, jnp.asarray(0.5))
+    gradients = jax.jit(jax.grad(total, argnums=(0, 1, 2)))(rewards, next_values, jnp.asarray(0.5))
     np.testing.assert_array_equal(gradients[0], column(1.0, 0.5, 0.0, 0.0))
     np.testing.assert_array_equal(gradients[1], jnp.zeros((4, 1)))
     assert gradients[2] == 2.0
@@ -265,7 +277,7 @@ def test_the_mean_is_kept_where_nothing_is_clipped_and_is_that_of_the_clipped_va
     for scale in (2.0, 30.0):
         probabilities, support, atoms = random_distributions(51, scale)
         assert np.any(np.abs(support) > 10.0) == (scale == 30.0)
-        projected = np.asarray(categorical_projection(*as_float32(probabilities, support, atoms)), np.float64)
+        projected = np.asarray(jax.jit(categorical_projection)(*as_float32(probabilities, support, atoms)), np.float64)
         expected = np.sum(probabilities * np.clip(support, -10.0, 10.0), axis=1)
         np.testing.assert_allclose(projected @ atoms, expected, atol=2e-5)
 
@@ -285,7 +297,7 @@ def test_the_mean_is_kept_where_nothing_is_clipped_and_is_that_of_the_clipped_va
 )
 def test_a_projection_onto_four_atoms_is_as_worked_by_hand(support: list[float], projected: list[float]) -> None:
     probabilities, atoms = jnp.asarray([[0.5, 0.25, 0.125, 0.125]]), jnp.arange(4.0)
-    actual = categorical_projection(probabilities, jnp.asarray([support], jnp.float32), atoms)
+    actual = jax.jit(categorical_projection)(probabilities, jnp.asarray([support], jnp.float32), atoms)
     np.testing.assert_array_equal(actual[0], projected)
 
 
@@ -305,9 +317,9 @@ def test_targets_on_atoms_that_floats_cannot_hold_lose_no_mass(optimized: bool, 
 
 def test_a_nan_target_spoils_its_own_sample_alone() -> None:
     probabilities, support, atoms = as_float32(*random_distributions(51, scale=8.0))
-    spoiled = categorical_projection(probabilities, support.at[3, 7].set(jnp.nan), atoms)
-    others = np.arange(20) != 3
-    np.testing.assert_array_equal(spoiled[others], categorical_projection(probabilities, support, atoms)[others])
+    project, others = jax.jit(categorical_projection), np.arange(20) != 3
+    spoiled = np.asarray(project(probabilities, support.at[3, 7].set(jnp.nan), atoms))
+    np.testing.assert_array_equal(spoiled[others], np.asarray(project(probabilities, support, atoms))[others])
     assert np.all(np.isnan(spoiled[3]))
 
 
@@ -318,7 +330,7 @@ def test_gradients_of_the_projection_are_finite_on_atoms_and_outside() -> None:
         return jnp.sum(coefficients * categorical_projection(probabilities, support, atoms))
 
     arguments = (jnp.full((1, 3), 1.0 / 3.0), jnp.asarray([[-5.0, 1.0, 2.0]]), jnp.arange(3.0))
-    gradients = jax.grad(total, argnums=(0, 1, 2))(*arguments)
+    gradients = jax.jit(jax.grad(total, argnums=(0, 1, 2)))(*arguments)
     assert all(np.all(np.isfinite(gradient)) for gradient in gradients)
     np.testing.assert_array_equal(gradients[0], coefficients)
 
@@ -353,7 +365,7 @@ def test_the_loss_of_two_quantiles_is_as_worked_by_hand() -> None:
 
 
 def test_gradients_of_the_quantile_loss_are_finite_and_vanish_at_the_targets() -> None:
-    gradient = jax.grad(lambda quantiles, targets: jnp.sum(quantile_huber_loss(quantiles, targets)))
+    gradient = jax.jit(jax.grad(lambda quantiles, targets: jnp.sum(quantile_huber_loss(quantiles, targets))))
     np.testing.assert_array_equal(gradient(jnp.ones((2, 3)), jnp.ones((2, 4))), jnp.zeros((2, 3)))
     far = gradient(jnp.asarray([[0.0, 0.0]]), jnp.asarray([[1e30, -1e30]]))
     np.testing.assert_allclose(far, [[(-0.25 + 0.75) / 2.0, (-0.75 + 0.25) / 2.0]])

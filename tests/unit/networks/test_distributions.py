@@ -95,6 +95,12 @@ def draw_many(distribution: Distribution, num_draws: int = NUM_DRAWS, seed: int 
     return draw(distribution, jax.random.key(seed))
 
 
+@jax.jit
+def measures(distribution: Distribution, other: Distribution, raw: Any) -> tuple[Array, Array, Array]:
+    """The log-probability of a raw action, the entropy, and the KL divergence from another distribution."""
+    return distribution.log_prob(raw), distribution.entropy(), distribution.kl_divergence(other)
+
+
 def repeated(distribution: Distribution, num_times: int) -> Any:
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_times, *leaf.shape)), distribution)
 
@@ -103,15 +109,13 @@ def repeated(distribution: Distribution, num_times: int) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("batch_shape", [(), (4,), (3, 2)])
+@pytest.mark.parametrize("batch_shape", [(), (3, 2)])
 def test_results_have_the_batch_shape_only_and_actions_are_in_the_space(kind: str, batch_shape: tuple) -> None:
     distribution, other = example(kind, batch_shape), example(kind, batch_shape, seed=50)
     gym_space = to_gymnasium(distribution.space)
     for raw in (distribution.sample(jax.random.key(1)), distribution.mode()):
         assert distribution.batch_shape == batch_shape
-        assert distribution.log_prob(raw).shape == batch_shape
-        assert distribution.entropy().shape == batch_shape
-        assert distribution.kl_divergence(other).shape == batch_shape
+        assert [measure.shape for measure in measures(distribution, other, raw)] == [batch_shape] * 3
         action = distribution.action(raw)
         distribution.space.check(action, "action", batch_shape)
         for index in np.ndindex(batch_shape):
@@ -131,11 +135,10 @@ def _cast_like(gym_space: Any, value: Any) -> Any:
 def test_a_batch_is_its_rows(kind: str) -> None:
     batch, other = example(kind, (4,)), example(kind, (4,), seed=50)
     raw = batch.sample(jax.random.key(1))
+    expected = np.stack(measures(batch, other, raw))
     for index in range(4):
         row, other_row, raw_row = jax.tree.map(lambda leaf, i=index: leaf[i], (batch, other, raw))
-        np.testing.assert_allclose(row.log_prob(raw_row), batch.log_prob(raw)[index], atol=1e-5)
-        np.testing.assert_allclose(row.entropy(), batch.entropy()[index], atol=1e-5)
-        np.testing.assert_allclose(row.kl_divergence(other_row), batch.kl_divergence(other)[index], atol=1e-5)
+        np.testing.assert_allclose(measures(row, other_row, raw_row), expected[:, index], atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -245,8 +248,9 @@ def test_masked_gradients_are_finite_and_those_of_the_allowed_actions_alone() ->
         kl_divergences = distribution.kl_divergence(other) + other.kl_divergence(distribution)
         return distribution.log_prob(action) + distribution.entropy() + kl_divergences
 
-    value, gradient = jax.value_and_grad(loss)(logits, mask, Discrete(5), jnp.asarray(2))
-    expected_value, expected = jax.value_and_grad(loss)(logits[allowed], None, Discrete(3), jnp.asarray(1))
+    program = jax.jit(jax.value_and_grad(loss), static_argnums=2)
+    value, gradient = program(logits, mask, Discrete(5), jnp.asarray(2))
+    expected_value, expected = program(logits[allowed], None, Discrete(3), jnp.asarray(1))
     assert float(value) == pytest.approx(float(expected_value), abs=1e-5)
     np.testing.assert_allclose(gradient[allowed], expected, atol=1e-5)
     np.testing.assert_array_equal(gradient[np.asarray([1, 3])], 0.0)
@@ -270,8 +274,9 @@ def test_a_row_that_allows_nothing_acts_as_if_it_allowed_everything(kind: type, 
         distribution = kind(space=space, logits=logits, mask=mask)
         return jnp.sum(distribution.log_prob(distribution.mode()) + distribution.entropy())
 
-    value, gradient = jax.value_and_grad(total)(logits, mask)
-    expected_value, expected_gradient = jax.value_and_grad(total)(logits, None)
+    program = jax.jit(jax.value_and_grad(total))
+    value, gradient = program(logits, mask)
+    expected_value, expected_gradient = program(logits, None)
     assert float(value) == pytest.approx(float(expected_value), abs=1e-6)
     np.testing.assert_allclose(gradient, expected_gradient, atol=1e-6)
 
@@ -498,7 +503,7 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("batch_shape", [(), (5,), (2, 5)])
+@pytest.mark.parametrize("batch_shape", [(), (2, 5)])
 def test_the_family_of_a_space_builds_distributions_over_it(name: str, batch_shape: tuple) -> None:
     space, num_outputs, num_free = FAMILIES[name]
     family = distribution_family(space)
@@ -513,9 +518,8 @@ def test_every_output_and_free_parameter_of_a_composite_family_matters() -> None
     space, num_outputs, num_free = FAMILIES["dict"]
     family = distribution_family(space)
     raw = family.build(normals(0, num_outputs), jnp.zeros(num_free), None).sample(jax.random.key(1))
-    gradients = jax.grad(lambda *parameters: family.build(*parameters, None).log_prob(raw), argnums=(0, 1))(
-        normals(0, num_outputs), jnp.zeros(num_free)
-    )
+    gradient = jax.grad(lambda *parameters: family.build(*parameters, None).log_prob(raw), argnums=(0, 1))
+    gradients = jax.jit(gradient)(normals(0, num_outputs), jnp.zeros(num_free))
     assert all(np.all(gradient != 0.0) for gradient in gradients)
 
 

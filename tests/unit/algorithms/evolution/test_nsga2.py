@@ -42,6 +42,7 @@ def test_the_true_fronts_have_the_hypervolumes_that_calculus_gives_them() -> Non
     assert largest_hypervolume(2) == pytest.approx(0.1 + 1 / 3 + 0.11, abs=1e-3)
 
 
+@pytest.mark.usefixtures("fast_programs")
 @pytest.mark.parametrize("crossover", ["sbx", "uniform"])
 def test_the_papers_budget_covers_98_percent_of_the_hypervolume_of_the_true_fronts(crossover: str) -> None:
     hyperparameters = NSGA2Hyperparameters(mutation_probability=1 / NUM_VARIABLES)
