@@ -36,6 +36,8 @@ class EpisodePlayer(ABC):
     """
 
     num_policies: int = 1
+    num_left_out: int = 0
+    """How many episodes of the last evaluation were left out."""
 
     def __init__(self, train: TrainConfig, num_envs: int) -> None:
         self.max_episode_steps = train.env.episode_length or MAX_EPISODE_STEPS
@@ -125,6 +127,7 @@ class EpisodePlayer(ABC):
                     base_env.try_reset(env, episode_seed(seed, 0, int(episodes[env])))
             base_env.send_actions(self.act(polled))
         finished = np.flatnonzero(~np.isnan(returns).any(axis=1))
+        self.num_left_out = num_episodes - len(finished)
         counted = finished if len(finished) else slice(1)
         return self.result_of(returns[counted], lengths[counted])
 

@@ -4,6 +4,8 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
+
 from rookery.workflows.config import Settings
 from rookery.workflows.workflow import Workflow
 
@@ -42,6 +44,12 @@ class HostableWorkflow(Workflow):
 
     def _make_evaluator(self) -> Any:
         return super()._make_evaluator() if self.host is None else self.make_host_evaluator(self.host)
+
+    def describe_episodes(self, episodes: Any, prefix: str) -> dict[str, Any]:
+        described = super().describe_episodes(episodes, prefix)
+        if self.host is not None:
+            described[f"{prefix}episodes_left_out"] = jnp.float32(self.evaluator.num_left_out)
+        return described
 
     def _metrics_like(self, state: Any) -> Any:
         return super()._metrics_like(state) if self.host is None else self.training.metrics_like(state)

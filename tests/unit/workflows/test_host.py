@@ -537,8 +537,19 @@ def test_an_environment_that_fails_plays_its_episode_again(workflow: Any, log: L
     assert log.num_faults == 3
     assert result.episode_returns.shape == (9,)
     np.testing.assert_allclose(sorted(result.episode_returns), sorted(log.returns), rtol=1e-5)
+    assert faulty.evaluator.num_left_out == 0
     hopeless = make(env={"kwargs": {"fails_always": True}, "runner": {"max_restarts": 0}})
     assert np.isnan(hopeless.evaluator.evaluate(state.agent_state, jax.random.key(3), 3).episode_returns).all()
+    assert hopeless.evaluator.num_left_out == 3
+
+
+def test_an_evaluation_tells_how_many_episodes_it_left_out(workflow: Any, log: Log) -> None:
+    state = workflow.init(workflow.make_key())
+    log.faults = (1, 11)
+    faulty = make(env={"runner": {"max_restarts": 0}}, evaluation={"num_episodes": 9})
+    metrics, _ = faulty.evaluate(state)
+    assert metrics["eval/episodes_left_out"] == log.num_faults == 2
+    np.testing.assert_allclose(metrics["eval/mean_reward"], np.mean(log.returns), rtol=1e-5)
 
 
 def test_an_episode_counts_although_its_observations_leave_their_bounds(workflow: Any, log: Log) -> None:
