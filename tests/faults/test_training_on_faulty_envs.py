@@ -50,6 +50,7 @@ def test_cartpole_is_learned_although_a_quarter_of_the_envs_fails(monkeypatch: p
             f"agent.num_envs={NUM_ENVS}",
             "agent.rollout_length=32",
             "agent.num_epochs=10",
+            "agent.num_minibatches=8",
             "agent.learning_rate={start: 1e-3, end: 0}",
             "total_timesteps=120_000",
             "evaluation.num_episodes=16",
