@@ -99,23 +99,23 @@ def check_agent(name: Any) -> None:
 
 def provide_env(name: str) -> None:
     """Make sure that Hydra finds the environment `name`, also where no file names it; raise if there is none."""
-    known = stored_names("env")
-    if name in known:
+    if name in stored_names("env"):
         return
     from hydra.core.config_store import ConfigStore
 
-    from rookery.envs import env_names, library_names, make_env
-    from rookery.envs.registration import HOST_LIBRARIES
+    from rookery.envs import env_names, library_names
+    from rookery.envs.registration import HOST_LIBRARIES, unknown_environment
 
+    hint = "`rookery list envs` shows all."
     library, _, name_in_library = name.partition("/")
     if library in HOST_LIBRARIES and name_in_library:
         known = [name]  # its library may make more than it lists: what it cannot make is an error when it is built
-    elif library in library_names():
+    elif name_in_library or library in library_names():
         known = env_names(library)
-    elif name_in_library:
-        make_env(name)  # raises, and knows what is wrong with the library
+    else:
+        raise unknown_environment(name, hint=hint)
     if name not in known:
-        raise unknown_name("environment", name, known, "`rookery list envs` shows all.")
+        raise unknown_name("environment", name, known, hint)
     folder, _, file = f"env/{name}".rpartition("/")
     ConfigStore.instance().store(group=folder, name=file, node={"name": name}, provider="rookery")
 

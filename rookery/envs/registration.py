@@ -5,22 +5,24 @@ which builds one bare env. Ours are listed here; others register theirs under th
 where the name of the entry point is the name of the library.
 """
 
-import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from rookery.envs.env import Env, check_is_env
 from rookery.envs.wrappers import AutoresetMode, EpisodeWrapper, FastAutoresetWrapper, VectorWrapper
 from rookery.envs.wrappers.autoreset import VECTOR_WRAPPERS
-from rookery.errors import InvalidInputError, check_count, missing_extra, nearest_names, unknown_name
+from rookery.errors import InvalidInputError, UnknownNameError, check_count, missing_extra, nearest_names, unknown_name
 
 ENTRY_POINT_GROUP = "rookery.envs"
 HOST_LIBRARIES = ("ale", "envpool", "gymnasium", "pettingzoo")
 """The libraries whose environments are Python objects: `rookery.runners.host_envs` makes those."""
+CONFIG_FOLDER = Path(__file__).parents[1] / "configs" / "env"
+"""Has a file for every environment of the builtin libraries: their names, without importing the libraries."""
 
 
 class EnvLibrary(Protocol):
@@ -88,9 +90,7 @@ def make_env(name: str, episode_length: int | None = None, **library_kwargs: Any
         raise InvalidInputError(f"expected the name of an environment, like 'classic/cartpole', got {name!r}.")
     library, _, env_name = name.partition("/")
     if not env_name:
-        near = nearest_names(name, (full.partition("/")[2] for full in installed_env_names()))
-        found = [full for full in installed_env_names() if full.partition("/")[2] in near]
-        raise unknown_name("environment", name, found, "Names look like 'classic/cartpole'.")
+        raise unknown_environment(name)
     if library in HOST_LIBRARIES:
         raise unknown_name(
             "device environment",
@@ -104,13 +104,21 @@ def make_env(name: str, episode_length: int | None = None, **library_kwargs: Any
     return load_library(library).make(env_name, episode_length, **library_kwargs)
 
 
-def installed_env_names() -> list[str]:
-    """The full names of all environments that could be made, except those of libraries that fail to be imported."""
-    names = []
-    for library in filter(is_installed, library_names()):
-        with contextlib.suppress(Exception):
-            names.extend(env_names(library))
-    return names
+def unknown_environment(
+    name: str, other_names: Iterable[str] = (), hint: str = "Names look like 'classic/cartpole'."
+) -> UnknownNameError:
+    """Build the error for a name without a library; no library is imported to find the nearest ones.
+
+    Those of the builtin libraries that are installed are compared without the library, `other_names` as they are.
+    """
+    spellings = [(other, other) for other in other_names]
+    for library in filter(is_installed, BUILTIN_LIBRARIES):
+        stems = sorted(path.stem for path in (CONFIG_FOLDER / library).glob("*.yaml"))
+        spellings.extend((stem, f"{library}/{stem}") for stem in stems)
+    near = [match.casefold() for match in nearest_names(name, (short for short, _ in spellings))]
+    found = [full for match in near for short, full in spellings if short.casefold() == match]
+    advice = f"Did you mean {' or '.join(map(repr, found[:2]))}? " if found else ""
+    return unknown_name("environment", name, [], advice + hint)
 
 
 def wrap_env(

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from gymnasium.utils import env_checker
 
-from rookery.envs.registration import BUILTIN_LIBRARIES, HOST_LIBRARIES, env_names, library_names
+from rookery.envs.registration import HOST_LIBRARIES, library_names, unknown_environment
 from rookery.errors import (
     EnvironmentCheckError,
     InvalidInputError,
@@ -71,25 +71,22 @@ def make_gymnasium_env(name: str) -> gymnasium.Env:
     try:
         return gymnasium.make(gymnasium_id, disable_env_checker=True)
     except gymnasium.error.UnregisteredEnv:
-        raise unknown_environment(gymnasium_id) from None
+        raise unknown_id(gymnasium_id) from None
     except gymnasium.error.DependencyNotInstalled as error:
         raise MissingExtraError(f"{name} needs a package that is not installed: {one_line(str(error))}") from error
     except (gymnasium.error.Error, ImportError) as error:
         raise InvalidInputError(f"gymnasium.make({gymnasium_id!r}) raised {describe_error(error)}.") from error
 
 
-def unknown_environment(name: str) -> UnknownNameError:
-    """Build the error for a name that nothing answers to; to find the nearest ones, no optional library is imported."""
+def unknown_id(name: str) -> UnknownNameError:
+    """Build the error for an id that Gymnasium does not know: it may be meant for another library."""
     hint = "Names look like 'classic/cartpole' (`rookery list envs`), or 'CartPole-v1' for Gymnasium."
     library, slash, _ = name.partition("/")
     libraries = [*library_names(), *HOST_LIBRARIES]
     is_namespace = any(spec.namespace == library for spec in gymnasium.registry.values())
     if slash and not is_namespace and nearest_names(library, libraries):
         return unknown_name("environment library", library, libraries, hint)
-    own_libraries = [library for library, builtin in BUILTIN_LIBRARIES.items() if builtin.requires is None]
-    ours = [full for library in own_libraries for full in env_names(library)]
-    same = [full for full in ours if full.partition("/")[2].casefold() == name.casefold()]
-    return unknown_name("environment", name, same or [*ours, *gymnasium.registry], hint)
+    return unknown_environment(name, gymnasium.registry, hint)
 
 
 def own_checks(env: gymnasium.Env) -> Iterator[Check]:

@@ -71,7 +71,7 @@ class VectorWrapper(Wrapper):
 
     def render(self, env_state: EnvState) -> Any:
         """Draw the first env."""
-        return self.env.render(jax.tree.map(lambda leaf: leaf[0], self._inner(env_state)))
+        return self.env.render(_first(self._inner(env_state)))
 
     def _check(self, state: EnvState, method: str) -> None:
         """Raise while tracing if what the single env returned does not fit together."""
@@ -118,3 +118,9 @@ def split_each(keys: Key) -> tuple[Array, Array]:
     """Split each key of an array of keys in two."""
     pairs = jax.vmap(jax.random.split)(keys)
     return pairs[:, 0], pairs[:, 1]
+
+
+@jax.jit
+def _first(tree: Any) -> Any:
+    """Pick the first env: compiled, because one call per leaf is slow where every state of an episode is drawn."""
+    return jax.tree.map(lambda leaf: leaf[0], tree)

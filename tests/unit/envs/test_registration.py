@@ -1,0 +1,64 @@
+"""Environments by name, and what is said about names that do not exist."""
+
+import subprocess
+import sys
+
+import pytest
+
+from rookery.envs import make_env
+from rookery.envs.registration import BuiltinLibrary, unknown_environment
+from rookery.errors import UnknownNameError
+
+OPTIONAL = ("ale_py", "brax", "envpool", "gymnasium", "gymnax", "jumanji", "matplotlib", "mujoco", "pettingzoo")
+
+
+def test_a_misspelt_name_is_answered_without_importing_the_libraries_of_environments() -> None:
+    program = f"""
+import sys
+from rookery.envs import make_env
+from rookery.errors import UnknownNameError
+
+for name in ("cartpol", "hoper", "snake"):
+    try:
+        make_env(name)
+    except UnknownNameError as error:
+        print(error)
+print([library for library in {OPTIONAL!r} if library in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    *errors, imported = done.stdout.splitlines()
+    assert len(errors) == 3
+    assert errors[0].startswith("unknown environment 'cartpol'. Did you mean 'classic/cartpole'")
+    assert imported == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("hoper", "brax/hopper"),
+        ("CartPol-v1", "gymnax/CartPole-v1"),
+        ("snake", "jumanji/Snake-v1"),
+        ("MOUNTAIN_CAR", "classic/mountain_car"),
+    ],
+)
+def test_the_nearest_name_is_found_in_every_installed_library_whatever_its_prefix_and_case(
+    name: str, nearest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BuiltinLibrary, "installed", True)
+    with pytest.raises(UnknownNameError, match=rf"unknown environment '{name}'\. Did you mean '{nearest}'"):
+        make_env(name)
+
+
+def test_names_of_libraries_that_are_not_installed_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BuiltinLibrary, "installed", property(lambda library: library.requires is None))
+    assert "Did you mean 'classic/cartpole'? Names" in str(unknown_environment("CartPol"))
+    assert "Did you mean" not in str(unknown_environment("Snake-v1"))
+
+
+def test_names_that_look_like_nothing_get_an_example() -> None:
+    assert str(unknown_environment("zzz")) == "unknown environment 'zzz'. Names look like 'classic/cartpole'."
+
+
+def test_other_names_are_compared_as_they_are_beside_those_of_the_libraries() -> None:
+    error = unknown_environment("cartpol", ["Cartpole2", "other/cartpole"], "A hint.")
+    assert str(error) == "unknown environment 'cartpol'. Did you mean 'classic/cartpole' or 'Cartpole2'? A hint."
