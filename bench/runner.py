@@ -155,7 +155,8 @@ def array_actions_per_second(num_envs: int) -> dict[str, float]:
 def make_runner(base_env: Any, num_steps: int) -> Any:
     import jax
 
-    from rookery.runners.runner import EnvRunner, RunnerConfig
+    from rookery.runners.runner import EnvRunner
+    from rookery.runners.sampling import RunnerConfig
 
     agent = make_agent()
     runner = EnvRunner(base_env, agent, config=RunnerConfig(rollout_fragment_length=num_steps))

@@ -33,7 +33,8 @@ def megabytes() -> dict[str, float]:
 
     from rookery.agent import RandomAgent
     from rookery.runners.conversion import to_base_env
-    from rookery.runners.runner import EnvRunner, RunnerConfig
+    from rookery.runners.runner import EnvRunner
+    from rookery.runners.sampling import RunnerConfig
     from rookery.testing.misbehaving_envs import CountingEnv, FaultyEnv, raise_error
 
     def make_env(index: int) -> CountingEnv:

@@ -14,7 +14,8 @@ from rookery.runners.base_env import ALL, SINGLE_AGENT, Actions, AgentID, BaseEn
 from rookery.runners.env_group import EnvGroup, LocalEnvs
 from rookery.runners.faults import Failed, FaultKind, Phase
 from rookery.runners.multi_agent_env import MultiAgentBaseEnv, MultiAgentDictEnv
-from rookery.runners.runner import EnvRunner, RunnerConfig, Sample
+from rookery.runners.runner import EnvRunner
+from rookery.runners.sampling import RunnerConfig, Sample
 from rookery.runners.vector_base_env import VectorBaseEnv
 from rookery.runners.vector_env import VectorEnv
 from rookery.sample_batch import SampleBatch

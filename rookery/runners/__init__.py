@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from rookery.runners.faults import EnvFaultError, Fault, RestartPolicy
     from rookery.runners.host_envs import make_host_env
     from rookery.runners.multi_agent_env import MultiAgentDictEnv
-    from rookery.runners.runner import EnvRunner, RunnerConfig, Sample
+    from rookery.runners.runner import EnvRunner
+    from rookery.runners.sampling import RunnerConfig, Sample
     from rookery.runners.vector_env import VectorEnv, VectorStep
 
 __all__ = [
@@ -76,7 +77,8 @@ _HOMES = {
     "faults": ("EnvFaultError", "Fault", "RestartPolicy"),
     "host_envs": ("make_host_env",),
     "multi_agent_env": ("MultiAgentDictEnv",),
-    "runner": ("EnvRunner", "RunnerConfig", "Sample"),
+    "runner": ("EnvRunner",),
+    "sampling": ("RunnerConfig", "Sample"),
     "vector_env": ("VectorEnv", "VectorStep"),
 }
 

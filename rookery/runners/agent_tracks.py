@@ -200,7 +200,9 @@ class AgentTracks(Tracks):
             np.array([env for env, *_ in sent], np.int64),
         )
 
-    def end_episode(self, env: int) -> int:
+    def end_episode(self, episode: LiveEpisode) -> int:
+        self.update(episode)
+        env = episode.env_index
         self._release(env)
         for (policy, owner), lanes in self._lanes.items():
             if owner == env:

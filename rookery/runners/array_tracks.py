@@ -65,13 +65,12 @@ class ArrayTracks(Tracks):
         return envs  # type: ignore[return-value]
 
     def _start(self, envs: np.ndarray, obs: Tree, episodes: Sequence[LiveEpisode]) -> None:
-        started = [episodes[env] for env in envs.tolist()]
-        self.numbers[envs] = [episode.number for episode in started]
+        for env in envs.tolist():
+            self.numbers[env] = episodes[env].number
+            episodes[env].policies = {SINGLE_AGENT: self._policy}
         if self._desk.pipeline is not None:
             obs = self._desk.to_policy(obs, envs, np.ones(len(envs), bool), np.zeros(len(envs)))
         self._desk.memory.observe(envs, obs)
-        for episode in started:
-            episode.policies = {SINGLE_AGENT: self._policy}
 
     def act(self, envs: np.ndarray, episodes: Sequence[LiveEpisode], perf: Perf) -> Actions:
         if self._logged:
@@ -98,8 +97,9 @@ class ArrayTracks(Tracks):
         order = np.argsort(np.concatenate([np.flatnonzero(is_logged), np.flatnonzero(~is_logged)]))
         return Actions(envs, jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts))
 
-    def end_episode(self, env: int) -> int:
-        memory = self._desk.memory
+    def end_episode(self, episode: LiveEpisode) -> int:
+        self.update(episode)
+        env, memory = episode.env_index, self._desk.memory
         num_steps = int(memory.cursor[env] - memory.episode_begin[env])
         memory.end_episode(env)
         self.times[env], self.returns[env] = 0, 0.0

@@ -8,7 +8,7 @@ from rookery.runners.faults import Fault
 
 if TYPE_CHECKING:
     from rookery.runners.base_env import BaseEnv
-    from rookery.runners.runner import Sample
+    from rookery.runners.sampling import Sample
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ state, which is saved.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,46 +202,6 @@ class ClipActions(ActionConnector):
 
     def __call__(self, actions: np.ndarray) -> np.ndarray:
         return np.clip(actions, self._low, self._high).astype(self._low.dtype)
-
-
-class Pipeline:
-    """All connectors of one policy, each kind in the order in which it is passed."""
-
-    def __init__(
-        self,
-        obs: Sequence[ObsConnector],
-        actions: Sequence[ActionConnector],
-        obs_space: Space,
-        action_space: Space,
-    ) -> None:
-        self.obs, self.actions = tuple(obs), tuple(actions)
-        self.action_space = action_space
-        for action_connector in reversed(self.actions):
-            self.action_space = action_connector.bind(self.action_space)
-        self.obs_space = obs_space
-        for obs_connector in self.obs:
-            self.obs_space = obs_connector.bind(self.obs_space, self.action_space)
-
-    def reserve(self, num_lanes: int) -> None:
-        for connector in self.obs:
-            connector.reserve(num_lanes)
-
-    def to_policy(self, obs: Tree, rows: Rows) -> Tree:
-        for connector in self.obs:
-            obs = connector(obs, rows)
-        return obs
-
-    def to_env(self, actions: Tree) -> Tree:
-        for connector in self.actions:
-            actions = connector(actions)
-        return actions
-
-    def get_state(self) -> list[dict[str, np.ndarray]]:
-        return [connector.get_state() for connector in self.obs]
-
-    def set_state(self, states: Sequence[Mapping[str, np.ndarray]]) -> None:
-        for connector, state in zip(self.obs, states, strict=True):
-            connector.set_state(state)
 
 
 def _flat_bounds(space: Space) -> tuple[np.ndarray, np.ndarray]:

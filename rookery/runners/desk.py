@@ -5,8 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from rookery.runners.connectors import Pipeline, Rows
+from rookery.runners.connectors import Rows
 from rookery.runners.lanes import ALL_LANES, Acts, LaneMemory
+from rookery.runners.pipelines import Pipeline
 from rookery.runners.policy_map import Actor
 from rookery.sample_batch import SampleBatch
 

@@ -135,7 +135,9 @@ class LocalEnvs(EnvGroup):
 
     def reset_now(self, index: int, seed: int | None) -> Reply:
         """Reset an env and return its reply, which `receive` then does not give."""
-        env = self.build(index)
+        env = self._envs[index]
+        if env is None:
+            env = self.build(index)
         if isinstance(env, Failed):
             return env
         try:

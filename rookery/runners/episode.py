@@ -57,6 +57,21 @@ class EpisodeMetric:
     metrics: dict[str, float] = field(default_factory=dict)
     """Numbers from callbacks, and from infos such as those of a whole Atari game."""
 
+    @classmethod
+    def of(cls, episode: LiveEpisode, how: End) -> Self:
+        """Take down the figures of an episode that ended like this."""
+        return cls(
+            episode_return=episode.episode_return,
+            episode_length=episode.length,
+            env_index=episode.env_index,
+            number=episode.number,
+            seed=episode.seed,
+            how=how,
+            agent_returns=episode.agent_returns,
+            policies=episode.policies,
+            metrics=episode.metrics,
+        )
+
     @property
     def is_faulty(self) -> bool:
         return self.how is End.FAULTY

@@ -1,10 +1,9 @@
 """How much each environment has to give for a sample."""
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-
-from rookery.runners.slots import NOBODY
 
 ENV_STEPS, AGENT_STEPS = "env_steps", "agent_steps"
 EPISODES, COMPLETE = "episodes", "complete_episodes"
@@ -21,13 +20,13 @@ class Quota:
     """
 
     def __init__(
-        self, total: int, num_envs: int, unit: str, is_shared: bool = False, absent: frozenset[int] = NOBODY
+        self, total: int, num_envs: int, unit: str, is_shared: bool = False, absent: Collection[int] = ()
     ) -> None:
         self.unit = unit
         self.is_shared = is_shared
         self._quotas = np.full(num_envs, total if is_shared else 0)
         self._used_by_all = 0
-        self._absent = absent
+        self._absent = set(absent)
         self._order: list[int] = []
         """Who gave what, one after the other, where all share."""
         self._give_out(0 if is_shared else total)
@@ -41,7 +40,7 @@ class Quota:
 
     def take_from(self, env: int) -> None:
         """Give what an env cannot give any more to the others."""
-        self._absent |= {env}
+        self._absent.add(env)
         if not self.is_shared:
             left = max(0, int(self._quotas[env]) - self._used_by_all)
             self._quotas[env] -= left

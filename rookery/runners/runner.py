@@ -3,86 +3,40 @@
 import numbers
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from rookery.agent import Agent, AgentState
-from rookery.errors import InvalidInputError, check_count
+from rookery.errors import InvalidInputError
 from rookery.runners.agent_tracks import AgentTracks, PolicyMappingFn
 from rookery.runners.array_tracks import ArrayTracks
 from rookery.runners.base_env import SINGLE_AGENT, AgentID, BaseEnv, End, Polled
 from rookery.runners.callbacks import Callbacks, EpisodeEndEvent, EpisodeEvent, FaultEvent, SampleEvent
-from rookery.runners.connectors import ActionConnector, ObsConnector, Pipeline
 from rookery.runners.desk import Desk
 from rookery.runners.episode import EpisodeMetric, LiveEpisode
-from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phase, RestartPolicy, Status
+from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phase, Status
 from rookery.runners.lanes import TRUNCATED
 from rookery.runners.ledger import Account, Ledger, Steps
 from rookery.runners.perf import Perf, Stage
+from rookery.runners.pipelines import ActionConnectorsFn, ObsConnectorsFn, PipelineMap
 from rookery.runners.policy_map import DEFAULT_POLICY, PolicyID, PolicyMap
 from rookery.runners.quota import AGENT_STEPS, COMPLETE, ENV_STEPS, EPISODES, NO_LIMIT, WHOLE_EPISODES, Quota
+from rookery.runners.sampling import RAISE, RunnerConfig, Sample
 from rookery.runners.seeds import episode_seed
-from rookery.runners.slots import NOBODY, Slots
+from rookery.runners.slots import Slots
 from rookery.runners.tracks import Tracks
 from rookery.sample_batch import MultiAgentBatch
 from rookery.spaces import Space
 from rookery.types import PyTreeDict, make_key
 
-TRUNCATE = "truncate_episodes"
-ABORT, RAISE = "abort", "raise"
 NO_INFOS: Mapping = {}
 NUM_SEEDS_LEFT_OUT = 2**20
 """A run that is resumed leaves so many out: the run before may have used them after its last checkpoint."""
 EPISODE_INFO = "episode_metrics"
 """The entry of an info in which an env reports numbers of its own with the end of an episode; others are left out."""
-
-
-@dataclass(frozen=True)
-class RunnerConfig:
-    """How a runner samples.
-
-    A sample has `rollout_fragment_length` steps of each env, cut where they end ("truncate_episodes") or going on to
-    the end of the episode ("complete_episodes"); `count_steps_by` says whether these are steps of envs or of agents.
-    What an env returns and must not costs its episode (`on_invalid="abort"`) or the run ("raise").
-    """
-
-    rollout_fragment_length: int = 128
-    batch_mode: str = TRUNCATE
-    count_steps_by: str = ENV_STEPS
-    explore: bool = True
-    on_invalid: str = ABORT
-    restart: RestartPolicy = field(default_factory=RestartPolicy)
-    perf_decay: float | None = None
-
-    def __post_init__(self) -> None:
-        check_count("rollout_fragment_length", self.rollout_fragment_length)
-        for name, choices in (
-            ("batch_mode", (TRUNCATE, COMPLETE)),
-            ("count_steps_by", (ENV_STEPS, AGENT_STEPS)),
-            ("on_invalid", (ABORT, RAISE)),
-        ):
-            if getattr(self, name) not in choices:
-                raise InvalidInputError(f"{name}={getattr(self, name)!r}: choose {' or '.join(map(repr, choices))}.")
-
-
-@dataclass(frozen=True)
-class Sample:
-    """What a runner returns: trajectories `[T, lanes]` by policy, and what happened meanwhile."""
-
-    batch: MultiAgentBatch
-    first_carries: dict[PolicyID, Any]
-    """What the agents remembered before the first row, leaves `[lanes, ...]`; `()` for those that remember nothing."""
-    episodes: list[EpisodeMetric]
-    """The episodes that ended, also those that failed."""
-    faults: list[Fault]
-    env_steps: int
-    """The steps of envs that are in the batch."""
-    agent_steps: int
-    """The rows in the batch that hold something."""
 
 
 class EnvRunner:
@@ -100,8 +54,8 @@ class EnvRunner:
         policy_mapping_fn: PolicyMappingFn | None = None,
         config: RunnerConfig | None = None,
         *,
-        obs_connectors: Callable[[PolicyID], Sequence[ObsConnector]] | None = None,
-        action_connectors: Callable[[PolicyID], Sequence[ActionConnector]] | None = None,
+        obs_connectors: ObsConnectorsFn | None = None,
+        action_connectors: ActionConnectorsFn | None = None,
         callbacks: Callbacks | None = None,
         seed: int = 0,
         runner_index: int = 0,
@@ -118,10 +72,7 @@ class EnvRunner:
         policy_key = jax.random.fold_in(make_key(seed), runner_index)
         self.policies = PolicyMap(agents, policy_key, config.explore)
         self.perf = Perf(config.perf_decay)
-        self._obs_connectors, self._action_connectors = obs_connectors, action_connectors
-        self._pipelines: dict[PolicyID, Pipeline] = {}
-        self._connector_states: dict[PolicyID, Any] = {}
-        """Of policies whose connectors are still to be built."""
+        self._pipelines = PipelineMap(base_env.spaces, obs_connectors, action_connectors)
         self._callbacks = callbacks
         self._hooks = set() if callbacks is None else callbacks.overridden()
         self._seed, self._runner_index = seed, runner_index
@@ -143,7 +94,7 @@ class EnvRunner:
         """Whether what a lost env does not give is missing, so that samples keep their shape."""
         self._quota = Quota(NO_LIMIT, num_envs, ENV_STEPS, is_shared=True)
         self._taken, self._returned, self._discarded = Steps(), Steps(), Steps()
-        self._metrics: list[EpisodeMetric] = []
+        self._ended: list[tuple[LiveEpisode, End]] = []
         self._faults: list[Fault] = []
         self._first_fault: Fault | None = None
         self.fault_counts: Counter[str] = Counter()
@@ -159,7 +110,7 @@ class EnvRunner:
 
     def spaces_of(self, policy: PolicyID = DEFAULT_POLICY, agent: AgentID = SINGLE_AGENT) -> tuple[Space, Space]:
         """The spaces that a policy works in for an agent: those of the env, as the connectors change them."""
-        pipeline = self._pipeline_of(policy, agent)
+        pipeline = self._pipelines.of(policy, agent)
         return self.base_env.spaces[agent] if pipeline is None else (pipeline.obs_space, pipeline.action_space)
 
     def step(self) -> None:
@@ -205,8 +156,7 @@ class EnvRunner:
             "num_episodes": self._num_episodes,
             "episode_counts": np.array(self._episode_counts),
             "num_calls": {policy: self.policies[policy].num_calls for policy in self.policies},
-            "connectors": self._connector_states
-            | {policy: pipeline.get_state() for policy, pipeline in self._pipelines.items()},
+            "connectors": self._pipelines.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -216,9 +166,7 @@ class EnvRunner:
         self._episode_counts = (np.asarray(state["episode_counts"]) + num_left_out).tolist()
         for policy, num_calls in state["num_calls"].items():
             self.policies[policy].count_from(int(num_calls))
-        self._connector_states = dict(state["connectors"])
-        for policy in self._pipelines.keys() & self._connector_states.keys():
-            self._pipelines[policy].set_state(self._connector_states.pop(policy))
+        self._pipelines.set_state(state["connectors"])
 
     def close(self) -> None:
         """Close all environments."""
@@ -249,7 +197,7 @@ class EnvRunner:
             total = config.rollout_fragment_length * (1 if is_shared else num_envs)
             unit = COMPLETE if config.batch_mode == COMPLETE else config.count_steps_by
         self._has_fixed_shares = num_steps is None and num_episodes is None
-        absent = NOBODY if self._has_fixed_shares else self._slots.lost
+        absent = () if self._has_fixed_shares else self._slots.lost
         self._quota = Quota(total, num_envs, unit, is_shared, absent)
         if self._kept is not None:
             self._quota.credit(self._kept)
@@ -279,17 +227,17 @@ class EnvRunner:
         self._kept = overdraft
         taken = self._tracks.take(num_rows, self.config.rollout_fragment_length, whole_episodes, overdraft)
         for policy in taken.forgotten:
-            self._pipelines.pop(policy, None)
+            self._pipelines.forget(policy)
         self._returned += taken.steps
         sample = Sample(
             batch=MultiAgentBatch(batches=PyTreeDict(taken.batches), env_steps=np.int32(taken.steps.env_steps)),
             first_carries=taken.first_carries,
-            episodes=self._metrics,
+            episodes=[EpisodeMetric.of(episode, how) for episode, how in self._ended],
             faults=self._faults,
             env_steps=taken.steps.env_steps,
             agent_steps=taken.steps.rows,
         )
-        self._metrics, self._faults = [], []
+        self._ended, self._faults = [], []
         self._quota = Quota(NO_LIMIT, self.base_env.num_envs, ENV_STEPS, is_shared=True)
         if "on_sample_end" in self._hooks:
             self._callbacks.on_sample_end(SampleEvent(self.base_env, sample))  # type: ignore[union-attr]
@@ -301,7 +249,7 @@ class EnvRunner:
         """Step the envs that wait and still have something to give."""
         acting = self._slots.waiting
         if not self._quota.is_left_to_all and not self.base_env.steps_together:
-            acting = frozenset(filter(self._quota.has_left, acting))
+            acting = set(filter(self._quota.has_left, acting))
         if not acting:
             return
         envs = self._all_envs if len(acting) == len(self._all_envs) else np.array(sorted(acting))
@@ -334,11 +282,11 @@ class EnvRunner:
     def _take_in(self, polled: Polled) -> None:
         stepped = polled.stepped
         if len(stepped):
-            answered = self._slots.answer(stepped)
+            self._slots.answer(stepped)
             self._taken.env_steps += len(stepped)
             self._quota.use(ENV_STEPS, stepped)
             if self._slots.restored and self._quota.unit not in WHOLE_EPISODES:
-                self._slots.trust(answered)
+                self._slots.trust(stepped)
         if len(polled.envs) or polled.resets or len(stepped):
             completed = self._tracks.observe(polled, self._episodes)
             self._taken.rows += len(completed)
@@ -385,38 +333,25 @@ class EnvRunner:
         return seed
 
     def _end_episodes(self, polled: Polled) -> None:
-        over, truncated = frozenset(polled.over), _truncated_envs(polled)
+        over, truncated = polled.over, _truncated_envs(polled)
         self._slots.end_episodes(over)
         if self._slots.restored:
             self._slots.trust(over, num_steps=self.config.restart.good_steps)
-        for env in polled.over:
-            self._episodes[env].infos = polled.infos.get(env, NO_INFOS)
-            self._tracks.update(self._episodes[env])
-            self._close_episode(env, End.TRUNCATED if env in truncated else End.TERMINATED, None)
-            self._quota.use(COMPLETE, [env], self._tracks.end_episode(env))
-        self._quota.use(EPISODES, polled.over)
+        for env in over:
+            episode = self._episodes[env]
+            episode.infos = polled.infos.get(env, NO_INFOS)
+            num_steps = self._tracks.end_episode(episode)
+            self._close_episode(episode, End.TRUNCATED if env in truncated else End.TERMINATED, None)
+            self._quota.use(COMPLETE, (env,), num_steps)
+        self._quota.use(EPISODES, over)
 
-    def _close_episode(self, env: int, how: End, fault: Fault | None) -> None:
+    def _close_episode(self, episode: LiveEpisode, how: End, fault: Fault | None) -> None:
         """Report an episode that has ended, well or not; its figures must be up to date."""
-        episode = self._episodes[env]
         if "on_episode_end" in self._hooks:
             self._callbacks.on_episode_end(EpisodeEndEvent(self.base_env, episode, fault))  # type: ignore[union-attr]
-        reported = episode.metrics
         for info in episode.infos.values():
-            reported = _numbers_in(info.get(EPISODE_INFO)) | reported
-        self._metrics.append(
-            EpisodeMetric(
-                episode_return=episode.episode_return,
-                episode_length=episode.length,
-                env_index=env,
-                number=episode.number,
-                seed=episode.seed,
-                how=how,
-                agent_returns=episode.agent_returns,
-                policies=episode.policies,
-                metrics=reported,
-            )
-        )
+            episode.metrics = _numbers_in(info.get(EPISODE_INFO)) | episode.metrics
+        self._ended.append((episode, how))
 
     def _call_for(self, hook: str, envs: Iterable[int], polled: Polled) -> None:
         """Call a hook for the episodes of some envs, if there is one."""
@@ -460,7 +395,7 @@ class EnvRunner:
             self._callbacks.on_env_fault(FaultEvent(self.base_env, episode, fault))  # type: ignore[union-attr]
         if is_lost and not self._has_fixed_shares:
             self._quota.take_from(env)
-        self._close_episode(env, End.FAULTY, fault)
+        self._close_episode(episode, End.FAULTY, fault)
         self._first_fault = self._first_fault or fault
         if is_raised:
             raise EnvFaultError(str(fault), fault)
@@ -503,25 +438,14 @@ class EnvRunner:
 
     def _make_desk(self, policy: PolicyID, agent: AgentID, num_lanes: int) -> Desk:
         num_rows = self.config.rollout_fragment_length
-        return Desk(self.policies[policy], self._pipeline_of(policy, agent), num_rows, num_lanes)
-
-    def _pipeline_of(self, policy: PolicyID, agent: AgentID) -> Pipeline | None:
-        """The connectors of a policy, for the spaces of the first agent that has it; None if there are none."""
-        if policy not in self._pipelines:
-            obs = self._obs_connectors(policy) if self._obs_connectors else ()
-            actions = self._action_connectors(policy) if self._action_connectors else ()
-            if not obs and not actions:
-                return None
-            pipeline = self._pipelines[policy] = Pipeline(obs, actions, *self.base_env.spaces[agent])
-            if policy in self._connector_states:
-                pipeline.set_state(self._connector_states.pop(policy))
-        return self._pipelines[policy]
+        return Desk(self.policies[policy], self._pipelines.of(policy, agent), num_rows, num_lanes)
 
 
 def _truncated_envs(polled: Polled) -> frozenset[int]:
     """The envs with an agent that was truncated."""
-    if frozenset(polled.ends.tobytes()).isdisjoint(TRUNCATED):
-        return NOBODY
+    ends = polled.ends.tobytes()
+    if not any(end in ends for end in TRUNCATED):
+        return frozenset()
     return frozenset(polled.envs[np.isin(polled.ends, TRUNCATED)].tolist())
 
 

@@ -30,8 +30,8 @@ class Tracks(ABC):
         """Let the agents act that wait in these envs, ascending."""
 
     @abstractmethod
-    def end_episode(self, env: int) -> int:
-        """Note that what comes now of an env belongs to another episode; return its steps in this fragment."""
+    def end_episode(self, episode: LiveEpisode) -> int:
+        """Bring the figures of an episode up to date that is over; return its steps in this fragment."""
 
     @abstractmethod
     def discard(self, env: int) -> Steps:

@@ -112,8 +112,14 @@ def stack_rewards(rewards: Sequence[Any]) -> tuple[np.ndarray, Errors]:
 def stack_flags(terminated: Sequence[Any], truncated: Sequence[Any]) -> tuple[np.ndarray, Errors]:
     """Put the values of `terminated` and of `truncated` into one bool array `[2, N]`."""
     flags = (*terminated, *truncated)
-    if set(map(type, flags)) <= FLAGS:
-        return np.array(flags, np.bool_).reshape(2, -1), {}
+    try:
+        zeros_and_ones = bytearray(flags)
+    except (TypeError, ValueError):  # also for those of NumPy, which are no integers
+        if set(map(type, flags)) <= FLAGS:
+            return np.array(flags, np.bool_).reshape(2, -1), {}
+    else:
+        if not zeros_and_ones.translate(None, b"\0\1"):
+            return np.frombuffer(zeros_and_ones, np.bool_).reshape(2, -1), {}
     stacked = np.zeros((2, len(terminated)), np.bool_)
     errors: Errors = {}
     for name, row, values in (("terminated", 0, terminated), ("truncated", 1, truncated)):

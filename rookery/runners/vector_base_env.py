@@ -1,6 +1,6 @@
 """Vector environments in the form that the runner knows."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import jax
 import numpy as np
@@ -90,13 +90,17 @@ class VectorBaseEnv(BaseEnv):
             ends, is_reset = self._no_ends[:num_rows], self._no_resets[:num_rows]
             return Polled(envs, None, step.obs, step.rewards, ends, is_reset, stepped=envs)
         polled = polled_step(envs, step)
-        self._idle |= dict.fromkeys(polled.over, _OVER) | dict.fromkeys(polled.failed, _FAILED)
+        for env in polled.over:
+            self._idle[env] = _OVER
+        for env in polled.failed:
+            self._idle[env] = _FAILED
         return polled
 
     def _polled_reset(self, reset: VectorReset) -> Polled:
         for env in reset.envs:
             del self._idle[env]
-        self._idle |= dict.fromkeys(reset.failed, _FAILED)
+        for env in reset.failed:
+            self._idle[env] = _FAILED
         self._resetting.difference_update(reset.envs, reset.failed)
         self._rebuilding.difference_update(reset.envs, reset.failed)
         return polled_reset(reset)
@@ -104,9 +108,9 @@ class VectorBaseEnv(BaseEnv):
 
 def polled_step(envs: np.ndarray, step: VectorStep) -> Polled:
     """Tell the runner of a step of these envs, ascending, which have one agent each."""
-    ends = step.terminated.astype(np.uint8)  # which is End.TERMINATED, or End.RUNNING
+    ends = step.terminated.view(np.uint8)  # which is End.TERMINATED, or End.RUNNING
     if np.count_nonzero(step.truncated):
-        ends[step.truncated & ~step.terminated] = End.TRUNCATED
+        ends = np.where(step.truncated & ~step.terminated, np.uint8(End.TRUNCATED), ends)
     obs, rewards = step.obs, step.rewards
     if step.failed:
         good = np.ones(len(envs), np.bool_)
@@ -122,7 +126,7 @@ def polled_step(envs: np.ndarray, step: VectorStep) -> Polled:
         is_reset=np.zeros(len(envs), np.bool_),
         over=envs[ends.nonzero()].tolist(),
         stepped=envs,
-        infos={env: {SINGLE_AGENT: info} for env, info in step.infos.items() if env not in step.failed},
+        infos=_infos_of_agents(step.infos, step.failed),
         failed=step.failed,
     )
 
@@ -130,17 +134,25 @@ def polled_step(envs: np.ndarray, step: VectorStep) -> Polled:
 def polled_reset(reset: VectorReset) -> Polled:
     """Tell the runner of the resets of envs with one agent each."""
     num_rows = len(reset.envs)
+    is_reset = np.empty(num_rows, np.bool_)
+    is_reset.fill(True)
     return Polled(
         envs=np.array(reset.envs, np.int64),
         agents=None,
         obs=reset.obs,
         rewards=np.zeros(num_rows),
         ends=np.zeros(num_rows, np.uint8),
-        is_reset=np.ones(num_rows, np.bool_),
+        is_reset=is_reset,
         resets=reset.envs,
-        infos={env: {SINGLE_AGENT: info} for env, info in reset.infos.items()},
+        infos=_infos_of_agents(reset.infos),
         failed=reset.failed,
     )
+
+
+def _infos_of_agents(infos: Mapping[int, Mapping], failed: Collection[int] = ()) -> Mapping[int, Mapping]:
+    if not infos:
+        return infos
+    return {env: {SINGLE_AGENT: info} for env, info in infos.items() if env not in failed}
 
 
 def joined(steps: Polled, resets: Polled) -> Polled:

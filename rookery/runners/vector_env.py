@@ -206,8 +206,10 @@ class VectorEnv(ABC):
         obs = checker.check_obs(step.obs, num_rows)
         wrong_obs = checker.sample_bounds(obs, num_rows)
         rewards, wrong_rewards = checker.check_rewards(step.rewards, num_rows)
+        terminated = checker.check_flags("terminated", step.terminated, num_rows)
+        truncated = checker.check_flags("truncated", step.truncated, num_rows)
         if self._begun_resets:  # which may write into the same memory
-            obs, rewards = jax.tree.map(np.copy, (obs, rewards))
+            obs, rewards, terminated, truncated = jax.tree.map(np.copy, (obs, rewards, terminated, truncated))
         failed = {rows[row]: as_failed(error, Phase.STEP) for row, error in (wrong_obs | wrong_rewards).items()}
         failed |= {
             index: as_failed(error, Phase.STEP) for index, error in checker.check_infos(step.infos, rows).items()
@@ -215,8 +217,8 @@ class VectorEnv(ABC):
         return VectorStep(
             obs=obs,
             rewards=rewards,
-            terminated=checker.check_flags("terminated", step.terminated, num_rows),
-            truncated=checker.check_flags("truncated", step.truncated, num_rows),
+            terminated=terminated,
+            truncated=truncated,
             infos=step.infos,
             failed={**failed, **step.failed},
         )

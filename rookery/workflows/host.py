@@ -23,7 +23,8 @@ from rookery.rollout.source import TRAINING_FIELDS, episode_metrics
 from rookery.runners.base_env import SINGLE_AGENT, AgentID, BaseEnv
 from rookery.runners.faults import FaultKind, RestartPolicy
 from rookery.runners.policy_map import DEFAULT_POLICY, PolicyID
-from rookery.runners.runner import EnvRunner, RunnerConfig, Sample
+from rookery.runners.runner import EnvRunner
+from rookery.runners.sampling import RunnerConfig, Sample
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Shape, Space
 from rookery.types import Key, PyTreeData, PyTreeDict, PyTreeNode, pytree_field

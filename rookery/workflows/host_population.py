@@ -16,7 +16,8 @@ from rookery.evaluators.population import population_size_of
 from rookery.runners.base_env import SINGLE_AGENT, Actions, BaseEnv, End, Polled
 from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phase, RestartPolicy
 from rookery.runners.policy_map import DEFAULT_POLICY
-from rookery.runners.runner import EnvRunner, RunnerConfig
+from rookery.runners.runner import EnvRunner
+from rookery.runners.sampling import RunnerConfig
 from rookery.runners.validation import zeros_of
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key, Params, as_mappable_key, as_one_key

@@ -12,7 +12,7 @@ from rookery.metrics import Mean
 from rookery.rollout import Experience
 from rookery.runners.base_env import AgentID
 from rookery.runners.policy_map import PolicyID
-from rookery.runners.runner import Sample
+from rookery.runners.sampling import Sample
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, PyTreeData, PyTreeDict
 from rookery.workflows.config import TrainConfig

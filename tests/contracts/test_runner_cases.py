@@ -27,7 +27,8 @@ from rookery.runners.episode import Episode
 from rookery.runners.external_env import ExternalBaseEnv, ExternalEnv
 from rookery.runners.faults import EnvFaultError, RestartPolicy
 from rookery.runners.processes import ProcessEnvs
-from rookery.runners.runner import EnvRunner, Sample
+from rookery.runners.runner import EnvRunner
+from rookery.runners.sampling import Sample
 from rookery.runners.seeds import episode_seed
 from rookery.runners.vector_base_env import VectorBaseEnv
 from rookery.runners.vector_env import VectorEnv, VectorStep

@@ -14,7 +14,8 @@ from rookery.algorithms.actor_critic import ActorCriticAgent
 from rookery.envs import AutoresetMode, create_env
 from rookery.networks import ActorCriticConfig
 from rookery.rollout import RolloutSource
-from rookery.runners.runner import EnvRunner, Sample
+from rookery.runners.runner import EnvRunner
+from rookery.runners.sampling import Sample
 from rookery.sample_batch import SampleBatch
 from tests.runner_envs import ScriptedEnv, everyone, in_dicts, make_runner, vectorized
 

@@ -16,11 +16,11 @@ from rookery.runners.connectors import (
     FrameStack,
     NormalizeObs,
     ObsConnector,
-    Pipeline,
     PreviousActionAndReward,
     Rows,
     Unsquash,
 )
+from rookery.runners.pipelines import Pipeline
 from rookery.runners.runner import EnvRunner
 from rookery.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, to_gymnasium
 from rookery.testing.misbehaving_envs import CountingEnv, FaultyEnv, raise_error

@@ -19,7 +19,8 @@ from rookery.runners.autoreset_env import AutoresetBaseEnv
 from rookery.runners.base_env import ALL, SINGLE_AGENT, Actions, AgentID, BaseEnv, End, Polled
 from rookery.runners.faults import EnvFaultError, RestartPolicy
 from rookery.runners.multi_agent_env import MultiAgentDictEnv
-from rookery.runners.runner import EnvRunner, RunnerConfig, Sample
+from rookery.runners.runner import EnvRunner
+from rookery.runners.sampling import RunnerConfig, Sample
 from rookery.spaces import Box, Discrete, Space
 from rookery.testing.misbehaving_envs import CountingEnv, FaultyEnv, LyingEnv, raise_error, with_nan_reward
 from tests.runner_envs import (

@@ -15,7 +15,8 @@ from rookery.runners.autoreset_env import AutoresetBaseEnv
 from rookery.runners.base_env import BaseEnv, End
 from rookery.runners.connectors import PreviousActionAndReward
 from rookery.runners.faults import RestartPolicy
-from rookery.runners.runner import EnvRunner, Sample
+from rookery.runners.runner import EnvRunner
+from rookery.runners.sampling import Sample
 from rookery.runners.vector_base_env import VectorBaseEnv
 from rookery.runners.vector_env import Reset, VectorEnv, VectorStep
 from rookery.sample_batch import SampleBatch

@@ -1,0 +1,58 @@
+"""How a runner samples, and what it returns."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rookery.errors import InvalidInputError, check_count
+from rookery.runners.episode import EpisodeMetric
+from rookery.runners.faults import Fault, RestartPolicy
+from rookery.runners.policy_map import PolicyID
+from rookery.runners.quota import AGENT_STEPS, COMPLETE, ENV_STEPS
+from rookery.sample_batch import MultiAgentBatch
+
+TRUNCATE = "truncate_episodes"
+ABORT, RAISE = "abort", "raise"
+
+
+@dataclass(frozen=True)
+class RunnerConfig:
+    """How a runner samples.
+
+    A sample has `rollout_fragment_length` steps of each env, cut where they end ("truncate_episodes") or going on to
+    the end of the episode ("complete_episodes"); `count_steps_by` says whether these are steps of envs or of agents.
+    What an env returns and must not costs its episode (`on_invalid="abort"`) or the run ("raise").
+    """
+
+    rollout_fragment_length: int = 128
+    batch_mode: str = TRUNCATE
+    count_steps_by: str = ENV_STEPS
+    explore: bool = True
+    on_invalid: str = ABORT
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+    perf_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        check_count("rollout_fragment_length", self.rollout_fragment_length)
+        for name, choices in (
+            ("batch_mode", (TRUNCATE, COMPLETE)),
+            ("count_steps_by", (ENV_STEPS, AGENT_STEPS)),
+            ("on_invalid", (ABORT, RAISE)),
+        ):
+            if getattr(self, name) not in choices:
+                raise InvalidInputError(f"{name}={getattr(self, name)!r}: choose {' or '.join(map(repr, choices))}.")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a runner returns: trajectories `[T, lanes]` by policy, and what happened meanwhile."""
+
+    batch: MultiAgentBatch
+    first_carries: dict[PolicyID, Any]
+    """What the agents remembered before the first row, leaves `[lanes, ...]`; `()` for those that remember nothing."""
+    episodes: list[EpisodeMetric]
+    """The episodes that ended, also those that failed."""
+    faults: list[Fault]
+    env_steps: int
+    """The steps of envs that are in the batch."""
+    agent_steps: int
+    """The rows in the batch that hold something."""
