@@ -5,7 +5,8 @@ episode metrics, no checks, no seed for each episode. It splits its key in every
 tuned one counts instead and does that inside the program. Actions count if an env takes them, which it does not in the
 step in which Gymnasium's vector env resets it. Programs run where they are called, as in `rookery train` on host
 environments, also those of the bare loops. RLlib's runner is measured if `RLLIB_PYTHON` names an interpreter that has
-`ray[rllib]` and torch; it and ours take turns, in processes of their own.
+`ray[rllib]` and torch, alone, and with the batches that ours returns and its learner connectors make of its episodes;
+it and ours take turns, in processes of their own.
 """
 
 import json
@@ -37,21 +38,12 @@ def rows() -> Iterator[Row]:
             turn = measure("bench.runner", "actions_per_second", num_envs, cores=cores)
             turn |= rllib_actions_per_second(num_envs, cores)
             speeds = {name: max(speed, speeds.get(name, 0.0)) for name, speed in turn.items()}
-        ours, theirs = speeds["rookery"], speeds.get("RLlib")
-        for name in ("bare loop", "tuned bare loop"):
-            yield Row(
-                f"runner, {num_envs} envs",
-                f"{ours / 1e3:.1f} k actions/s",
-                f"{name} {speeds[name] / 1e3:.1f} k",
-                ours / speeds[name],
-            )
-        against = INSTALL if theirs is None else f"RLlib {theirs / 1e3:.1f} k"
-        yield Row(
-            f"runner, {num_envs} envs",
-            f"{ours / 1e3:.1f} k actions/s",
-            against,
-            None if theirs is None else ours / theirs,
-        )
+        ours = speeds.pop("rookery")
+        figure = f"{ours / 1e3:.1f} k actions/s"
+        for name, theirs in speeds.items():
+            yield Row(f"runner, {num_envs} envs", figure, f"{name} {theirs / 1e3:.1f} k", ours / theirs)
+        if "RLlib" not in speeds:
+            yield Row(f"runner, {num_envs} envs", figure, INSTALL)
     speeds = measure("bench.runner", "actions_per_second_with_faults", 64, cores=cores)
     yield Row(
         "runner, 64 envs, 16 of them fail",
