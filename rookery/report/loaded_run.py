@@ -89,14 +89,14 @@ class LoadedRun:
     @property
     def seconds(self) -> float | None:
         """The time that the run took, compilation included."""
-        return sum(self.seconds_by_part.values()) or self._last(SECONDS_ELAPSED)
+        return sum(self.seconds_by_part.values()) or self.last(SECONDS_ELAPSED)
 
     @property
     def steps_per_second(self) -> float | None:
         """The env steps of all seeds per second of training, or what the last record says of it."""
         if self.timing is not None and self.timing["train_seconds"] > 0:
             return self.timing["env_steps"] * self.num_seeds / self.timing["train_seconds"]
-        return self._last(STEPS_PER_SECOND)
+        return self.last(STEPS_PER_SECOND)
 
     @property
     def seconds_by_part(self) -> dict[str, float]:
@@ -133,7 +133,8 @@ class LoadedRun:
         best = np.nanargmax(series.center)
         return BestRecord(float(series.center[best]), int(series.steps[best]))
 
-    def _last(self, metric: str) -> float | None:
+    def last(self, metric: str) -> float | None:
+        """The value of a metric at its last record, over the seeds; None if there is none."""
         if metric not in self.series:
             return None
         value = float(self.series[metric].center[-1])

@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Callable, Sequence
 
+from rookery.report.faults import faults
 from rookery.report.formatting import format_duration, format_number
 from rookery.report.layout import absent, figures, legend_of, metric_figure, note, run_label, section, small_figures
 from rookery.report.loaded_run import (
@@ -107,6 +108,7 @@ SECTIONS: tuple[Section, ...] = (
     population,
     updates,
     throughput,
+    faults,
     configuration,
     versions,
 )

@@ -148,6 +148,8 @@ def _draw_without_a_screen() -> None:
         os.environ.setdefault("MUJOCO_GL", "egl")
 
 
+RGB_ARRAY = "rgb_array"
+"""The render mode of Gymnasium in which an env returns pictures."""
 GYMNASIUM_EXTRAS = {"gymnasium.envs.box2d": ("Box2D", "box2d"), "gymnasium.envs.mujoco": ("mujoco", "mujoco")}
 """The package that the envs of a module of Gymnasium need, and the extra that installs it."""
 
@@ -169,11 +171,10 @@ def make_gymnasium_envs(request: HostEnvRequest) -> BaseEnv:
     for module, (package, extra) in GYMNASIUM_EXTRAS.items():
         if str(spec.entry_point).startswith(module) and importlib.util.find_spec(package) is None:
             raise missing_extra(package, extra)
-    options = {
-        "disable_env_checker": True,
-        **({"render_mode": "rgb_array"} if request.render else {}),
-        **request.kwargs,
-    }
+    options = {"disable_env_checker": True, **request.kwargs}
+    if request.render and "render_mode" not in options:
+        _check_drawable(spec)
+        options["render_mode"] = RGB_ARRAY
     time_limit = request.episode_length or spec.max_episode_steps
     spec = copy.deepcopy(spec)
     # Wrappers that cost a call for each env and step: the order is kept by the runner, the time by the vector env.
@@ -185,6 +186,21 @@ def make_gymnasium_envs(request: HostEnvRequest) -> BaseEnv:
 
     group = make_env_group(make_env, **request.group_options)
     return VectorBaseEnv(GroupVectorEnv(group, request.sample_bounds, time_limit), request.name)
+
+
+def _check_drawable(spec: gymnasium.envs.registration.EnvSpec) -> None:
+    """Raise if the class that is registered with Gymnasium says that it returns no pictures."""
+    creator: Any = spec.entry_point
+    if isinstance(creator, str):
+        try:
+            creator = gymnasium.envs.registration.load_env_creator(creator)
+        except Exception:
+            return  # what is wrong with it is told when the env is made
+    metadata = getattr(creator, "metadata", None)
+    if isinstance(metadata, dict) and RGB_ARRAY not in (modes := metadata.get("render_modes") or ()):
+        raise InvalidInputError(
+            f"{spec.id} has no render mode {RGB_ARRAY!r}: metadata['render_modes'] of its class is {list(modes)}."
+        )
 
 
 def gymnasium_spec(name: str) -> gymnasium.envs.registration.EnvSpec:

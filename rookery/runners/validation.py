@@ -27,6 +27,7 @@ NUMBERS = {float, *INTEGERS, *(np.dtype(code).type for code in np.typecodes["Flo
 FLAGS = {bool, np.bool_}
 CALLS_PER_CHECK = 16
 """Of so many batches one has the bounds of one of its rows checked."""
+REMEDY = ": correct the observation or its space."
 
 
 class InvalidReplyError(EnvironmentCheckError):
@@ -241,13 +242,13 @@ def _check_obs(space: Space, obs: Any, what: str, batch_shape: tuple[int, ...] =
         case Dict():
             if not isinstance(obs, Mapping) or obs.keys() != space.spaces.keys():
                 given = f"a dict with {sorted(map(str, obs))}" if isinstance(obs, Mapping) else _kind(obs)
-                raise InvalidObservationError(f"{what} is {given}; expected a dict with {sorted(space.spaces)}.")
+                raise InvalidObservationError(f"{what} is {given}; expected a dict with {sorted(space.spaces)}{REMEDY}")
             for name, part in space.spaces.items():
                 _check_obs(part, obs[name], f"{what}[{name!r}]", batch_shape)
         case Tuple():
             if not isinstance(obs, (tuple, list)) or len(obs) != len(space.spaces):
                 given = f"of {len(obs)} entries" if isinstance(obs, (tuple, list)) else _kind(obs)
-                raise InvalidObservationError(f"{what} is {given}; expected a tuple of {len(space.spaces)}.")
+                raise InvalidObservationError(f"{what} is {given}; expected a tuple of {len(space.spaces)}{REMEDY}")
             for index, (part, item) in enumerate(zip(space.spaces, obs, strict=True)):
                 _check_obs(part, item, f"{what}[{index}]", batch_shape)
         case ArraySpace():
@@ -264,7 +265,7 @@ def _check_array(space: ArraySpace, obs: Any, what: str, shape: tuple[int, ...])
     elif not is_integer and obs.dtype != space.dtype:
         problem = f"has dtype {obs.dtype}; expected"
     if problem is not None:
-        raise InvalidObservationError(f"{what} {problem} {space.dtype}{list(shape)} of {space}.")
+        raise InvalidObservationError(f"{what} {problem} {space.dtype}{list(shape)} of {space}{REMEDY}")
     # An integer that its dtype cannot hold could not be stacked.
     if isinstance(space, Discrete) and shape == () and not space.start <= obs < space.start + space.n:
         raise InvalidObservationError(f"{what} is {obs}, which is outside of {space}.")

@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 import jax
 import numpy as np
+from gymnasium.envs import registration
 from gymnasium.utils import env_checker
 
 from rookery.envs.registration import HOST_LIBRARIES, library_names, unknown_environment
@@ -66,10 +67,12 @@ def check_gymnasium_env(env: Any, name: str | None = None, show_fn: ShowFn | Non
 
 
 def make_gymnasium_env(name: str) -> gymnasium.Env:
-    """Build an env by its id, with or without the prefix `gymnasium/`."""
+    """Build an env by its id, with or without the prefix `gymnasium/`; what Gymnasium warns of is not shown."""
     gymnasium_id = name.removeprefix("gymnasium/")
     try:
-        return gymnasium.make(gymnasium_id, disable_env_checker=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", f"{COLOR_CODES.pattern}WARN: ")
+            return gymnasium.make(gymnasium_id, disable_env_checker=True)
     except gymnasium.error.UnregisteredEnv:
         raise unknown_id(gymnasium_id) from None
     except gymnasium.error.DependencyNotInstalled as error:
@@ -102,6 +105,8 @@ def own_checks(env: gymnasium.Env) -> Iterator[Check]:
     for message in dict.fromkeys(messages):
         if "is different from the unwrapped version" not in message:  # true of everything that gymnasium.make builds
             yield Check(GYMNASIUM_OWN_CHECK, *warned(message))
+    if newest := _newer_version(env):
+        yield Check(GYMNASIUM_OWN_CHECK, *warned(f"there is a newer version: {newest}."))
     yield Check(GYMNASIUM_OWN_CHECK, *verdict)
 
 
@@ -260,6 +265,17 @@ GYMNASIUM_RULES = (
     Rule("a time limit exists", check_time_limit),
 )
 """Our own rules for a Gymnasium env, checked after Gymnasium's."""
+
+
+def _newer_version(env: gymnasium.Env) -> str | None:
+    """Return the id of the newest version of an env that is registered in an older one."""
+    spec = env.spec
+    if spec is None or spec.version is None:
+        return None
+    newest = registration.find_highest_version(spec.namespace, spec.name)
+    if newest is None or newest <= spec.version:
+        return None
+    return registration.get_env_id(spec.namespace, spec.name, newest)
 
 
 def _share_memory(obs: Any, next_obs: Any) -> bool:

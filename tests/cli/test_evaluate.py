@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 import scipy.stats
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from rookery import cli
 from rookery.envs import AutoresetMode, create_env
@@ -73,6 +73,23 @@ def test_a_video_shows_an_episode(
     assert capsys.readouterr().out.splitlines()[-1] == str(video)
     with Image.open(video) as picture:
         assert picture.n_frames > 5
+
+
+def test_a_run_on_an_environment_of_the_host_has_its_video_too(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, video = tmp_path / "run", tmp_path / "out.gif"
+    assert cli.main(["train", *small, "env=gymnasium/CartPole-v1", f"run_dir={run}"]) == 0
+    capsys.readouterr()
+    assert cli.main(["evaluate", str(run), "--episodes", "2", "--video", str(video)]) == 0
+    title, *_, last_line = capsys.readouterr().out.splitlines()
+    assert title == "a2c on gymnasium/CartPole-v1 after 64 env steps, 2 greedy episodes"
+    assert last_line == str(video)
+    with Image.open(video) as picture:
+        frames = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(picture)]
+    assert len(frames) > 5
+    assert frames[0].std() > 0, "there is something to be seen"
+    assert not np.array_equal(frames[0], frames[-1]), "it moves"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Processes of environments that crash, hang, are killed or lose their parent."""
 
+import contextlib
 import json
 import os
 import select
@@ -87,6 +88,21 @@ def wait_for_end(pid: int) -> None:
 
 def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def left_behind(before: set[str]) -> set[str]:
+    """Name the segments of shared memory that came since, without those that another living process uses."""
+    new = shared_memory() - before
+    for maps in Path("/proc").glob("[0-9]*/maps") if new else ():
+        if maps.parent.name != str(os.getpid()):
+            with contextlib.suppress(OSError):  # it has ended, or is of another user
+                used = maps.read_text()
+                new = {name for name in new if f"/dev/shm/{name}\n" not in used}
+    return new & shared_memory()
 
 
 def test_a_process_that_dies_is_noticed_its_signal_named_and_its_env_replaced(make_group: MakeGroup) -> None:
@@ -342,6 +358,20 @@ def test_rebuilding_leaves_no_file_descriptor_and_no_zombie(make_group: MakeGrou
     assert (len(os.listdir("/proc/self/fd")), len(children_of(os.getpid()))) == before
 
 
+def test_closing_leaves_no_process_and_no_shared_memory_in_a_program_that_goes_on(make_group: MakeGroup) -> None:
+    before, children = shared_memory(), children_of(os.getpid())
+    bad_envs = [partial(FaultyEnv, fault_fn, at_step=0) for fault_fn in (kill_process, hang)]
+    group = make_group(CountingEnv, *bad_envs, close_timeout=0.2)
+    reset(group, 0, 1, 2)
+    group.send_steps([0, 1, 2], [0, 0, 0])
+    assert group.receive([0, 1])[1].kind is FaultKind.KILLED
+    group.rebuild(1)
+    reset(group, 1)
+    group.close()
+    assert set(children_of(os.getpid())) <= set(children)
+    assert left_behind(before) == set()
+
+
 PARENT = """
     import json, os, signal, sys
     from rookery.runners.processes import ProcessEnvs
@@ -374,7 +404,8 @@ WAYS_TO_END = {
 
 
 @pytest.mark.parametrize("way", WAYS_TO_END)
-def test_no_process_is_left_behind_when_the_parent_ends(way: str) -> None:
+def test_no_process_and_no_shared_memory_is_left_behind_when_the_parent_ends(way: str) -> None:
+    before = shared_memory()
     last_line, sent, exit_code = WAYS_TO_END[way]
     code = textwrap.dedent(PARENT) + last_line
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
@@ -388,3 +419,5 @@ def test_no_process_is_left_behind_when_the_parent_ends(way: str) -> None:
                 wait_for_end(pid)
         finally:
             os.kill(pids["child"], signal.SIGKILL)
+    wait_for_end(pids["child"])  # it would use what its parent left
+    assert left_behind(before) == set()

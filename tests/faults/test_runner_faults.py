@@ -6,6 +6,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from rookery.runners.base_env import ALL
-from rookery.runners.callbacks import Callbacks, FaultEvent
+from rookery.runners.callbacks import Callbacks, EpisodeEvent, FaultEvent
 from rookery.runners.conversion import to_base_env
 from rookery.runners.faults import EnvFaultError, FaultKind, Phase, RestartPolicy
 from rookery.runners.runner import EnvRunner
@@ -126,6 +127,40 @@ def test_a_process_that_is_killed_from_outside_is_replaced(tmp_path: Path) -> No
     assert [row.t for sample in samples for row in rows_of(sample) if row.lane == 0] == [*range(10, 40)]
     assert rows_of(samples[-1])[-1].t == 39
     assert runner.ledger.is_exact
+
+
+class StartTimes(Callbacks):
+    """Notes when the first observation of each episode has come."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_episode_start(self, event: EpisodeEvent) -> None:
+        self.times.append(monotonic())
+
+
+@pytest.mark.parametrize(("fault_fn", "patience"), [(kill_process, 0.0), (hang, 1.0)])
+def test_a_process_that_dies_or_hangs_is_replaced_within_two_seconds_and_the_start_of_its_env(
+    fault_fn: Callable[[], None], patience: float, tmp_path: Path
+) -> None:
+    moment = tmp_path / "moment"
+
+    def fail_once() -> None:
+        if not moment.exists():
+            moment.write_text(str(monotonic()))
+            fault_fn()
+
+    began = monotonic()
+    base_env = vectorized(lambda index: FaultyEnv(fail_once, at_step=5), processes=True, step_timeout=patience or None)
+    start = monotonic() - began
+    episodes = StartTimes()
+    runner = make_runner(base_env, rollout_fragment_length=8, callbacks=episodes)
+    sample = runner.sample()
+    runner.close()
+    assert len(sample.faults) == 1
+    seconds = episodes.times[1] - float(moment.read_text()) - patience
+    # The start counts three times, because how busy the machine is changes in between.
+    assert seconds < 2.0 + 3 * start
 
 
 @pytest.mark.filterwarnings("ignore:.*Calling `close` while waiting")  # of Gymnasium, when it is ended by force
@@ -339,6 +374,22 @@ def test_an_env_that_never_finishes_an_episode_is_not_tried_for_ever(at_step: in
     )
     with pytest.raises(EnvFaultError, match="bad leg"):
         runner.sample(num_episodes=1)
+
+
+def test_when_all_envs_are_lost_the_error_tells_of_the_first_fault_with_its_traceback() -> None:
+    def make_env(index: int) -> CountingEnv:
+        def fail() -> None:
+            raise ValueError(f"leg {index} is bad")
+
+        return FaultyEnv(fail, at_step=[6, 2, 4][index])
+
+    runner = make_runner(vectorized(make_env, num_envs=3), restart=RestartPolicy(max_restarts=0))
+    with pytest.raises(EnvFaultError, match=r"the first fault: env 1 .*at step 2 on .*leg 1 is bad") as raised:
+        runner.sample(num_steps=30)
+    _, traceback = str(raised.value).split("Traceback")
+    assert "ValueError: leg 1 is bad" in traceback
+    assert not any(f"leg {other} is bad" in str(raised.value) for other in (0, 2))
+    assert raised.value.fault.env_index == 1
 
 
 def test_retries_are_spaced_and_the_others_do_not_wait() -> None:

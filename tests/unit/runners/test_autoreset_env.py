@@ -13,6 +13,7 @@ from rookery.runners.autoreset_env import AutoresetBaseEnv
 from rookery.runners.base_env import SINGLE_AGENT, Actions, BaseEnv, End, Polled
 from rookery.runners.faults import FaultKind, Phase
 from rookery.runners.gymnasium_vector import VectorInfo, autoreset_mode_of
+from rookery.runners.validation import CALLS_PER_CHECK
 from rookery.testing.misbehaving_envs import (
     CountingEnv,
     FaultyEnv,
@@ -297,6 +298,31 @@ def test_a_wrong_reward_of_an_env_that_nobody_follows_is_nobodys_concern() -> No
     base_env.poll()
     assert list(act(base_env, 0, 1).failed) == [0]
     assert [act(base_env, 1).failed for _ in range(6)] == [{}] * 6
+
+
+class NegativeEnv(CountingEnv):
+    """Observes what its space does not hold."""
+
+    def _obs(self) -> np.ndarray:
+        return np.array([-1.0], np.float32)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("sample_bounds", [True, False])
+def test_the_bounds_of_every_env_are_checked_in_turn_unless_told_not_to(
+    mode: AutoresetMode, sample_bounds: bool
+) -> None:
+    envs = [lambda: CountingEnv(length=100), lambda: NegativeEnv(length=100)]
+    base_env = AutoresetBaseEnv(SyncVectorEnv(envs, autoreset_mode=mode), sample_bounds=sample_bounds)
+    base_env.poll()
+    assert all(act(base_env, 0, 1).failed == {} for _ in range(CALLS_PER_CHECK)), "it was the turn of the other"
+    polled = act(base_env, 0, 1)
+    if not sample_bounds:
+        assert polled.failed == {}
+        return
+    assert {env: failed.kind for env, failed in polled.failed.items()} == {1: FaultKind.INVALID}
+    assert "observation is -1.0 at [0], which is outside of Box" in polled.failed[1].error
+    assert (polled.envs.tolist(), polled.obs.tolist()) == ([0], [[CALLS_PER_CHECK + 1.0]])
 
 
 def test_an_exception_fails_all_envs_which_are_built_anew_once() -> None:

@@ -120,11 +120,13 @@ def test_an_episode_starts_with_the_infos_of_its_reset(make_base_env: Callable[[
     assert starts.told == [{}, {"agent": {"before": 1}}, {"agent": {"before": 2}}]
 
 
-def test_numbers_of_callbacks_and_of_envs_are_reported_with_the_episode() -> None:
+def test_numbers_of_envs_and_over_them_those_of_callbacks_are_reported_with_the_episode() -> None:
     class GameEnv(CountingEnv):
         def step(self, action: Any) -> Any:
             *others, _ = super().step(action)
-            return *others, {"episode_metrics": {"game_score": 7}} if self.num_steps == self.length else {}
+            return *others, {
+                "episode_metrics": {"game_score": 7, "mean_height": 0}
+            } if self.num_steps == self.length else {}
 
     class Heights(Callbacks):
         def on_episode_start(self, event: EpisodeEvent) -> None:

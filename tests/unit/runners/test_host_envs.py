@@ -65,6 +65,39 @@ def test_arguments_reach_the_env_and_it_is_drawn_if_asked() -> None:
     base_env.close()
 
 
+class Blind(gymnasium.Env):
+    """An env that takes no render mode, as its metadata say."""
+
+    observation_space = gymnasium.spaces.Discrete(2)
+    action_space = gymnasium.spaces.Discrete(2)
+
+
+@pytest.mark.parametrize("entry_point", [Blind, f"{__name__}:Blind"])
+def test_an_env_without_pictures_says_so_before_it_is_made(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, entry_point: Any
+) -> None:
+    spec = gymnasium.envs.registration.EnvSpec("Blind-v0", entry_point)
+    monkeypatch.setitem(gymnasium.registry, "Blind-v0", spec)
+    with pytest.raises(InvalidInputError, match=r"Blind-v0 has no render mode 'rgb_array': .* is \[\]\."):
+        make_host_env("gymnasium/Blind-v0", 1, render=True)
+    assert not recwarn.list
+    make_host_env("gymnasium/Blind-v0", 1).close()
+
+
+def test_what_makes_an_env_without_telling_its_render_modes_is_asked_for_pictures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def make_cartpole(render_mode: str | None = None) -> gymnasium.Env:
+        return gymnasium.make("CartPole-v1", render_mode=render_mode)
+
+    spec = gymnasium.envs.registration.EnvSpec("Made-v0", make_cartpole)
+    monkeypatch.setitem(gymnasium.registry, "Made-v0", spec)
+    base_env = make_host_env("gymnasium/Made-v0", 1, render=True)
+    base_env.poll()
+    assert base_env.try_render(0) is not None
+    base_env.close()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is a screen")
 def test_drawing_looks_for_no_screen_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     drawing = ("SDL_AUDIODRIVER", "SDL_VIDEODRIVER", "MUJOCO_GL")

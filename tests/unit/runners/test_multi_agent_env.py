@@ -13,6 +13,7 @@ from rookery.runners.base_env import Actions, End, Polled
 from rookery.runners.env_group import LocalEnvs
 from rookery.runners.faults import FaultKind, Phase
 from rookery.runners.multi_agent_env import MultiAgentBaseEnv, MultiAgentDictEnv
+from rookery.runners.validation import CALLS_PER_CHECK
 
 AGENTS = ("a", "b", "c")
 GOES_ON = {"__all__": False}
@@ -208,6 +209,27 @@ def test_an_agent_first_seen_as_already_done_shows_no_observation_and_keeps_its_
 )
 def test_an_env_that_breaks_the_rules_fails_with_agent_and_step(reply: Any, expected: str) -> None:
     assert re.search(expected, failure_of(({"a": seen(0)}, {}), reply))
+
+
+class BoundedEnv(ScriptedEnv):
+    """Its agents see numbers from 0 to 1, if they are true."""
+
+    observation_spaces = dict.fromkeys(AGENTS, gymnasium.spaces.Box(0, 1, (1,)))
+
+
+@pytest.mark.parametrize("sample_bounds", [True, False])
+def test_the_bounds_of_every_agent_are_checked_now_and_then_unless_told_not_to(sample_bounds: bool) -> None:
+    steps = [({"b": seen(2)}, {}, GOES_ON, GOES_ON, {})] * CALLS_PER_CHECK
+    env = BoundedEnv(({"a": seen(0), "b": seen(1)}, {}), *steps)
+    base_env = MultiAgentBaseEnv(LocalEnvs([lambda: env]), sample_bounds=sample_bounds)
+    polled = base_env.poll()
+    while not polled.failed and len(env.actions) < len(steps):
+        polled = step(base_env)
+    if not sample_bounds:
+        assert polled.failed == {}
+        return
+    assert polled.failed[0].kind is FaultKind.INVALID
+    assert re.search(r"at step \d+, agent 'b': observation is 2.0 at \[0\], .* outside of Box", polled.failed[0].error)
 
 
 def test_common_infos_are_for_no_agent() -> None:

@@ -71,3 +71,15 @@ def test_good_steps_earn_the_tries_back() -> None:
             slots.trust([0])
         assert not slots.restored
     assert not slots.lost
+
+
+def test_envs_that_answer_join_those_that_wait_already() -> None:
+    slots = Slots(3, RestartPolicy())
+    slots.ask_for_episodes([0, 1, 2])
+    slots.begin_episodes([0, 1, 2])
+    slots.send([0])
+    slots.answer([0])
+    assert (slots.waiting, slots.out) == ({0, 1, 2}, set())
+    slots.send([0, 1])
+    slots.send([2])
+    assert (slots.waiting, slots.out) == (set(), {0, 1, 2})

@@ -27,7 +27,7 @@ from rookery.runners.validation import (
     stack_rewards,
     wrong_infos,
 )
-from rookery.spaces import Box, Discrete, from_gymnasium
+from rookery.spaces import Box, Discrete, Tuple, from_gymnasium
 
 GOOD_REWARDS = [
     1.5,
@@ -181,6 +181,15 @@ def test_a_wrong_observation_is_named_with_what_was_expected(space: Any, obs: An
     _, errors = ObsStacker(space).stack([obs])
     assert isinstance(errors[0], InvalidObservationError)
     assert text in str(errors[0])
+
+
+@pytest.mark.parametrize(
+    ("space", "obs"),
+    [(VECTOR, np.zeros(3, np.float32)), (VECTOR, np.zeros(2)), (IMAGES, {}), (Tuple((VECTOR,)), ())],
+)
+def test_an_observation_of_another_form_than_its_space_comes_with_what_to_do(space: Any, obs: Any) -> None:
+    _, errors = ObsStacker(space).stack([obs])
+    assert str(errors[0]).endswith(": correct the observation or its space.")
 
 
 def test_the_neighbors_of_a_wrong_observation_are_kept() -> None:

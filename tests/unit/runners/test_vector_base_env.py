@@ -205,6 +205,35 @@ def test_last_observations_of_an_env_that_reuses_its_memory_are_true() -> None:
     assert (first[:, 0].tolist(), last[:, 0].tolist()) == ([0.0, 0.0], [2.0, 2.0])
 
 
+def test_what_a_step_gave_stays_true_if_a_reset_in_the_same_poll_writes_into_its_memory() -> None:
+    class ReusedArrays(VectorEnv):
+        def __init__(self) -> None:
+            super().__init__(Box(-1.0, 1.0, (1,)), Discrete(2), 2)
+            self._step = VectorStep(
+                np.ones((1, 1), np.float32), np.ones(1), np.ones(1, np.bool_), np.zeros(1, np.bool_)
+            )
+
+        def vector_reset(self, seeds: Sequence[int | None] | None = None) -> tuple:
+            return np.zeros((2, 1), np.float32), {}
+
+        def reset_at(self, index: int, seed: int | None = None) -> tuple:
+            for column in (self._step.obs, self._step.rewards, self._step.terminated):
+                column[:] = 0
+            self._step.truncated[:] = True
+            return np.zeros(1, np.float32), {}
+
+        def vector_step(self, actions: Any, indexes: np.ndarray | None = None) -> VectorStep:
+            return self._step
+
+    base_env = VectorBaseEnv(ReusedArrays())
+    base_env.poll()
+    base_env.try_reset(1, None)
+    polled = act(base_env, 0)
+    assert (polled.envs.tolist(), polled.is_reset.tolist()) == ([0, 1], [False, True])
+    assert (polled.obs.tolist(), polled.rewards.tolist()) == ([[1.0], [0.0]], [1.0, 0.0])
+    assert polled.ends.tolist() == [End.TERMINATED, End.RUNNING]
+
+
 def test_infos_belong_to_the_only_agent() -> None:
     class TalkingEnv(CountingEnv):
         def step(self, action: Any) -> tuple:

@@ -1,0 +1,51 @@
+"""Environments that failed: how often and in which way, and what it cost."""
+
+from collections.abc import Sequence
+
+from rookery.report.layout import figures, legend_of, metric_figure, note, run_label, section
+from rookery.report.loaded_run import LoadedRun
+from rookery.report.markup import Markup, element
+from rookery.report.tables import NOT_KNOWN, table
+
+NUM_FAULTS = "faults/total"
+KINDS = {
+    "faults/raised": "Exceptions raised",
+    "faults/invalid": "Invalid values returned",
+    "faults/hung": "No answer in time",
+    "faults/killed": "Processes killed by a signal",
+    "faults/exited": "Processes that ended by themselves",
+}
+COSTS = {
+    "faults/restarts": "Envs built anew",
+    "faults/lost_envs": "Envs given up",
+    "faults/unfinished_episodes": "Episodes given up, without a fitness",
+    "rollout/steps_discarded": "Env steps discarded",
+}
+
+
+def faults(runs: Sequence[LoadedRun]) -> Markup | None:
+    """The faults of environments on the host, if there were any."""
+    if not any(run.last(NUM_FAULTS) for run in runs):
+        return None
+    return section(
+        "Faults",
+        note("A fault costs the episode it happened in. The env is built anew, or given up after too many tries."),
+        legend_of(runs),
+        figures(metric_figure(runs, NUM_FAULTS, "Faults so far"), _counts(runs)),
+    )
+
+
+def _counts(runs: Sequence[LoadedRun]) -> Markup:
+    """List the kinds that occurred, and the costs that are recorded, with those of all runs beside each other."""
+    happened = {name: label for name, label in KINDS.items() if any(run.last(name) for run in runs)}
+    recorded = {name: label for name, label in COSTS.items() if any(name in run.series for run in runs)}
+    labels = {NUM_FAULTS: "Faults", **happened, **recorded}
+    rows = [[label, *(_count(run, name) for run in runs)] for name, label in labels.items()]
+    header = ["", *map(run_label, runs)] if len(runs) > 1 else []
+    title = "Kinds and costs"
+    return element("div", element("h3", title), table(title, header, rows), class_="group")
+
+
+def _count(run: LoadedRun, name: str) -> str:
+    count = run.last(name)
+    return NOT_KNOWN if count is None else f"{count:,.0f}"
