@@ -1,9 +1,11 @@
 """Training for the command line: in a run directory, with an episode to watch and a report at the end."""
 
+import contextlib
 import itertools
+import logging
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +85,30 @@ def prepare_jax(*configs: Mapping[str, Any]) -> None:
             ) from error
 
 
+class ConsoleHandler(logging.Handler):
+    """Prints what is logged between the lines of the progress."""
+
+    def __init__(self, console: "Console") -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print_line(self._console, record.getMessage(), style="yellow")
+
+
+@contextlib.contextmanager
+def warnings_shown(console: "Console") -> Iterator[None]:
+    """Print what Rookery warns of, such as an environment that fails, and hand it to no other handler."""
+    logger, handler = logging.getLogger("rookery"), ConsoleHandler(console)
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.propagate = True
+        logger.removeHandler(handler)
+
+
 def new_run_directory(config: Mapping[str, Any]) -> str:
     """Name a directory that does not exist yet: runs/<agent>-<env>-<time>."""
     env_name = str(config["env"]["name"]).replace("/", "-")
@@ -117,6 +143,16 @@ def describe_returns(returns: list[float]) -> str:
     return f"{interquartile_mean(values):.2f} [{low:.2f}, {high:.2f}], interquartile mean of {len(returns)} seeds"
 
 
+def describe_faults(run: RunDirectory) -> str:
+    """Say how often environments on the host failed and what that cost, by the last record; empty if they did not."""
+    rows = run.read_metrics()
+    last = rows[-1] if rows else {}
+    if not last.get("faults/total"):
+        return ""
+    given_up = f", envs given up: {last['faults/lost_envs']:,.0f}" if last["faults/lost_envs"] else ""
+    return f"{last['faults/total']:,.0f} ({last['rollout/steps_discarded']:,.0f} steps discarded{given_up})"
+
+
 def record_episode(
     workflow: "Workflow",
     agent_state: "AgentState",
@@ -144,7 +180,8 @@ def _complete(workflow: "Workflow", learn_fn: Callable[[], Any], console: "Conso
     if jax.process_index() == 0:
         print_line(console, f"run directory {run.path}")
     try:
-        state = learn_fn()
+        with warnings_shown(console):
+            state = learn_fn()
     finally:
         workflow.close()
     if jax.process_index() == 0:
@@ -164,11 +201,13 @@ def _leave_results(workflow: "Workflow", state: Any, run: RunDirectory, console:
         print_line(console, f"no episode was recorded: {one_line(error)}")
     with console.status("writing the report"):
         write_report([run], run.report_path)
+    faults = describe_faults(run)
     print_rows(
         console,
         [
             ("run", str(run.path)),
             ("evaluation", describe_returns(final_returns(run))),
+            *([("faults", faults)] if faults else []),
             ("report", str(run.report_path)),
             ("next", command("evaluate", run, *options)),
             ("", command("report", run)),

@@ -3,6 +3,7 @@
 So the methods are the same as on the device: for them a `HostSource` is a source like any other.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
@@ -21,7 +22,8 @@ from rookery.metrics import Mean
 from rookery.rollout import Experience
 from rookery.rollout.source import TRAINING_FIELDS, episode_metrics
 from rookery.runners.base_env import SINGLE_AGENT, AgentID, BaseEnv
-from rookery.runners.faults import FaultKind, RestartPolicy
+from rookery.runners.callbacks import Callbacks, FaultEvent
+from rookery.runners.faults import Fault, FaultKind, RestartPolicy
 from rookery.runners.policy_map import DEFAULT_POLICY, PolicyID
 from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import RunnerConfig, Sample
@@ -30,6 +32,7 @@ from rookery.spaces import Shape, Space
 from rookery.types import Key, PyTreeData, PyTreeDict, PyTreeNode, pytree_field
 from rookery.workflows.config import TrainConfig
 from rookery.workflows.programs import SAME, SPLIT
+from rookery.workflows.run_log import SECONDS_AHEAD
 
 if TYPE_CHECKING:
     from rookery.runners.host_envs import HostLibrary
@@ -38,6 +41,8 @@ FIELDS = (*TRAINING_FIELDS, "t")
 """The entries of `env_extras` that training looks at; `t` is the step of the episode in which an action was taken."""
 PERF_DECAY = 0.99
 """How fast the milliseconds of a runner's step forget: the first one, which compiles, would spoil a mean for long."""
+
+logger = logging.getLogger(__name__)
 
 
 def experience_specs() -> Experience:
@@ -113,6 +118,24 @@ class Player(Agent):
         return self.agent.initial_carry(batch_shape)
 
 
+class FaultNotices(Callbacks):
+    """Logs the first fault of each kind; of all of them, there is the count in the records."""
+
+    def __init__(self) -> None:
+        self._noticed: set[FaultKind] = set()
+
+    def on_env_fault(self, event: FaultEvent) -> None:
+        self.notice(event.fault)
+
+    def notice(self, fault: Fault) -> None:
+        """Log a fault in one line if it is the first of its kind."""
+        kind = fault.failed.kind
+        if kind not in self._noticed:
+            self._noticed.add(kind)
+            text = " ".join(str(fault).split())
+            logger.warning("%s Faults like this are counted in faults/%s and not shown again.", text, kind)
+
+
 class HostCollector(ABC):
     """The environments that a workflow trains on, and the runner that collects from them.
 
@@ -135,6 +158,9 @@ class HostCollector(ABC):
         """What runners before the present one counted."""
         self._told: dict[str, Mean] = {}
         """What environments and callbacks told of the episodes that ended since the last record."""
+        self._fault_notices = FaultNotices()
+        self.seconds_ahead = 0.0
+        """How long it took to collect the steps that no state has seen yet, with `overlap`."""
         self.spaces = self._base_env.spaces
         self._clips_rewards = host_library(train).clips_rewards(train.env.kwargs)
 
@@ -176,6 +202,8 @@ class HostCollector(ABC):
         """What a record tells of the environments: faults, lost steps, and the milliseconds of a runner's step."""
         report = fault_report(self._counted(), 0 if self._runner is None else self._runner.num_lost_envs)
         phases = {} if self._runner is None else self._runner.perf.milliseconds()
+        if self._train.env.runner.overlap:
+            report[SECONDS_AHEAD] = self.seconds_ahead
         return report | {f"time/{phase}_ms": milliseconds for phase, milliseconds in phases.items()}
 
     def get_state(self, steps_ahead: int = 0) -> dict[str, Any]:
@@ -224,7 +252,9 @@ class HostCollector(ABC):
                 mapping_fn = lambda agent, episode: policy_of[agent]  # noqa: E731
             names = [DEFAULT_POLICY] if policy_of is None else dict.fromkeys(policy_of.values())
             players = {policy: Player(agent=self._agent) for policy in names}
-            self._runner = EnvRunner(self._base_env, players, mapping_fn, config, seed=self._train.seed)
+            self._runner = EnvRunner(
+                self._base_env, players, mapping_fn, config, callbacks=self._fault_notices, seed=self._train.seed
+            )
             if self._runner_state:
                 self._runner.set_state(self._runner_state)
         return self._runner

@@ -27,8 +27,8 @@ class HostGenerations:
         self._workflow = workflow
         self._host = host
         self._is_compiled = False
-        self.collect_seconds = 0.0
-        """How long each generation of the last call played."""
+        self._seconds = 0.0
+        self._num_played = 0
 
         def advance(state: Any, metrics: Any, population: Params, episodes: PopulationEpisodes) -> tuple[Any, Any]:
             new_metrics, state = workflow.learn_from(state, population, episodes)
@@ -67,16 +67,21 @@ class HostGenerations:
 
     def __call__(self, state: Any, metrics: Any, num_iterations: Any, until: Any) -> tuple[Any, Any]:
         """Train for so many generations, or until so many env steps are reached."""
-        num_done, seconds = 0, 0.0
+        num_done = 0
         while num_done < int(num_iterations) and int(state.env_steps) < int(until):
             state, population, play_key = self._ask(state)
             start = time.perf_counter()
             episodes = self._play(state, population, play_key)
-            seconds += time.perf_counter() - start
+            self._seconds += time.perf_counter() - start
+            self._num_played += 1
             state, metrics = self._advance(state, metrics, population, episodes)
             num_done += 1
-        self.collect_seconds = seconds / max(num_done, 1)
         return state, metrics
+
+    @property
+    def collect_seconds(self) -> float:
+        """How long a generation plays, on average over all that were played."""
+        return self._seconds / max(self._num_played, 1)
 
     def _play(self, state: Any, population: Params, key: Key) -> PopulationEpisodes:
         workflow = self._workflow

@@ -22,7 +22,7 @@ from rookery.runners.validation import zeros_of
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key, Params, as_mappable_key, as_one_key
 from rookery.workflows.config import TrainConfig
-from rookery.workflows.host import check_one_agent, check_one_host, fault_report, make_envs
+from rookery.workflows.host import FaultNotices, check_one_agent, check_one_host, fault_report, make_envs
 from rookery.workflows.host_evaluator import MAX_EPISODE_STEPS, check_episodes_end
 from rookery.workflows.host_jobs import Jobs
 from rookery.workflows.host_policies import ActingPopulation, PopulationPolicy
@@ -64,6 +64,7 @@ class HostPopulation:
         self._restart = RestartPolicy(max_restarts=train.env.runner.max_restarts)
         self._max_episode_steps = train.env.episode_length or MAX_EPISODE_STEPS
         self._counts: Counter[str] = Counter()
+        self._fault_notices = FaultNotices()
         self._base_env: BaseEnv | None = None
         base_env = self._open()
         check_one_agent(train, base_env)
@@ -245,6 +246,7 @@ class HostPopulation:
             consequence=consequence,
         )
         self._first_fault = self._first_fault or fault
+        self._fault_notices.notice(fault)
         self._counts[failed.kind.value] += 1
         self._counts["steps_discarded"] += fault.step
         if failed.kind is FaultKind.INVALID and self._train.env.runner.on_invalid == "raise":

@@ -24,14 +24,22 @@ class HostTraining:
     what a thread asks of JAX is done in order: the agent would wait with every action until the update is over.
     """
 
-    def __init__(self, workflow: "CollectingWorkflow", host: HostCollector, iterate: Callable, specs: Any) -> None:
+    def __init__(
+        self,
+        workflow: "CollectingWorkflow",
+        host: HostCollector,
+        iterate: Callable,
+        specs: Any,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._workflow = workflow
         self._host = host
+        self._clock = clock
         self._ahead: tuple[Key, Any, int] | None = None
         """Experience that is there before it is needed, how many steps it has, and the key of the state it is for."""
-        self._seconds = 0.0
-        self.collect_seconds = 0.0
-        """How long each iteration of the last call collected."""
+        self._seconds = self._last_seconds = 0.0
+        """How long collecting took, all together and the last time."""
+        self._num_collected = 0
 
         def learn_from(state: Any, experience: Any) -> tuple[PyTreeDict, Any]:
             metrics, state = iterate(state.replace(source_state=experience))
@@ -76,7 +84,7 @@ class HostTraining:
         train = self._workflow.settings.train
         num_iterations, until, env_steps = int(num_iterations), int(until), int(state.env_steps)
         advance = self._advance.specialized(state, metrics, self._example)
-        num_done, self._seconds = 0, 0.0
+        num_done = 0
         collected = self._take_ahead(state)
         with ThreadPoolExecutor(1) as thread:
             while num_done < num_iterations and env_steps < until:
@@ -96,8 +104,13 @@ class HostTraining:
                 num_done += 1
         if collected is not None:
             self._ahead = (state.key, *collected)
-        self.collect_seconds = self._seconds / max(num_done, 1)
+        self._host.seconds_ahead = 0.0 if collected is None else self._last_seconds
         return state, metrics
+
+    @property
+    def collect_seconds(self) -> float:
+        """How long an iteration collects, on average over all that were made."""
+        return self._seconds / max(self._num_collected, 1)
 
     @property
     def steps_ahead(self) -> int:
@@ -106,9 +119,11 @@ class HostTraining:
 
     def _collect(self, agent_state: Any, staleness: int = 0) -> tuple[Any, int]:
         jax.block_until_ready(agent_state)  # the update is still running, which is not time of collecting
-        start = time.perf_counter()
+        start = self._clock()
         experience, num_steps = self._host.collect(self._workflow.source, agent_state, staleness)
-        self._seconds += time.perf_counter() - start
+        self._last_seconds = self._clock() - start
+        self._seconds += self._last_seconds
+        self._num_collected += 1
         return self.place(experience), num_steps
 
     def _take_ahead(self, state: Any) -> tuple[Any, int] | None:

@@ -17,6 +17,8 @@ from rookery.runs import RunDirectory, write_atomically
 from rookery.workflows.config import Settings
 from rookery.workflows.programs import Program
 
+SECONDS_AHEAD = "time/seconds_ahead"
+"""The metric of the time that went into collecting steps which are not counted yet."""
 FIRST_CALL = 1
 """Iterations of the first call of a program, by which its speed is measured."""
 UNLIMITED = 2**31 - 1
@@ -74,9 +76,9 @@ class RunLog(contextlib.AbstractContextManager):
         self._recorders = recorders
         self._seconds_per_iteration: float | None = None
         self._seconds_of_call = 0.0
-        self._iterations = iterations
+        self._iterations = self._iterations_at_start = iterations
         self._steps_at_record = env_steps
-        self._train_seconds_at_record = self.progress.train_seconds
+        self._train_seconds_at_record = self._train_seconds_at_start = self.progress.train_seconds
 
     def __enter__(self) -> Self:
         train = self._settings.train
@@ -145,12 +147,15 @@ class RunLog(contextlib.AbstractContextManager):
             recorder.advance(env_steps)
 
     def record(
-        self, counts: Mapping[str, list[int]], metrics: Mapping[str, Mean], evaluation: Mapping[str, Any]
+        self, counts: Mapping[str, list[Any]], metrics: Mapping[str, Mean], evaluation: Mapping[str, Any]
     ) -> None:
-        """Make a record: one row per seed. A mean of nothing is left out."""
+        """Make a record: one row per seed. A mean of nothing is left out.
+
+        The time of collecting steps ahead, which the next record counts, belongs to that record.
+        """
         progress, env_steps = self.progress, counts["time/total_timesteps"]
-        seconds = progress.train_seconds - self._train_seconds_at_record
-        speed = (sum(env_steps) - self._steps_at_record) / seconds
+        train_seconds = progress.train_seconds - sum(counts.get(SECONDS_AHEAD, []))
+        speed = (sum(env_steps) - self._steps_at_record) / (train_seconds - self._train_seconds_at_record)
         metrics, evaluation = jax.device_get((dict(metrics), dict(evaluation)))
         rows = []
         for index, seed in enumerate(self._settings.train.seeds):
@@ -165,7 +170,7 @@ class RunLog(contextlib.AbstractContextManager):
             recorder.record(rows)
         progress.num_records += 1
         progress.recorded_steps = tuple(env_steps)
-        self._steps_at_record, self._train_seconds_at_record = sum(env_steps), progress.train_seconds
+        self._steps_at_record, self._train_seconds_at_record = sum(env_steps), train_seconds
 
     @property
     def consequence(self) -> str:
@@ -181,15 +186,20 @@ class RunLog(contextlib.AbstractContextManager):
             recorder.sync()
 
     def finish(self, collect_seconds: float | None) -> None:
-        """Tell that the training has ended, and write down how the time was spent."""
+        """Tell that the training has ended, and write down how the time was spent.
+
+        `collect_seconds` of an iteration were spent on gathering experience, on average.
+        """
         if self._run is not None and (self._seconds_per_iteration or not self._run.timing_path.exists()):
             timing: dict[str, float] = {
                 "env_steps": round(self._steps_at_record / self._settings.train.num_seeds),
                 "num_seeds": self._settings.train.num_seeds,
             }
             timing |= {name: value for name, value in asdict(self.progress).items() if name.endswith("_seconds")}
-            if collect_seconds is not None and self._seconds_per_iteration is not None:
-                timing["collect_share"] = min(1.0, collect_seconds / self._seconds_per_iteration)
+            num_iterations = self._iterations - self._iterations_at_start
+            if collect_seconds is not None and num_iterations > 0:
+                train_seconds = self.progress.train_seconds - self._train_seconds_at_start
+                timing["collect_share"] = min(1.0, collect_seconds * num_iterations / train_seconds)
             write_atomically(self._run.timing_path, json.dumps(timing, indent=2) + "\n")
         for recorder in self._recorders:
             recorder.finish("")

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import gymnasium
@@ -29,14 +30,15 @@ from rookery.learning.schedules import values_at
 from rookery.metrics import EvaluateMetric
 from rookery.replay_buffers import UniformBuffer
 from rookery.rollout import Experience
-from rookery.runners.faults import EnvFaultError
+from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phase
 from rookery.runners.host_envs import HOST_LIBRARIES
 from rookery.runs import RunDirectory
 from rookery.sample_batch import SampleBatch
 from rookery.types import PyTreeDict
-from rookery.workflows.host import HostEnvs
+from rookery.workflows.host import FaultNotices, HostEnvs
 from rookery.workflows.host_evaluator import HostEvaluator
 from rookery.workflows.off_policy import rows_of, with_last_rows_done
+from rookery.workflows.run_log import RunLog
 from tests.host_training import advance, is_live, used_anew, watch_collecting
 
 TIME_LIMIT = 4
@@ -407,6 +409,23 @@ def test_replayed_windows_never_cross_a_fault(begin: Callable[..., Any], log: Lo
     )
 
 
+def test_the_first_fault_of_each_kind_is_told_once(
+    workflow: Any, log: Log, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.faults = FAULTS
+    monkeypatch.setattr(workflow.host, "_fault_notices", FaultNotices())
+    advance(workflow, workflow.init(workflow.make_key()), 8)
+    assert log.num_faults == len(FAULTS)
+    (told,) = caplog.messages
+    assert re.match(r"env \d \(gymnasium/TellTale-v0, seed \d+\) raised at step \d on action .*bad leg", told)
+    assert "episode discarded, restart 1 of 5" in told
+    assert "faults/raised" in told
+    invalid = Failed(FaultKind.INVALID, Phase.RESET, "two\nlines")
+    workflow.host._fault_notices.notice(Fault(invalid, "Other-v0", 2, seed=1, episode=0, step=0, action=None))
+    assert caplog.messages[1].startswith("env 2 (Other-v0, seed 1) invalid at reset: two lines.")
+    assert "faults/invalid" in caplog.messages[1]
+
+
 def test_when_all_environments_are_lost_training_ends_with_the_first_traceback() -> None:
     workflow = make(env={"kwargs": {"fails_always": True}, "runner": {"max_restarts": 0}})
     with pytest.raises(EnvFaultError, match="bad leg"):
@@ -446,6 +465,77 @@ def test_with_overlap_nothing_is_ahead_of_the_last_update(tmp_path: Path) -> Non
     assert {row["rollout/steps_discarded"] for row in rows} == {0}
     assert [row["rollout/staleness"] for row in rows] == [0.0] + [1.0] * (len(rows) - 1)
     assert {2.0, 4.0} & {row.get("rollout/last_count") for row in rows}
+
+
+class Clock:
+    """Time that passes only where a test says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class SimulatedThread:
+    """In place of a `ThreadPoolExecutor`: what it does is done at once, and ends when it would by the clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def __enter__(self) -> "SimulatedThread":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def submit(self, function: Callable, *args: Any) -> Any:
+        start = self.clock.now
+        result = function(*args)
+        end, self.clock.now = self.clock.now, start
+
+        def wait() -> Any:
+            self.clock.now = max(self.clock.now, end)
+            return result
+
+        return SimpleNamespace(result=wait)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(("collecting", "updating"), [(5.0, 2.0), (2.0, 5.0)])
+def test_a_record_has_the_time_of_the_steps_it_counts_and_the_timing_that_of_the_run(
+    collecting: float, updating: float, overlap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(HostEvaluator, "evaluate", lambda self, *args: EvaluateMetric(**ONE_EPISODE))
+    monkeypatch.setattr("rookery.workflows.workflow.RunLog", functools.partial(RunLog, clock=clock))
+    monkeypatch.setattr("rookery.workflows.host_training.ThreadPoolExecutor", lambda size: SimulatedThread(clock))
+
+    def taking(seconds: float, function: Callable) -> Callable:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            clock.now += seconds
+            return function(*args, **kwargs)
+
+        return timed
+
+    monkeypatch.setattr(HostEnvs, "collect", taking(collecting, HostEnvs.collect))
+    run_settings: dict[str, Any] = {"run_dir": str(tmp_path / "run"), "recorders": ["jsonl"], "record_interval": 36}
+    workflow = make(env={"runner": {"overlap": overlap}}, total_timesteps=108, **run_settings)
+    specialized = workflow.training._advance.specialized
+    monkeypatch.setattr(workflow.training, "_clock", clock)
+    monkeypatch.setattr(workflow.training._advance, "specialized", lambda *args: taking(updating, specialized(*args)))
+    workflow.learn(workflow.init(workflow.make_key()))
+    workflow.close()
+
+    alone = collecting + updating
+    together = max(collecting, updating) if overlap else alone
+    run = RunDirectory(tmp_path / "run")
+    speeds = [row["time/fps"] for row in run.read_metrics()]
+    # Only the last update has nothing to overlap with.
+    np.testing.assert_allclose(speeds, [36 / (2 * together), 36 / (2 * together), 36 / (together + alone)])
+    timing = run.read_timing()
+    assert timing is not None
+    assert timing["train_seconds"] == alone + 5 * together
+    np.testing.assert_allclose(timing["collect_share"], 6 * collecting / timing["train_seconds"])
 
 
 # Runs.
@@ -507,6 +597,25 @@ def test_training_from_the_command_line_leaves_a_video_and_closes_its_environmen
     assert (tmp_path / "video.gif").exists()
     assert log.num_open == 0
     assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["faults/total"] == 0
+    assert "faults" not in capsys.readouterr().out
+
+
+def test_training_from_the_command_line_tells_of_faults_when_they_happen_and_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], log: Log
+) -> None:
+    log.faults = (9, 12)
+    run = tmp_path / "run"
+    overrides = ["agent=a2c", "env=gymnasium/TellTale-v0", f"env.episode_length={TIME_LIMIT}", f"run_dir={run}"]
+    sizes = ["agent.num_envs=3", "agent.rollout_length=6", "agent.network.hidden_sizes=[8]", "total_timesteps=90"]
+    assert cli.main(["train", *overrides, *sizes, "evaluation.num_episodes=5", "env.runner.max_restarts=0"]) == 0
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert "bad leg" not in captured.err
+    (told,) = [number for number, line in enumerate(lines) if "bad leg" in line]
+    assert told < next(number for number, line in enumerate(lines) if "steps/s" in line)
+    num_discarded = RunDirectory(run).read_metrics()[-1]["rollout/steps_discarded"]
+    assert log.num_faults == 2
+    assert f"  faults      2 ({num_discarded} steps discarded, envs given up: 2)" in lines
 
 
 # Evaluation.

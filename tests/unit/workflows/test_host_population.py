@@ -411,7 +411,7 @@ def test_an_episode_that_fails_is_played_again_and_costs_the_others_nothing(make
 
 @pytest.mark.parametrize("num_lanes", [1, 4])
 def test_an_individual_that_cannot_finish_has_no_fitness_and_is_never_the_best(
-    make: Make, diary: type[Diary], num_lanes: int
+    make: Make, diary: type[Diary], num_lanes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     workflow = make(env={"runner": {"max_restarts": 1}}, num_lanes=num_lanes, normalize_obs=True)
     key = asked_of(workflow)[2]
@@ -423,6 +423,8 @@ def test_an_individual_that_cannot_finish_has_no_fitness_and_is_never_the_best(
     np.testing.assert_array_equal(episodes.episode_lengths == 0, is_lost)
     assert float(episodes.obs_statistics.count.value) == episodes.episode_lengths.sum()
     assert workflow.host.report()["faults/unfinished_episodes"] == 1
+    (told,) = caplog.messages  # of two faults, the first of their kind
+    assert "the episode is played again, 1 of 1" in told
     metrics, state = workflow.step(workflow.init(workflow.make_key()))
     assert int(state.evo_state.num_invalid) == 1
     assert float(state.evo_state.best_fitness) == np.nanmax(episodes.episode_returns.mean(axis=1))
