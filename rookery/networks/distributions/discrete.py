@@ -1,5 +1,6 @@
 """Distributions over finitely many actions: one choice, several at once, or coins."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,14 +14,9 @@ from rookery.spaces import Discrete, MultiBinary, MultiDiscrete, Shape, Space
 from rookery.types import Array, Key, pytree_field
 
 
-class Categorical(Distribution):
-    """One of the n actions of a `Discrete` space; raw actions are `0, ..., n - 1` whatever the first action is.
+class _Choices(Distribution):
+    """What one choice and several have in common: logits of all values, and a mask of those that are allowed."""
 
-    Where `mask` is 0 the probability is exactly 0. A row that allows nothing is treated as if it allowed everything:
-    such rows belong to no decision (an episode that has ended), and must not put a NaN into those that do.
-    """
-
-    space: Discrete = pytree_field(static=True)
     logits: Array
     mask: Array | None = None
 
@@ -33,21 +29,35 @@ class Categorical(Distribution):
 
     @property
     def log_probs(self) -> Array:
-        """The log-probabilities of all actions, `[..., n]`; those of masked actions are `-inf`."""
+        """The log-probabilities of all values, a choice on the last axis; `-inf` for what is not allowed."""
         return jax.nn.log_softmax(self._allowed_logits)
 
     @property
+    @abstractmethod
     def _allowed_logits(self) -> Array:
-        """The logits, `-inf` for masked actions."""
-        if self.mask is None:
-            return self.logits
-        return jnp.where(_all_if_none(self.mask.astype(bool)), self.logits, -jnp.inf)
+        """The logits in the layout of `log_probs`, `-inf` for values that are not allowed."""
 
     def sample(self, key: Key) -> Array:
         return jax.random.categorical(key, self.log_probs).astype(jnp.int32)
 
     def mode(self) -> Array:
         return jnp.argmax(self._allowed_logits, axis=-1).astype(jnp.int32)
+
+
+class Categorical(_Choices):
+    """One of the n actions of a `Discrete` space; raw actions are `0, ..., n - 1` whatever the first action is.
+
+    Where `mask` is 0 the probability is exactly 0. A row that allows nothing is treated as if it allowed everything:
+    such rows belong to no decision (an episode that has ended), and must not put a NaN into those that do.
+    """
+
+    space: Discrete = pytree_field(static=True)
+
+    @property
+    def _allowed_logits(self) -> Array:
+        if self.mask is None:
+            return self.logits
+        return jnp.where(_all_if_none(self.mask.astype(bool)), self.logits, -jnp.inf)
 
     def log_prob(self, raw: Array) -> Array:
         self._check_raw(raw)
@@ -68,7 +78,7 @@ class Categorical(Distribution):
         return (action - self.space.start).astype(jnp.int32)
 
 
-class MultiCategorical(Distribution):
+class MultiCategorical(_Choices):
     """Independent choices, one for each component of a `MultiDiscrete` space; raw actions count from 0.
 
     `logits` and `mask` hold the values of all components one after the other, `[..., sum(nvec)]`; the mask is that of
@@ -76,24 +86,10 @@ class MultiCategorical(Distribution):
     """
 
     space: MultiDiscrete = pytree_field(static=True)
-    logits: Array
-    mask: Array | None = None
-
-    def __post_init__(self) -> None:
-        _check_mask(self.mask, self.logits, self.space)
-
-    @property
-    def batch_shape(self) -> Shape:
-        return self.logits.shape[:-1]
-
-    @property
-    def log_probs(self) -> Array:
-        """The log-probabilities of all values, `[..., *nvec.shape, max(nvec)]`; `-inf` past the end of a component."""
-        return jax.nn.log_softmax(self._allowed_logits)
 
     @property
     def _allowed_logits(self) -> Array:
-        """The logits in the layout of `log_probs`, `-inf` for masked values and past the end of a component."""
+        """`[..., *nvec.shape, max(nvec)]`; what stands past the end of a component is not allowed."""
         logits = self._padded(self.logits)
         allowed = exists = jnp.broadcast_to(_component_layout(self.space).exists, logits.shape)
         if self.mask is not None:
@@ -103,12 +99,6 @@ class MultiCategorical(Distribution):
     def _padded(self, values: Array) -> Array:
         """Lay out `[..., sum(nvec)]` as `[..., *nvec.shape, max(nvec)]`; what stands past an end has no meaning."""
         return values[..., _component_layout(self.space).position]
-
-    def sample(self, key: Key) -> Array:
-        return jax.random.categorical(key, self.log_probs).astype(jnp.int32)
-
-    def mode(self) -> Array:
-        return jnp.argmax(self._allowed_logits, axis=-1).astype(jnp.int32)
 
     def log_prob(self, raw: Array) -> Array:
         self._check_raw(raw)

@@ -40,6 +40,7 @@ from rookery.workflows.host_evaluator import HostEvaluator
 from rookery.workflows.off_policy import rows_of, with_last_rows_done
 from rookery.workflows.run_log import RunLog
 from tests.host_training import advance, is_live, used_anew, watch_collecting
+from tests.runner_envs import FakeTime
 
 TIME_LIMIT = 4
 
@@ -467,20 +468,11 @@ def test_with_overlap_nothing_is_ahead_of_the_last_update(tmp_path: Path) -> Non
     assert {2.0, 4.0} & {row.get("rollout/last_count") for row in rows}
 
 
-class Clock:
-    """Time that passes only where a test says so."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class SimulatedThread:
     """In place of a `ThreadPoolExecutor`: what it does is done at once, and ends when it would by the clock."""
 
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
+    def __init__(self, time: FakeTime) -> None:
+        self.time = time
 
     def __enter__(self) -> "SimulatedThread":
         return self
@@ -489,12 +481,12 @@ class SimulatedThread:
         pass
 
     def submit(self, function: Callable, *args: Any) -> Any:
-        start = self.clock.now
+        start = self.time.now
         result = function(*args)
-        end, self.clock.now = self.clock.now, start
+        end, self.time.now = self.time.now, start
 
         def wait() -> Any:
-            self.clock.now = max(self.clock.now, end)
+            self.time.now = max(self.time.now, end)
             return result
 
         return SimpleNamespace(result=wait)
@@ -505,14 +497,14 @@ class SimulatedThread:
 def test_a_record_has_the_time_of_the_steps_it_counts_and_the_timing_that_of_the_run(
     collecting: float, updating: float, overlap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock()
+    time = FakeTime()
     monkeypatch.setattr(HostEvaluator, "evaluate", lambda self, *args: EvaluateMetric(**ONE_EPISODE))
-    monkeypatch.setattr("rookery.workflows.workflow.RunLog", functools.partial(RunLog, clock=clock))
-    monkeypatch.setattr("rookery.workflows.host_training.ThreadPoolExecutor", lambda size: SimulatedThread(clock))
+    monkeypatch.setattr("rookery.workflows.workflow.RunLog", functools.partial(RunLog, clock=time.clock))
+    monkeypatch.setattr("rookery.workflows.host_training.ThreadPoolExecutor", lambda size: SimulatedThread(time))
 
     def taking(seconds: float, function: Callable) -> Callable:
         def timed(*args: Any, **kwargs: Any) -> Any:
-            clock.now += seconds
+            time.now += seconds
             return function(*args, **kwargs)
 
         return timed
@@ -521,7 +513,7 @@ def test_a_record_has_the_time_of_the_steps_it_counts_and_the_timing_that_of_the
     run_settings: dict[str, Any] = {"run_dir": str(tmp_path / "run"), "recorders": ["jsonl"], "record_interval": 36}
     workflow = make(env={"runner": {"overlap": overlap}}, total_timesteps=108, **run_settings)
     specialized = workflow.training._advance.specialized
-    monkeypatch.setattr(workflow.training, "_clock", clock)
+    monkeypatch.setattr(workflow.training, "_clock", time.clock)
     monkeypatch.setattr(workflow.training._advance, "specialized", lambda *args: taking(updating, specialized(*args)))
     workflow.learn(workflow.init(workflow.make_key()))
     workflow.close()

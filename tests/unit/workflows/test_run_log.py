@@ -11,6 +11,7 @@ from rookery.recorders import Position, Recorder, RunDescription
 from rookery.runs import RunDirectory
 from rookery.workflows.config import settings_from
 from rookery.workflows.run_log import Progress, RunLog
+from tests.runner_envs import FakeTime
 
 SETTINGS = settings_from(
     {"env": {"name": "classic/cartpole"}},
@@ -18,13 +19,6 @@ SETTINGS = settings_from(
     A2CWorkflow.config_class,
     A2CWorkflow.hyperparameters_class,
 )
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class RowRecorder(Recorder):
@@ -43,20 +37,20 @@ class RowRecorder(Recorder):
         pass
 
 
-def train(log: RunLog, clock: Clock, seconds: float, env_steps: int, iterations: int) -> None:
+def train(log: RunLog, time: FakeTime, seconds: float, env_steps: int, iterations: int) -> None:
     with log.training():
-        clock.now += seconds
+        time.now += seconds
     log.advance(env_steps, iterations)
 
 
 def test_a_resumed_run_is_measured_by_what_it_did_itself(tmp_path: Path) -> None:
-    clock, recorder, run = Clock(), RowRecorder(), RunDirectory(tmp_path)
+    time, recorder, run = FakeTime(), RowRecorder(), RunDirectory(tmp_path)
     before = Progress(num_records=3, env_steps=500, train_seconds=1000.0)
-    with RunLog(SETTINGS, [recorder], run, before, env_steps=500, iterations=5, clock=clock) as log:
-        train(log, clock, seconds=6.0, env_steps=700, iterations=7)
-        train(log, clock, seconds=2.0, env_steps=900, iterations=9)
+    with RunLog(SETTINGS, [recorder], run, before, env_steps=500, iterations=5, clock=time.clock) as log:
+        train(log, time, seconds=6.0, env_steps=700, iterations=7)
+        train(log, time, seconds=2.0, env_steps=900, iterations=9)
         log.record({"time/total_timesteps": [900]}, {}, {})
-        train(log, clock, seconds=2.0, env_steps=1000, iterations=10)
+        train(log, time, seconds=2.0, env_steps=1000, iterations=10)
         log.record({"time/total_timesteps": [1000]}, {}, {})
         log.finish(collect_seconds=0.5)
     assert [row["time/fps"] for row in recorder.rows] == [400 / 8, 100 / 2]
@@ -66,10 +60,10 @@ def test_a_resumed_run_is_measured_by_what_it_did_itself(tmp_path: Path) -> None
 
 
 def test_seconds_ahead_count_for_the_record_that_counts_their_steps() -> None:
-    clock, recorder = Clock(), RowRecorder()
-    with RunLog(SETTINGS, [recorder], None, None, env_steps=0, iterations=0, clock=clock) as log:
+    time, recorder = FakeTime(), RowRecorder()
+    with RunLog(SETTINGS, [recorder], None, None, env_steps=0, iterations=0, clock=time.clock) as log:
         for env_steps, seconds, ahead in [(100, 10.0, 3.0), (200, 8.0, 1.0), (300, 4.0, 0.0)]:
-            train(log, clock, seconds, env_steps, iterations=env_steps // 100)
+            train(log, time, seconds, env_steps, iterations=env_steps // 100)
             log.record({"time/total_timesteps": [env_steps], "time/seconds_ahead": [ahead]}, {}, {})
     seconds = [7.0, 3.0 + 7.0, 1.0 + 4.0]
     assert [row["time/fps"] for row in recorder.rows] == pytest.approx([100 / each for each in seconds])
