@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from bench.table import Row
 from bench.timing import cpu_seconds
 from rookery.agent import AgentState
-from rookery.algorithms.policy_agent import PolicyAgent
+from rookery.agents.policy import PolicyAgent
 from rookery.envs import AutoresetMode, Env, create_env
 from rookery.evaluators import Evaluator, PopulationEvaluator
 from rookery.rollout import act

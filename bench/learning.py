@@ -23,7 +23,7 @@ from rookery.registry import build_workflow
 from rookery.report.curves import read_series
 from rookery.report.formatting import format_duration, format_number
 from rookery.report.loaded_run import EVALUATION_RETURN, LoadedRun, load_runs
-from rookery.runs import RunDirectory
+from rookery.runs.directory import RunDirectory
 
 PICTURES = Path(__file__).parent.parent / "docs/images/learning"
 

@@ -83,7 +83,7 @@ def make_agent() -> Any:
 
 def actions_per_second(num_envs: int) -> dict[str, float]:
     """Measure the runner beside the bare loops, in turns."""
-    from rookery.runners.host_envs import make_host_env
+    from rookery.runners.envs.libraries import make_host_env
 
     num_steps = NUM_STEPS[num_envs]
     runner = make_runner(make_host_env("gymnasium/CartPole-v1", num_envs), num_steps)
@@ -113,7 +113,7 @@ def actions_per_second_with_faults(num_envs: int) -> dict[str, float]:
     """
     import gymnasium
 
-    from rookery.runners.conversion import to_base_env
+    from rookery.runners.envs.conversion import to_base_env
 
     class FailingEnv(gymnasium.Wrapper):
         def step(self, action: Any) -> Any:
@@ -137,7 +137,7 @@ def array_actions_per_second(num_envs: int) -> dict[str, float]:
     """Measure the runner on Gymnasium's own CartPole for arrays."""
     import gymnasium
 
-    from rookery.runners.conversion import to_base_env
+    from rookery.runners.envs.conversion import to_base_env
 
     vector_env = gymnasium.make_vec("CartPole-v1", num_envs=num_envs, vectorization_mode="vector_entry_point")
     runner = make_runner(to_base_env(vector_env), NUM_ARRAY_STEPS)

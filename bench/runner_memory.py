@@ -32,7 +32,7 @@ def megabytes() -> dict[str, float]:
     import jax
 
     from rookery.agent import RandomAgent
-    from rookery.runners.conversion import to_base_env
+    from rookery.runners.envs.conversion import to_base_env
     from rookery.runners.runner import EnvRunner
     from rookery.runners.sampling import RunnerConfig
     from rookery.testing.misbehaving_envs import CountingEnv, FaultyEnv, raise_error

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from rookery.runs import RunDirectory
+from rookery.runs.directory import RunDirectory
 
 TOTAL_TIMESTEPS = 500_000
 TIMING = {

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.agent import Agent, AgentState, Carry
-from rookery.runners.base_env import ALL, SINGLE_AGENT, Actions, AgentID, BaseEnv, End, Polled
-from rookery.runners.env_group import EnvGroup, LocalEnvs
+from rookery.runners.envs.base_env import ALL, SINGLE_AGENT, Actions, AgentID, BaseEnv, End, EnvOutputs
+from rookery.runners.envs.multi_agent import MultiAgentBaseEnv, MultiAgentDictEnv
+from rookery.runners.envs.vector_base_env import VectorBaseEnv
+from rookery.runners.envs.vector_env import VectorEnv
 from rookery.runners.faults import Failed, FaultKind, Phase
-from rookery.runners.multi_agent_env import MultiAgentBaseEnv, MultiAgentDictEnv
 from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import RunnerConfig, Sample
-from rookery.runners.vector_base_env import VectorBaseEnv
-from rookery.runners.vector_env import VectorEnv
+from rookery.runners.transports.transport import EnvTransport, LocalTransport
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Discrete, Shape, Space
 from rookery.types import Key, PyTreeDict, pytree_field
@@ -152,7 +152,7 @@ class StaggeredEnvs(BaseEnv):
     def spaces(self) -> Mapping[AgentID, tuple[Space, Space]]:
         return {SINGLE_AGENT: (Box(-np.inf, np.inf, (3,)), Discrete(2))}
 
-    def poll(self, timeout: float | None = None) -> Polled:
+    def poll(self, timeout: float | None = None) -> EnvOutputs:
         self._was_polled = True
         asked = list(self._asked)
         if self._rng is None:
@@ -172,7 +172,7 @@ class StaggeredEnvs(BaseEnv):
         over = [env for env, phase in rows if phase is Phase.STEP and self._times[env] >= self._lengths[env]]
         self._can_act.update(env for env, _ in rows if env not in over)
         envs = np.array([env for env, _ in rows], np.int64)
-        return Polled(
+        return EnvOutputs(
             envs=envs,
             agents=None,
             obs=np.array([self._obs(env) for env in envs], np.float32).reshape(-1, 3),
@@ -229,9 +229,9 @@ def vectorized(make_env: Callable[[int], gymnasium.Env], num_envs: int = 1, **op
     return VectorBaseEnv(VectorEnv.wrap(make_env=make_env, num_envs=num_envs, **options), "test")
 
 
-def in_dicts(*envs: MultiAgentDictEnv, group: EnvGroup | None = None) -> MultiAgentBaseEnv:
+def in_dicts(*envs: MultiAgentDictEnv, group: EnvTransport | None = None) -> MultiAgentBaseEnv:
     """Dict envs for a runner; one that fails goes on as the same object."""
-    return MultiAgentBaseEnv(group or LocalEnvs([lambda env=env: env for env in envs]), "test")
+    return MultiAgentBaseEnv(group or LocalTransport([lambda env=env: env for env in envs]), "test")
 
 
 def make_runner(

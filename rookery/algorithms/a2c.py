@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from rookery.agent import AgentState, Carry
-from rookery.algorithms.actor_critic import ActorCriticAgent
+from rookery.agents.actor_critic import ActorCriticAgent
 from rookery.distributed import DEVICE_AXIS
 from rookery.learning.advantages import gae
 from rookery.learning.moments import check_same_shape, explained_variance, weighted_mean

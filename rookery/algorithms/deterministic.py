@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.agent import AgentState
-from rookery.algorithms.actor_critics import ActorCriticsAgent
-from rookery.algorithms.replay_agent import Transitions
+from rookery.agents.actor_critics import ActorCriticsAgent
+from rookery.agents.replay import LossInfo, Replayed, Transitions
 from rookery.control_flow import cond_any
 from rookery.errors import InvalidInputError, check_count
 from rookery.metrics import Mean
@@ -19,14 +19,7 @@ from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Space
 from rookery.types import Array, Key, Params, PyTreeDict, where_tree
 from rookery.workflows.config import Scalar
-from rookery.workflows.off_policy import (
-    OffPolicyConfig,
-    OffPolicyHyperparameters,
-    OffPolicyLearner,
-    OffPolicyWorkflow,
-    Replayed,
-    Report,
-)
+from rookery.workflows.off_policy import OffPolicyConfig, OffPolicyHyperparameters, OffPolicyLearner, OffPolicyWorkflow
 
 
 @dataclass(frozen=True)
@@ -110,7 +103,7 @@ class DeterministicAgent(ActorCriticsAgent):
 
     def actor_loss(
         self, agent_state: AgentState, policy_params: Params, transitions: Transitions
-    ) -> tuple[Array, Report]:
+    ) -> tuple[Array, LossInfo]:
         """Return minus the value of the policy's actions, as the first critic sees it."""
         network: ActorCriticsNetwork = agent_state.extra_state.network
         features, _ = self.features(network.policy.trunk, policy_params["trunk"], transitions)
@@ -119,7 +112,7 @@ class DeterministicAgent(ActorCriticsAgent):
         first = jax.tree.map(lambda leaf: leaf[0], agent_state.params.critics)
         seen, _ = self.features(network.critic.trunk, first["trunk"], transitions)
         loss = -transitions.mean(network.critic(first, seen, actions))
-        return loss, Report(metrics={"train/actor_loss": loss})
+        return loss, LossInfo(metrics={"train/actor_loss": loss})
 
 
 class DeterministicWorkflow(OffPolicyWorkflow):
@@ -135,7 +128,7 @@ class DeterministicWorkflow(OffPolicyWorkflow):
         transitions = agent.transitions(agent_state, replayed, hyperparameters.discount)
         targets = agent.targets(agent_state, learner.target_params, transitions, hyperparameters, key)
 
-        def critic_loss(critics: Params) -> tuple[Array, Report]:
+        def critic_loss(critics: Params) -> tuple[Array, LossInfo]:
             return agent.critic_loss(agent_state, critics, transitions, targets)
 
         of_critics, learner = self.gradient_step(
@@ -144,7 +137,7 @@ class DeterministicWorkflow(OffPolicyWorkflow):
         is_due = (learner.num_updates.low + 1) % self.config.policy_delay == 0
 
         def improve_policy(learner: OffPolicyLearner, _: Array) -> tuple[OffPolicyLearner, Array]:
-            def actor_loss(policy: Params) -> tuple[Array, Report]:
+            def actor_loss(policy: Params) -> tuple[Array, LossInfo]:
                 return agent.actor_loss(learner.agent_state, policy, transitions)
 
             of_actor, improved = self.gradient_step(

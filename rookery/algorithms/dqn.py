@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.agent import Agent, AgentState, action_mask_of, sample_allowed
-from rookery.algorithms.replay_agent import ReplayAgent, Transitions
+from rookery.agents.replay import LossInfo, ReplayAgent, Replayed, Transitions
 from rookery.errors import InvalidInputError, check_count
 from rookery.learning.moments import check_same_shape
 from rookery.learning.schedules import LinearSchedule
@@ -24,14 +24,7 @@ from rookery.sample_batch import SampleBatch
 from rookery.spaces import Discrete, Space
 from rookery.types import Array, Key, Params, PyTreeDict, pytree_field
 from rookery.workflows.config import Scalar
-from rookery.workflows.off_policy import (
-    OffPolicyConfig,
-    OffPolicyHyperparameters,
-    OffPolicyLearner,
-    OffPolicyWorkflow,
-    Replayed,
-    Report,
-)
+from rookery.workflows.off_policy import OffPolicyConfig, OffPolicyHyperparameters, OffPolicyLearner, OffPolicyWorkflow
 
 
 @dataclass(frozen=True)
@@ -138,7 +131,7 @@ class DQNAgent(ReplayAgent):
 
     def loss(
         self, agent_state: AgentState, q: Params, transitions: Transitions, targets: Array
-    ) -> tuple[Array, Report]:
+    ) -> tuple[Array, LossInfo]:
         """Return how far the outputs for the actions that were taken are from the targets."""
         network: QNetwork = agent_state.extra_state.network
         features, _ = self.features(network.trunk, q["trunk"], transitions)
@@ -146,7 +139,7 @@ class DQNAgent(ReplayAgent):
         losses, errors = self._losses(outputs, targets)
         loss = transitions.corrected_mean(losses)
         metrics = {"train/loss": loss, "train/value": transitions.mean(network.values(outputs))}
-        return loss, Report(metrics=metrics, errors=transitions.errors_that_count(errors))
+        return loss, LossInfo(metrics=metrics, errors=transitions.errors_that_count(errors))
 
     def _losses(self, outputs: Array, targets: Array) -> tuple[Array, Array]:
         """Return the losses of the rows `[T, N]`, and the errors that decide how soon they are replayed again."""
@@ -183,7 +176,7 @@ class DQNWorkflow(OffPolicyWorkflow):
         transitions = agent.transitions(agent_state, replayed, hyperparameters.discount)
         targets = agent.targets(agent_state, learner.target_params, transitions)
 
-        def loss(q: Params) -> tuple[Array, Report]:
+        def loss(q: Params) -> tuple[Array, LossInfo]:
             return agent.loss(agent_state, q, transitions, targets)
 
         report, learner = self.gradient_step(

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.agent import AgentState, Carry
-from rookery.algorithms.actor_critic import ActorCriticAgent
+from rookery.agents.actor_critic import ActorCriticAgent
 from rookery.distributed import DEVICE_AXIS, check_divides
 from rookery.errors import check_count
 from rookery.learning.advantages import gae

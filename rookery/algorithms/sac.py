@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from rookery.agent import AgentState, action_mask_of
-from rookery.algorithms.actor_critics import ActorCriticsAgent
-from rookery.algorithms.replay_agent import Transitions
+from rookery.agents.actor_critics import ActorCriticsAgent
+from rookery.agents.replay import LossInfo, Replayed, Transitions
 from rookery.distributed.collectives import mean_over_devices
 from rookery.metrics import Mean
 from rookery.networks.critic import ActorCriticsConfig, ActorCriticsNetwork, SquashedGaussianConfig
@@ -23,14 +23,7 @@ from rookery.sample_batch import SampleBatch
 from rookery.spaces import Discrete, Space
 from rookery.types import Array, Key, Params, PyTreeDict, pytree_field
 from rookery.workflows.config import Scalar
-from rookery.workflows.off_policy import (
-    OffPolicyConfig,
-    OffPolicyHyperparameters,
-    OffPolicyLearner,
-    OffPolicyWorkflow,
-    Replayed,
-    Report,
-)
+from rookery.workflows.off_policy import OffPolicyConfig, OffPolicyHyperparameters, OffPolicyLearner, OffPolicyWorkflow
 
 DISCRETE_ENTROPY_SHARE = 0.5
 
@@ -124,7 +117,7 @@ class SACAgent(ActorCriticsAgent):
 
     def actor_loss(
         self, agent_state: AgentState, policy_params: Params, transitions: Transitions, temperature: Array, key: Key
-    ) -> tuple[Array, Report]:
+    ) -> tuple[Array, LossInfo]:
         """Return minus the soft value of the policy (eq. 7)."""
         params, network = agent_state.params, agent_state.extra_state.network
         features, _ = self.features(network.policy.trunk, policy_params["trunk"], transitions)
@@ -135,7 +128,7 @@ class SACAgent(ActorCriticsAgent):
 
         values, entropies = soft_values(network, params.critics, seen, distribution, temperature, key)
         loss = -transitions.mean(values)
-        return loss, Report(metrics={"train/actor_loss": loss, "train/entropy": transitions.mean(entropies)})
+        return loss, LossInfo(metrics={"train/actor_loss": loss, "train/entropy": transitions.mean(entropies)})
 
     def target_entropy(self, agent_state: AgentState, transitions: Transitions, hyperparameters: Any) -> Array | float:
         """Return the entropy that a learned temperature keeps up, on the average over these transitions."""
@@ -192,7 +185,7 @@ class SACWorkflow(OffPolicyWorkflow):
         temperature = agent.temperature(agent_state.params, hyperparameters)
         targets = agent.targets(agent_state, learner.target_params, transitions, temperature, target_key)
 
-        def critic_loss(critics: Params) -> tuple[Array, Report]:
+        def critic_loss(critics: Params) -> tuple[Array, LossInfo]:
             return agent.critic_loss(agent_state, critics, transitions, targets)
 
         of_critics, learner = self.gradient_step(
@@ -200,7 +193,7 @@ class SACWorkflow(OffPolicyWorkflow):
         )
         improved = learner.agent_state
 
-        def actor_loss(policy: Params) -> tuple[Array, Report]:
+        def actor_loss(policy: Params) -> tuple[Array, LossInfo]:
             return agent.actor_loss(improved, policy, transitions, temperature, actor_key)
 
         of_actor, learner = self.gradient_step(
@@ -212,7 +205,7 @@ class SACWorkflow(OffPolicyWorkflow):
             _, learner = self.gradient_step(
                 learner,
                 "log_temperature",
-                lambda log_temperature: (log_temperature * surplus, Report()),  # eq. 18, of its logarithm
+                lambda log_temperature: (log_temperature * surplus, LossInfo()),  # eq. 18, of its logarithm
                 hyperparameters.temperature_learning_rate,
             )
         learner = self.follow(learner, hyperparameters.target_update_rate)

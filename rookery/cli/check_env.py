@@ -35,7 +35,7 @@ def check_by_name(name: str, show_fn: "ShowFn") -> "CheckReport":
 
     if name.partition("/")[0] not in HOST_LIBRARIES:
         return check_env_by_name(name, show_fn)
-    from rookery.runners.check_host_env import check_host_env_by_name
+    from rookery.runners.envs.check import check_host_env_by_name
 
     return check_host_env_by_name(name, show_fn)
 

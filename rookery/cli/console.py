@@ -86,7 +86,7 @@ def indented_traceback(error: Exception) -> str:
 
 def env_traceback(error: Exception) -> str:
     """Return the traceback of an environment that the message of an error ends with."""
-    from rookery.runners.env_group import EnvCallError
+    from rookery.runners.transports.transport import EnvCallError
 
     match error:
         case EnvFaultError():

@@ -32,7 +32,7 @@ def run_list(arguments: argparse.Namespace) -> int:
 def list_envs(console: "Console", libraries: list[str]) -> None:
     """Print the names of the environments, library by library."""
     from rookery.envs import env_names, is_installed, library_names
-    from rookery.runners.host_envs import HOST_LIBRARIES, host_env_names
+    from rookery.runners.envs.libraries import HOST_LIBRARIES, host_env_names
 
     on_host = [library for library in HOST_LIBRARIES if library not in library_names()]
     known = [*library_names(), *on_host]

@@ -13,7 +13,7 @@ from rookery.cli.exit_codes import NOT_GOOD, SUCCESS
 from rookery.cli.training import describe_returns, final_returns, prepare_jax, train, unused
 from rookery.configs import compose, sweep
 from rookery.errors import InvalidInputError
-from rookery.workflows.interruption import Interrupted
+from rookery.runs.interruption import Interrupted
 
 MAX_NAME_LENGTH = 100
 

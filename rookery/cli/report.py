@@ -19,7 +19,7 @@ def add_report(commands: Any) -> None:
 
 def run_report(arguments: argparse.Namespace) -> int:
     from rookery.report import write_report
-    from rookery.runs import RunDirectory
+    from rookery.runs.directory import RunDirectory
 
     runs = [RunDirectory.open(path) for path in arguments.runs]
     default = runs[0].report_path if len(runs) == 1 else Path("report.html")

@@ -20,7 +20,7 @@ from rookery.registry import build_workflow
 from rookery.report import write_report, write_video
 from rookery.report.statistics import bootstrap_interval, interquartile_mean
 from rookery.report.video import MAX_BYTES_IN_REPORT
-from rookery.runs import RunDirectory
+from rookery.runs.directory import RunDirectory
 from rookery.types import make_key
 from rookery.workflows.programs import gather
 

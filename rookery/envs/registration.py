@@ -20,7 +20,7 @@ from rookery.errors import InvalidInputError, UnknownNameError, check_count, mis
 
 ENTRY_POINT_GROUP = "rookery.envs"
 HOST_LIBRARIES = ("ale", "envpool", "gymnasium", "pettingzoo")
-"""The libraries whose environments are Python objects: `rookery.runners.host_envs` makes those."""
+"""The libraries whose environments are Python objects: `rookery.runners.envs.libraries` makes those."""
 CONFIG_FOLDER = Path(__file__).parents[1] / "configs" / "env"
 """Has a file for every environment of the builtin libraries: their names, without importing the libraries."""
 
@@ -97,7 +97,7 @@ def make_env(name: str, episode_length: int | None = None, **library_kwargs: Any
             name,
             [],
             "It is a Python object, which cannot be compiled onto the device: make it with "
-            f"rookery.runners.host_envs.make_host_env({name!r}, num_envs).",
+            f"rookery.runners.envs.libraries.make_host_env({name!r}, num_envs).",
         )
     if library not in BUILTIN_LIBRARIES and library in library_names() and name not in env_names(library):
         raise unknown_name("environment", name, env_names(library))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rookery.errors import InvalidInputError
 from rookery.recorders.recorder import AppendedFile, Position, Recorder, RunDescription, as_number
-from rookery.runs import RunDirectory
+from rookery.runs.directory import RunDirectory
 
 
 class JsonlRecorder(Recorder):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rookery.errors import InvalidInputError
-from rookery.runs import sync_to_disk
+from rookery.runs.directory import sync_to_disk
 
 SEED = "seed"
 ENV_STEPS = "time/total_timesteps"

@@ -19,7 +19,7 @@ from rookery.recorders.recorder import (
     RunDescription,
     plotted_metrics,
 )
-from rookery.runs import RunDirectory
+from rookery.runs.directory import RunDirectory
 
 FILE_PREFIX = "events.out.tfevents."
 

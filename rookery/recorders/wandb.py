@@ -8,7 +8,7 @@ from typing import Any
 
 from rookery.errors import InvalidInputError, missing_extra
 from rookery.recorders.recorder import ENV_STEPS, SEED, Position, Recorder, RunDescription, plotted_metrics
-from rookery.runs import write_atomically
+from rookery.runs.directory import write_atomically
 
 ID_FILE_NAME = "wandb_id"
 

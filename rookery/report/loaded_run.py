@@ -11,7 +11,7 @@ from rookery.errors import InvalidInputError
 from rookery.report.curves import Series, read_series
 from rookery.report.fronts_and_archives import Archive, Front, parse_populations
 from rookery.report.statistics import bootstrap_interval, interquartile_mean
-from rookery.runs import RunDirectory
+from rookery.runs.directory import RunDirectory
 
 EVALUATION_RETURN = "eval/mean_reward"
 BEST_EVALUATION_RETURN = "eval/best_mean_reward"

@@ -8,7 +8,7 @@ from rookery.errors import InvalidInputError
 from rookery.report.loaded_run import LoadedRun, load_runs
 from rookery.report.markup import Markup, element
 from rookery.report.sections import SECTIONS
-from rookery.runs import RunDirectory, write_atomically
+from rookery.runs.directory import RunDirectory, write_atomically
 
 CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """Lets the browser refuse whatever is not part of the page."""

@@ -8,9 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rookery.runners.base_env import BaseEnv, End
-    from rookery.runners.callbacks import Callbacks
-    from rookery.runners.connectors import (
+    from rookery.runners.acting.connectors import (
         ActionConnector,
         ClipActions,
         FlattenObs,
@@ -20,15 +18,17 @@ if TYPE_CHECKING:
         PreviousActionAndReward,
         Unsquash,
     )
-    from rookery.runners.conversion import to_base_env
-    from rookery.runners.episode import Episode, episodes_of
-    from rookery.runners.external_env import ExternalEnv
+    from rookery.runners.callbacks import Callbacks
+    from rookery.runners.envs.base_env import BaseEnv, End
+    from rookery.runners.envs.conversion import to_base_env
+    from rookery.runners.envs.external import ExternalEnv
+    from rookery.runners.envs.libraries import make_host_env
+    from rookery.runners.envs.multi_agent import MultiAgentDictEnv
+    from rookery.runners.envs.vector_env import VectorEnv, VectorStep
     from rookery.runners.faults import EnvFaultError, Fault, RestartPolicy
-    from rookery.runners.host_envs import make_host_env
-    from rookery.runners.multi_agent_env import MultiAgentDictEnv
+    from rookery.runners.recording.episode import Episode, episodes_of
     from rookery.runners.runner import EnvRunner
     from rookery.runners.sampling import RunnerConfig, Sample
-    from rookery.runners.vector_env import VectorEnv, VectorStep
 
 __all__ = [
     "ActionConnector",
@@ -59,9 +59,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "base_env": ("BaseEnv", "End"),
+    "envs.base_env": ("BaseEnv", "End"),
     "callbacks": ("Callbacks",),
-    "connectors": (
+    "acting.connectors": (
         "ActionConnector",
         "ClipActions",
         "FlattenObs",
@@ -71,15 +71,15 @@ _HOMES = {
         "PreviousActionAndReward",
         "Unsquash",
     ),
-    "conversion": ("to_base_env",),
-    "episode": ("Episode", "episodes_of"),
-    "external_env": ("ExternalEnv",),
+    "envs.conversion": ("to_base_env",),
+    "recording.episode": ("Episode", "episodes_of"),
+    "envs.external": ("ExternalEnv",),
     "faults": ("EnvFaultError", "Fault", "RestartPolicy"),
-    "host_envs": ("make_host_env",),
-    "multi_agent_env": ("MultiAgentDictEnv",),
+    "envs.libraries": ("make_host_env",),
+    "envs.multi_agent": ("MultiAgentDictEnv",),
     "runner": ("EnvRunner",),
     "sampling": ("RunnerConfig", "Sample"),
-    "vector_env": ("VectorEnv", "VectorStep"),
+    "envs.vector_env": ("VectorEnv", "VectorStep"),
 }
 
 

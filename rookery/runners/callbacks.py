@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rookery.runners.episode import LiveEpisode
 from rookery.runners.faults import Fault
+from rookery.runners.recording.episode import LiveEpisode
 
 if TYPE_CHECKING:
-    from rookery.runners.base_env import BaseEnv
+    from rookery.runners.envs.base_env import BaseEnv
     from rookery.runners.sampling import Sample
 
 

@@ -11,23 +11,23 @@ import numpy as np
 
 from rookery.agent import Agent, AgentState
 from rookery.errors import InvalidInputError
-from rookery.runners.agent_tracks import AgentTracks, PolicyMappingFn
-from rookery.runners.array_tracks import ArrayTracks
-from rookery.runners.base_env import SINGLE_AGENT, AgentID, BaseEnv, End, Polled
+from rookery.runners.acting.pipelines import ActionConnectorsFn, ObsConnectorsFn, PipelineMap
+from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID, PolicyMap
 from rookery.runners.callbacks import Callbacks, EpisodeEndEvent, EpisodeEvent, FaultEvent, SampleEvent
-from rookery.runners.desk import Desk
-from rookery.runners.episode import EpisodeMetric, LiveEpisode
+from rookery.runners.env_states import EnvStates
+from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, BaseEnv, End, EnvOutputs
 from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phase, Status
-from rookery.runners.lanes import TRUNCATED
 from rookery.runners.ledger import Account, Ledger, Steps
 from rookery.runners.perf import Perf, Stage
-from rookery.runners.pipelines import ActionConnectorsFn, ObsConnectorsFn, PipelineMap
-from rookery.runners.policy_map import DEFAULT_POLICY, PolicyID, PolicyMap
-from rookery.runners.quota import AGENT_STEPS, COMPLETE, ENV_STEPS, EPISODES, NO_LIMIT, WHOLE_EPISODES, Quota
+from rookery.runners.recording.episode import EpisodeMetric, LiveEpisode
+from rookery.runners.recording.fragments import TRUNCATED
+from rookery.runners.recording.multi_agent import MultiAgentRecorder, PolicyMappingFn
+from rookery.runners.recording.policy_recorder import PolicyRecorder
+from rookery.runners.recording.recorder import EpisodeRecorder
+from rookery.runners.recording.single_agent import SingleAgentRecorder
 from rookery.runners.sampling import RAISE, RunnerConfig, Sample
+from rookery.runners.schedule import AGENT_STEPS, COMPLETE, ENV_STEPS, EPISODES, NO_LIMIT, WHOLE_EPISODES, Quota
 from rookery.runners.seeds import episode_seed
-from rookery.runners.slots import Slots
-from rookery.runners.tracks import Tracks
 from rookery.sample_batch import MultiAgentBatch
 from rookery.spaces import Space
 from rookery.types import PyTreeDict, make_key
@@ -85,7 +85,7 @@ class EnvRunner:
         self._num_episodes = 0
         self._episode_counts = [0] * num_envs
         """How many episodes of each env were begun, also those that failed: their seeds follow from it."""
-        self._slots = Slots(num_envs, config.restart)
+        self._slots = EnvStates(num_envs, config.restart)
         self._all_envs = np.arange(num_envs)
         self._kept: np.ndarray | None = None
         """The steps of each env that the last sample kept back."""
@@ -279,7 +279,7 @@ class EnvRunner:
             perf.mark(Stage.ENV_WAIT)
         perf.end_step()
 
-    def _take_in(self, polled: Polled) -> None:
+    def _take_in(self, polled: EnvOutputs) -> None:
         stepped = polled.stepped
         if len(stepped):
             self._slots.answer(stepped)
@@ -332,7 +332,7 @@ class EnvRunner:
             self._callbacks.on_episode_created(EpisodeEvent(self.base_env, self._episodes[env]))  # type: ignore[union-attr]
         return seed
 
-    def _end_episodes(self, polled: Polled) -> None:
+    def _end_episodes(self, polled: EnvOutputs) -> None:
         over, truncated = polled.over, _truncated_envs(polled)
         self._slots.end_episodes(over)
         if self._slots.restored:
@@ -353,7 +353,7 @@ class EnvRunner:
             episode.metrics = _numbers_in(info.get(EPISODE_INFO)) | episode.metrics
         self._ended.append((episode, how))
 
-    def _call_for(self, hook: str, envs: Iterable[int], polled: Polled) -> None:
+    def _call_for(self, hook: str, envs: Iterable[int], polled: EnvOutputs) -> None:
         """Call a hook for the episodes of some envs, if there is one."""
         if hook in self._hooks:
             for env in envs:
@@ -420,28 +420,28 @@ class EnvRunner:
 
     # Building.
 
-    def _make_tracks(self, policy_mapping_fn: PolicyMappingFn | None, num_envs: int) -> Tracks:
+    def _make_tracks(self, policy_mapping_fn: PolicyMappingFn | None, num_envs: int) -> EpisodeRecorder:
         if policy_mapping_fn is None and not self.base_env.is_multi_agent:
             (policy,) = self.policies
             self._only_policy = policy
-            return ArrayTracks(policy, self._make_desk(policy, SINGLE_AGENT, num_envs), num_envs)
+            return SingleAgentRecorder(policy, self._make_recorder(policy, SINGLE_AGENT, num_envs), num_envs)
         if policy_mapping_fn is None:
             (only_policy,) = self.policies
             policy_mapping_fn = lambda agent, episode: only_policy  # noqa: E731
-        return AgentTracks(
+        return MultiAgentRecorder(
             self.policies,
-            lambda policy, agent: self._make_desk(policy, agent, 0),
+            lambda policy, agent: self._make_recorder(policy, agent, 0),
             policy_mapping_fn,
             num_envs,
             self.base_env.is_multi_agent,
         )
 
-    def _make_desk(self, policy: PolicyID, agent: AgentID, num_lanes: int) -> Desk:
+    def _make_recorder(self, policy: PolicyID, agent: AgentID, num_lanes: int) -> PolicyRecorder:
         num_rows = self.config.rollout_fragment_length
-        return Desk(self.policies[policy], self._pipelines.of(policy, agent), num_rows, num_lanes)
+        return PolicyRecorder(self.policies[policy], self._pipelines.of(policy, agent), num_rows, num_lanes)
 
 
-def _truncated_envs(polled: Polled) -> frozenset[int]:
+def _truncated_envs(polled: EnvOutputs) -> frozenset[int]:
     """The envs with an agent that was truncated."""
     ends = polled.ends.tobytes()
     if not any(end in ends for end in TRUNCATED):

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rookery.errors import InvalidInputError, check_count
-from rookery.runners.episode import EpisodeMetric
+from rookery.runners.acting.policy_map import PolicyID
 from rookery.runners.faults import Fault, RestartPolicy
-from rookery.runners.policy_map import PolicyID
-from rookery.runners.quota import AGENT_STEPS, COMPLETE, ENV_STEPS
+from rookery.runners.recording.episode import EpisodeMetric
+from rookery.runners.schedule import AGENT_STEPS, COMPLETE, ENV_STEPS
 from rookery.sample_batch import MultiAgentBatch
 
 TRUNCATE = "truncate_episodes"

@@ -88,7 +88,7 @@ class CollectingWorkflow(HostableWorkflow):
         return HostEvaluator(self.settings.train, self.agent, self.config.num_envs)
 
     def _counts(self, state: Any) -> dict[str, list[Any]]:
-        told = {} if self.host is None else self.host.take_told()
+        told = {} if self.host is None else self.host.pop_episode_metrics()
         return super()._counts(state) | {name: [value] for name, value in told.items()}
 
     def outside_state(self) -> dict[str, Any]:

@@ -21,21 +21,21 @@ from rookery.errors import InvalidInputError
 from rookery.metrics import Mean
 from rookery.rollout import Experience
 from rookery.rollout.source import TRAINING_FIELDS, episode_metrics
-from rookery.runners.base_env import SINGLE_AGENT, AgentID, BaseEnv
+from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID
 from rookery.runners.callbacks import Callbacks, FaultEvent
+from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, BaseEnv
 from rookery.runners.faults import Fault, FaultKind, RestartPolicy
-from rookery.runners.policy_map import DEFAULT_POLICY, PolicyID
 from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import RunnerConfig, Sample
+from rookery.runs.log import SECONDS_AHEAD
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Shape, Space
 from rookery.types import Key, PyTreeData, PyTreeDict, PyTreeNode, pytree_field
 from rookery.workflows.config import TrainConfig
 from rookery.workflows.programs import SAME, SPLIT
-from rookery.workflows.run_log import SECONDS_AHEAD
 
 if TYPE_CHECKING:
-    from rookery.runners.host_envs import HostLibrary
+    from rookery.runners.envs.libraries import HostLibrary
 
 FIELDS = (*TRAINING_FIELDS, "t")
 """The entries of `env_extras` that training looks at; `t` is the step of the episode in which an action was taken."""
@@ -193,7 +193,7 @@ class HostCollector(ABC):
         """Count steps that were collected and are not learned from."""
         self._counts["steps_discarded"] += num_steps
 
-    def take_told(self) -> dict[str, float]:
+    def pop_episode_metrics(self) -> dict[str, float]:
         """Average what was told of the episodes since this was last called, such as `rollout/game_return` of Atari."""
         told, self._told = self._told, {}
         return {f"rollout/{name}": float(mean.value) for name, mean in told.items()}
@@ -299,7 +299,7 @@ def make_envs(train: TrainConfig, num_envs: int, render: bool = False, is_evalua
 
     In evaluation it also counts if observations leave the bounds of their space: those that do are not the best ones.
     """
-    from rookery.runners.host_envs import make_host_env
+    from rookery.runners.envs.libraries import make_host_env
 
     env = train.env
     return make_host_env(
@@ -317,7 +317,7 @@ def make_envs(train: TrainConfig, num_envs: int, render: bool = False, is_evalua
 
 def host_library(train: TrainConfig) -> "HostLibrary":
     """Return the library that the configured environment comes from."""
-    from rookery.runners.host_envs import load_host_library
+    from rookery.runners.envs.libraries import load_host_library
 
     return load_host_library(train.env.name.partition("/")[0])
 

@@ -15,9 +15,9 @@ from rookery.agent import Agent, AgentState
 from rookery.errors import InvalidInputError, RookeryError, check_count
 from rookery.evaluators.playback import RenderError
 from rookery.metrics import EvaluateMetric
-from rookery.runners.base_env import Actions, BaseEnv, End, Polled
+from rookery.runners.acting.policy_map import Actor
+from rookery.runners.envs.base_env import Actions, BaseEnv, End, EnvOutputs
 from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, RestartPolicy
-from rookery.runners.policy_map import Actor
 from rookery.runners.seeds import episode_seed
 from rookery.types import Key, as_one_key
 from rookery.workflows.config import TrainConfig
@@ -49,10 +49,10 @@ class EpisodePlayer(ABC):
         """Make ready to play in so many envs."""
 
     @abstractmethod
-    def act(self, polled: Polled) -> Actions:
+    def act(self, polled: EnvOutputs) -> Actions:
         """Act in the envs that were heard of and whose episode goes on."""
 
-    def policies_of(self, polled: Polled) -> np.ndarray:
+    def policies_of(self, polled: EnvOutputs) -> np.ndarray:
         """Say by number whose policy each row is about."""
         return np.zeros(len(polled.envs), np.int64)
 
@@ -161,7 +161,7 @@ class HostEvaluator(EpisodePlayer):
         self._actor.set_state(on_one_device(agent_state))
         self._actor.reserve(num_envs)
 
-    def act(self, polled: Polled) -> Actions:
+    def act(self, polled: EnvOutputs) -> Actions:
         rows = np.flatnonzero(polled.ends == End.RUNNING)
         rows = rows[np.argsort(polled.envs[rows])]
         envs = polled.envs[rows]

@@ -13,12 +13,12 @@ from rookery.errors import InvalidInputError
 from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evaluators.measures import Measure
 from rookery.evaluators.population import population_size_of
-from rookery.runners.base_env import SINGLE_AGENT, Actions, BaseEnv, End, Polled
+from rookery.runners.acting.policy_map import DEFAULT_POLICY
+from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, BaseEnv, End, EnvOutputs
+from rookery.runners.envs.validation import zeros_of
 from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phase, RestartPolicy
-from rookery.runners.policy_map import DEFAULT_POLICY
 from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import RunnerConfig
-from rookery.runners.validation import zeros_of
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key, Params, as_mappable_key, as_one_key
 from rookery.workflows.config import TrainConfig
@@ -144,7 +144,7 @@ class HostPopulation:
             raise InvalidInputError(f"num_slots={self.num_slots} is more than the {num_jobs} episodes to be played.")
         self._first_fault: Fault | None = None
         obs = zeros_of(self.obs_space, self.num_slots)
-        polled: Polled | None = None
+        polled: EnvOutputs | None = None
         while jobs.num_left:
             self._begin_jobs(base_env, jobs)
             if len(self._idle) + len(self._lost) == self.num_slots:
@@ -177,7 +177,7 @@ class HostPopulation:
             else:
                 base_env.try_reset(env, jobs.seed_of(job))
 
-    def _step(self, base_env: BaseEnv, jobs: Jobs, polled: Polled, players: ActingPopulation, obs: Any) -> None:
+    def _step(self, base_env: BaseEnv, jobs: Jobs, polled: EnvOutputs, players: ActingPopulation, obs: Any) -> None:
         """Act in the envs that were heard of and whose episode goes on."""
         rows = np.flatnonzero(polled.ends == End.RUNNING)
         if not len(rows):
@@ -192,7 +192,7 @@ class HostPopulation:
         self._last_actions = players.act(slot_jobs, jobs.lengths[slot_jobs], is_acting, obs)
         base_env.send_actions(Actions(envs, _rows(self._last_actions, envs)))
 
-    def _take_in(self, jobs: Jobs, polled: Polled) -> None:
+    def _take_in(self, jobs: Jobs, polled: EnvOutputs) -> None:
         for env, failed in polled.failed.items():
             self._fail(jobs, env, failed)
         for env in polled.resets:
@@ -209,7 +209,7 @@ class HostPopulation:
             self._idle.add(env)
             jobs.num_left -= 1
 
-    def _measure(self, jobs: Jobs, polled: Polled) -> None:
+    def _measure(self, jobs: Jobs, polled: EnvOutputs) -> None:
         for row in np.flatnonzero(~polled.is_reset).tolist():
             env = int(polled.envs[row])
             jobs.measure(

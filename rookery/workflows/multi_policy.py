@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from rookery.agent import Agent
 from rookery.distributed.collectives import sum_over_devices
 from rookery.learning.counter import Counter
-from rookery.runners.policy_map import PolicyID
+from rookery.runners.acting.policy_map import PolicyID
 from rookery.types import Array, Key, PyTreeData, PyTreeDict, where_tree
 from rookery.workflows.collecting import CollectingWorkflow, num_steps_of
 from rookery.workflows.config import Settings

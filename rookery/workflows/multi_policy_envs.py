@@ -10,8 +10,8 @@ import numpy as np
 from rookery.agent import Agent, AgentState
 from rookery.metrics import Mean
 from rookery.rollout import Experience
-from rookery.runners.base_env import AgentID
-from rookery.runners.policy_map import PolicyID
+from rookery.runners.acting.policy_map import PolicyID
+from rookery.runners.envs.base_env import AgentID
 from rookery.runners.sampling import Sample
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, PyTreeData, PyTreeDict

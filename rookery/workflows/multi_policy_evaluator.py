@@ -8,8 +8,8 @@ import numpy as np
 
 from rookery.agent import Agent, AgentState
 from rookery.metrics import EvaluateMetric
-from rookery.runners.base_env import Actions, AgentID, End, Polled
-from rookery.runners.policy_map import Actor, PolicyID
+from rookery.runners.acting.policy_map import Actor, PolicyID
+from rookery.runners.envs.base_env import Actions, AgentID, End, EnvOutputs
 from rookery.types import Array, PyTreeDict
 from rookery.workflows.config import TrainConfig
 from rookery.workflows.host import on_one_device
@@ -42,7 +42,7 @@ class MultiPolicyEvaluator(EpisodePlayer):
             actor.reserve(num_envs * len(self._agents[policy]))
         self._acted = [set() for _ in range(num_envs)]
 
-    def act(self, polled: Polled) -> Actions:
+    def act(self, polled: EnvOutputs) -> Actions:
         assert polled.agents is not None, "envs with several agents tell of each by name"
         for env in polled.resets:
             self._acted[env].clear()
@@ -66,7 +66,7 @@ class MultiPolicyEvaluator(EpisodePlayer):
             self._acted[env].add(agent)
         return Actions(np.array(sorted(going_on), np.int64), actions, agents, np.array(row_envs, np.int64))
 
-    def policies_of(self, polled: Polled) -> np.ndarray:
+    def policies_of(self, polled: EnvOutputs) -> np.ndarray:
         assert polled.agents is not None, "envs with several agents tell of each by name"
         return np.array([self.policies.index(self._policy_of[agent]) for agent in polled.agents], np.int64)
 

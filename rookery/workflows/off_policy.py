@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.agent import Agent, AgentState, Carry, RandomAgent
+from rookery.agents.replay import LossInfo, Replayed
 from rookery.compilation import run_once_options
 from rookery.configuration import field_names
 from rookery.control_flow import any_true
@@ -117,20 +118,6 @@ class OffPolicyHyperparameters(Hyperparameters):
     importance_exponent: Scalar = 0.4
 
 
-class Replayed(PyTreeData):
-    """A batch of windows `[L, N]`, and with prioritized replay how much each of them counts, `[N]`."""
-
-    windows: SampleBatch
-    importance: Array | None
-
-
-class Report(PyTreeData):
-    """What a loss tells beside itself: metrics, and the absolute errors of the rows `[T, N]`, if it has any."""
-
-    metrics: dict[str, Array] = pytree_field(default_factory=dict)
-    errors: Any = None
-
-
 class OffPolicyLearner(PyTreeData):
     """What gradient steps change: each part of the parameters has a state of the optimizer, some have a slow copy."""
 
@@ -149,7 +136,7 @@ class OffPolicyState(WorkflowState):
     buffer_state: Any
 
 
-LossFn = Callable[[Params], tuple[Array, Report]]
+LossFn = Callable[[Params], tuple[Array, LossInfo]]
 """Given one part of the parameters, returns its loss."""
 
 MAX_SHARE = 0.9
@@ -246,7 +233,7 @@ class OffPolicyWorkflow(CollectingWorkflow):
         loss_fn: LossFn,
         learning_rate: Array,
         max_grad_norm: Array | None = None,
-    ) -> tuple[Report, OffPolicyLearner]:
+    ) -> tuple[LossInfo, OffPolicyLearner]:
         """Take one step down the gradient of the loss of one part of the parameters."""
         params = learner.agent_state.params
         gradients, report = jax.grad(loss_fn, has_aux=True)(params[part])

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from rookery.errors import InvalidInputError, unknown_name
-from rookery.runners.base_env import AgentID
-from rookery.runners.policy_map import PolicyID
+from rookery.runners.acting.policy_map import PolicyID
+from rookery.runners.envs.base_env import AgentID
 from rookery.spaces import Space
 from rookery.workflows.config import check_policy_name
 

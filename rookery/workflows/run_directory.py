@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from rookery.errors import InvalidInputError
-from rookery.runs import RunDirectory
+from rookery.runs.directory import RunDirectory
 from rookery.workflows.config import Settings
 
 

@@ -20,16 +20,16 @@ from rookery.evaluators.playback import play_episodes
 from rookery.learning.counter import Counter
 from rookery.metrics import values_of
 from rookery.recorders import make_recorder
-from rookery.runs import RunDirectory, write_atomically
+from rookery.runs.checkpoint import Checkpoints
+from rookery.runs.directory import RunDirectory, write_atomically
+from rookery.runs.interruption import Interrupted, StopSignals
+from rookery.runs.log import Progress, RunLog
+from rookery.runs.timetable import Timetable
 from rookery.types import Key, PyTreeDict, State, Tree, as_key, make_key
-from rookery.workflows.checkpoint import Checkpoints
 from rookery.workflows.config import Hyperparameters, Settings, settings_from
 from rookery.workflows.host_evaluator import EpisodePlayer
-from rookery.workflows.interruption import Interrupted, StopSignals
 from rookery.workflows.programs import SAME, Layout, Program, gather
 from rookery.workflows.run_directory import created_run, existing_run, reopened_run
-from rookery.workflows.run_log import Progress, RunLog
-from rookery.workflows.timetable import Timetable
 
 SECONDS_PER_CALL = 0.5
 """How long the device works between two looks at the clock and at signals; it makes no difference to the result."""

@@ -16,7 +16,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import rookery
 from rookery import cli
 from rookery.envs.registration import BUILTIN_LIBRARIES, BuiltinLibrary
-from rookery.runs import RunDirectory
+from rookery.runs.directory import RunDirectory
 
 ROOT = Path(rookery.__file__).parent.parent
 SMALL = [

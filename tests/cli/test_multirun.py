@@ -9,8 +9,8 @@ import pytest
 from rookery import cli
 from rookery.cli import multirun, training
 from rookery.cli.multirun import directory_name
-from rookery.runs import RunDirectory
-from rookery.workflows.interruption import Interrupted
+from rookery.runs.directory import RunDirectory
+from rookery.runs.interruption import Interrupted
 
 
 @pytest.fixture(autouse=True)

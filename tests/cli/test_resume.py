@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rookery import cli
-from rookery.runs import RunDirectory
+from rookery.runs.directory import RunDirectory
 
 
 def without_clock(run: RunDirectory) -> list[dict[str, Any]]:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from rookery.errors import InvalidInputError
-from rookery.runners.env_group import EnvCallError, EnvGroup, LocalEnvs
 from rookery.runners.faults import Failed, FaultKind, Phase
-from rookery.runners.processes import ProcessEnvs
+from rookery.runners.transports.subprocesses import ProcessTransport
+from rookery.runners.transports.transport import EnvCallError, EnvTransport, LocalTransport
 from rookery.testing.misbehaving_envs import (
     BadCloseEnv,
     CountingEnv,
@@ -25,21 +25,21 @@ from rookery.testing.misbehaving_envs import (
     raise_without_arguments,
 )
 
-MakeGroup = Callable[..., EnvGroup]
+MakeGroup = Callable[..., EnvTransport]
 
-GROUPS: dict[str, Callable[..., EnvGroup]] = {
-    "local": LocalEnvs,
-    "a process each": ProcessEnvs,
-    "two in a process": partial(ProcessEnvs, envs_per_process=2),
+GROUPS: dict[str, Callable[..., EnvTransport]] = {
+    "local": LocalTransport,
+    "a process each": ProcessTransport,
+    "two in a process": partial(ProcessTransport, envs_per_process=2),
 }
 
 
 @pytest.fixture(params=GROUPS)
 def make_group(request: pytest.FixtureRequest) -> Iterator[MakeGroup]:
     """Build groups of the kind under test from functions that make envs; they are closed when the test is over."""
-    made: list[EnvGroup] = []
+    made: list[EnvTransport] = []
 
-    def make(*make_env_fns: Callable[[], Any]) -> EnvGroup:
+    def make(*make_env_fns: Callable[[], Any]) -> EnvTransport:
         made.append(GROUPS[request.param](make_env_fns))
         return made[-1]
 
@@ -48,13 +48,13 @@ def make_group(request: pytest.FixtureRequest) -> Iterator[MakeGroup]:
         group.close()
 
 
-def reset_all(group: EnvGroup) -> dict[int, Any]:
+def reset_all(group: EnvTransport) -> dict[int, Any]:
     for index in range(group.num_envs):
         group.send_reset(index, seed=index)
     return group.receive(range(group.num_envs))
 
 
-def step_all(group: EnvGroup) -> dict[int, Any]:
+def step_all(group: EnvTransport) -> dict[int, Any]:
     group.send_steps(range(group.num_envs), [0] * group.num_envs)
     return group.receive(range(group.num_envs))
 

@@ -12,7 +12,7 @@ import yaml
 from rookery.configs import compose
 from rookery.configuration import field_names
 from rookery.registry import AGENTS, build_workflow, workflow_class
-from rookery.runs import RunDirectory
+from rookery.runs.directory import RunDirectory
 from rookery.types import PyTreeDict
 from rookery.workflows.evolution import ECWorkflow
 from rookery.workflows.off_policy import OffPolicyWorkflow

@@ -15,23 +15,23 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from rookery.agent import RandomAgent
-from rookery.algorithms.policy_agent import PolicyAgent
+from rookery.agents.policy import PolicyAgent
 from rookery.errors import InvalidInputError
 from rookery.networks.policy import PolicyConfig
-from rookery.runners.base_env import ALL, Actions, BaseEnv, End
+from rookery.runners.acting.connectors import ClipActions, Unsquash
 from rookery.runners.callbacks import Callbacks, EpisodeEndEvent, EpisodeEvent, FaultEvent, SampleEvent
-from rookery.runners.connectors import ClipActions, Unsquash
-from rookery.runners.conversion import to_base_env
-from rookery.runners.env_group import LocalEnvs
-from rookery.runners.episode import Episode
-from rookery.runners.external_env import ExternalBaseEnv, ExternalEnv
+from rookery.runners.envs.base_env import ALL, Actions, BaseEnv, End
+from rookery.runners.envs.conversion import to_base_env
+from rookery.runners.envs.external import ExternalBaseEnv, ExternalEnv
+from rookery.runners.envs.vector_base_env import VectorBaseEnv
+from rookery.runners.envs.vector_env import VectorEnv, VectorStep
 from rookery.runners.faults import EnvFaultError, RestartPolicy
-from rookery.runners.processes import ProcessEnvs
+from rookery.runners.recording.episode import Episode
 from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import Sample
 from rookery.runners.seeds import episode_seed
-from rookery.runners.vector_base_env import VectorBaseEnv
-from rookery.runners.vector_env import VectorEnv, VectorStep
+from rookery.runners.transports.subprocesses import ProcessTransport
+from rookery.runners.transports.transport import LocalTransport
 from rookery.testing.misbehaving_envs import (
     CountingEnv,
     FaultyEnv,
@@ -162,7 +162,7 @@ SILENCE = [
 
 @pytest.mark.parametrize(
     ("group_type", "fragment_length"),
-    [(LocalEnvs, 1), (LocalEnvs, 2), (LocalEnvs, 3), (LocalEnvs, 4), (ProcessEnvs, 4)],
+    [(LocalTransport, 1), (LocalTransport, 2), (LocalTransport, 3), (LocalTransport, 4), (ProcessTransport, 4)],
 )
 def test_rewards_of_a_silent_agent_are_summed_into_the_transition_that_spans_them(
     group_type: type, fragment_length: int

@@ -21,7 +21,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 from rookery.distributed import DEVICE_AXIS
 from rookery.registry import build_workflow
-from rookery.workflows.off_policy import OffPolicyLearner, Replayed
+from rookery.agents.replay import Replayed
+from rookery.workflows.off_policy import (OffPolicyLearner)
 from rookery.workflows.programs import SAME, SPLIT, gather
 
 

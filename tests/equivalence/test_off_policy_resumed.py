@@ -10,8 +10,8 @@ import pytest
 
 from rookery.recorders import RECORDERS, Position, Recorder, RunDescription
 from rookery.registry import build_workflow
-from rookery.workflows.checkpoint import Checkpoints
-from rookery.workflows.interruption import Interrupted
+from rookery.runs.checkpoint import Checkpoints
+from rookery.runs.interruption import Interrupted
 from tests.equivalence.interrupted_runs import StoppingRecorder, assert_equal, records_of
 
 NUM_ENVS, ROLLOUT_LENGTH, WARMUP_STEPS = 2, 2, 16

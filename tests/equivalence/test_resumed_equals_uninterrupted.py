@@ -7,8 +7,8 @@ import pytest
 
 from rookery.recorders import RECORDERS
 from rookery.registry import build_workflow
-from rookery.workflows.checkpoint import Checkpoints
-from rookery.workflows.interruption import Interrupted
+from rookery.runs.checkpoint import Checkpoints
+from rookery.runs.interruption import Interrupted
 from tests.equivalence.interrupted_runs import StoppingRecorder, assert_equal, records_of
 
 SMALL = {"num_envs": 4, "rollout_length": 8, "normalize_obs": True, "normalize_rewards": True}

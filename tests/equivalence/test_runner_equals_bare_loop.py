@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rookery.agent import RandomAgent
-from rookery.algorithms.actor_critic import ActorCriticAgent
+from rookery.agents.actor_critic import ActorCriticAgent
 from rookery.envs import AutoresetMode, create_env
 from rookery.networks import ActorCriticConfig
 from rookery.rollout import RolloutSource

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from rookery.errors import InvalidInputError
-from rookery.runners.env_group import EnvCallError
 from rookery.runners.faults import Failed, FaultKind, Phase
-from rookery.runners.processes import ProcessEnvs
+from rookery.runners.transports.subprocesses import ProcessTransport
+from rookery.runners.transports.transport import EnvCallError
 from rookery.testing.misbehaving_envs import (
     CountingEnv,
     FaultyEnv,
@@ -37,16 +37,16 @@ from rookery.testing.misbehaving_envs import (
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc and waits on pidfds")
 
 DEADLINE_SECONDS = 20.0
-MakeGroup = Callable[..., ProcessEnvs]
+MakeGroup = Callable[..., ProcessTransport]
 
 
 @pytest.fixture
 def make_group() -> Iterator[MakeGroup]:
     """Build groups from functions that make envs; they are closed when the test is over."""
-    made: list[ProcessEnvs] = []
+    made: list[ProcessTransport] = []
 
-    def make(*make_env_fns: Callable[[], Any], **options: Any) -> ProcessEnvs:
-        made.append(ProcessEnvs(make_env_fns, **({"close_timeout": 1.0} | options)))
+    def make(*make_env_fns: Callable[[], Any], **options: Any) -> ProcessTransport:
+        made.append(ProcessTransport(make_env_fns, **({"close_timeout": 1.0} | options)))
         return made[-1]
 
     yield make
@@ -54,13 +54,13 @@ def make_group() -> Iterator[MakeGroup]:
         group.close()
 
 
-def reset(group: ProcessEnvs, *indexes: int) -> dict[int, Any]:
+def reset(group: ProcessTransport, *indexes: int) -> dict[int, Any]:
     for index in indexes:
         group.send_reset(index, seed=index)
     return group.receive(indexes)
 
 
-def step(group: ProcessEnvs, *indexes: int) -> dict[int, Any]:
+def step(group: ProcessTransport, *indexes: int) -> dict[int, Any]:
     group.send_steps(indexes, [0] * len(indexes))
     return group.receive(indexes)
 
@@ -70,7 +70,7 @@ def num_steps(reply: Any) -> int:
     return int(reply[0][0])
 
 
-def process_of(group: ProcessEnvs, index: int) -> int:
+def process_of(group: ProcessTransport, index: int) -> int:
     return group.apply(index, lambda env: os.getpid())
 
 
@@ -324,13 +324,13 @@ def test_what_an_env_returns_and_cannot_be_sent_is_invalid(make_group: MakeGroup
 def test_a_function_that_cannot_be_sent_is_refused_before_any_process_starts() -> None:
     lock = threading.Lock()
     with pytest.raises(InvalidInputError, match="makes env 1 cannot be sent to another process: TypeError"):
-        ProcessEnvs([CountingEnv, lambda: lock])
+        ProcessTransport([CountingEnv, lambda: lock])
 
 
 @pytest.mark.parametrize("wrong", [{"envs_per_process": 0}, {"step_timeout": 0.0}, {"start_timeout": -1.0}])
 def test_settings_that_cannot_be_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError, match=next(iter(wrong))):
-        ProcessEnvs([CountingEnv], **wrong)
+        ProcessTransport([CountingEnv], **wrong)
 
 
 def test_workers_do_without_jax_and_compute_on_one_thread_unless_told_otherwise(
@@ -374,10 +374,10 @@ def test_closing_leaves_no_process_and_no_shared_memory_in_a_program_that_goes_o
 
 PARENT = """
     import json, os, signal, sys
-    from rookery.runners.processes import ProcessEnvs
+    from rookery.runners.transports.subprocesses import ProcessTransport
     from rookery.testing.misbehaving_envs import CountingEnv, FaultyEnv, fork_child, hang_in_c
 
-    envs = ProcessEnvs(
+    envs = ProcessTransport(
         [CountingEnv, lambda: FaultyEnv(fork_child, at_step=0), lambda: FaultyEnv(hang_in_c, at_step=0)],
         close_timeout=0.2,
     )

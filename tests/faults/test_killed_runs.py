@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from rookery.registry import build_workflow
-from rookery.runs import RunDirectory
+from rookery.runs.directory import RunDirectory
 
 RECORD_STEPS = 8 * 4 * 20
 NUM_RECORDS = 24

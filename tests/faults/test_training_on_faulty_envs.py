@@ -7,8 +7,8 @@ import pytest
 
 from rookery.configs.composition import compose
 from rookery.registry import build_workflow
-from rookery.runners.vector_base_env import VectorBaseEnv
-from rookery.runners.vector_env import VectorEnv
+from rookery.runners.envs.vector_base_env import VectorBaseEnv
+from rookery.runners.envs.vector_env import VectorEnv
 from rookery.workflows import host
 
 NUM_ENVS = 64

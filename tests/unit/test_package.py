@@ -15,7 +15,7 @@ def test_importing_rookery_imports_no_optional_library() -> None:
     done = run(
         f"""
         import sys
-        import rookery, rookery.envs, rookery.rollout, rookery.evaluators, rookery.algorithms.policy_agent, rookery.cli
+        import rookery, rookery.envs, rookery.rollout, rookery.evaluators, rookery.agents.policy, rookery.cli
         print([name for name in {OPTIONAL!r} if name in sys.modules])
         """
     )

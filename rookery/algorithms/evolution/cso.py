@@ -10,7 +10,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from rookery.algorithms.policy_agent import PolicyAgent
+from rookery.agents.policy import PolicyAgent
 from rookery.errors import InvalidInputError
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.mutation import cloud_around

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from rookery.algorithms.policy_agent import PolicyAgent
+from rookery.agents.policy import PolicyAgent
 from rookery.distributed import DEVICE_AXIS
 from rookery.errors import InvalidInputError
 from rookery.evolution.evosax import EvosaxOptimizer

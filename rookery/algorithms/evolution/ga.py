@@ -11,7 +11,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from rookery.algorithms.policy_agent import PolicyAgent
+from rookery.agents.policy import PolicyAgent
 from rookery.errors import InvalidInputError, check_count
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.crossover import recombine, uniform

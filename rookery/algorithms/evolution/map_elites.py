@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.algorithms.policy_agent import PolicyAgent
+from rookery.agents.policy import PolicyAgent
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evolution import ECState, EvoOptimizer

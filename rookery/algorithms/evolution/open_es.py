@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import jax
 import optax
 
-from rookery.algorithms.policy_agent import PolicyAgent
+from rookery.agents.policy import PolicyAgent
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.fitness import fitness_shaping

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
+from rookery.agents.replay import Replayed
 from rookery.algorithms.ddpg import DDPGAgent, DDPGConfig, DDPGWorkflow
 from rookery.algorithms.deterministic import DeterministicHyperparameters
 from rookery.distributed import DEVICE_AXIS
@@ -16,7 +17,7 @@ from rookery.learning.counter import Counter
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Discrete
 from rookery.types import PyTreeDict
-from rookery.workflows.off_policy import OffPolicyLearner, Replayed
+from rookery.workflows.off_policy import OffPolicyLearner
 
 OBS = Box(-3.0, 3.0, (3,))
 UNEVEN = Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32), (2,))

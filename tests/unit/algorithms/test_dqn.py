@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from rookery.agent import AgentState
+from rookery.agents.replay import LossInfo, Replayed
 from rookery.algorithms.dqn import DQNAgent, DQNHyperparameters, DQNWorkflow
 from rookery.errors import InvalidInputError
 from rookery.learning.targets import polyak
@@ -16,7 +17,6 @@ from rookery.networks.q_network import HEADS, QNetworkConfig
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Dict, Discrete, MultiDiscrete
 from rookery.types import PyTreeDict
-from rookery.workflows.off_policy import Replayed, Report
 
 OBS = Box(-3.0, 3.0, (3,))
 NUM_ACTIONS, NUM_ATOMS = 4, 7
@@ -345,10 +345,10 @@ def make_workflow(env_name: str = "probe/cue_reward", network: dict | None = Non
     )
 
 
-def counting_up(learner: Any, part: str, *_: Any) -> tuple[Report, Any]:
+def counting_up(learner: Any, part: str, *_: Any) -> tuple[LossInfo, Any]:
     """Stand for a gradient step: every parameter grows by 1."""
     params = jax.tree.map(lambda leaf: leaf + 1.0, learner.agent_state.params)
-    return Report(errors=jnp.zeros((1, 4))), learner.replace(agent_state=learner.agent_state.replace(params=params))
+    return LossInfo(errors=jnp.zeros((1, 4))), learner.replace(agent_state=learner.agent_state.replace(params=params))
 
 
 @pytest.mark.parametrize("interval", [1, 4, None])

@@ -9,7 +9,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from rookery.agent import AgentState
-from rookery.algorithms.replay_agent import Transitions
+from rookery.agents.replay import LossInfo, Replayed, Transitions
 from rookery.algorithms.sac import SACAgent, SACConfig, SACHyperparameters, SACWorkflow, soft_values
 from rookery.distributed import DEVICE_AXIS
 from rookery.errors import InvalidInputError, ShapeError
@@ -19,7 +19,7 @@ from rookery.networks.distributions import GaussianConfig
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Dict, Discrete, MultiDiscrete
 from rookery.types import PyTreeDict
-from rookery.workflows.off_policy import OffPolicyLearner, Replayed, Report
+from rookery.workflows.off_policy import OffPolicyLearner
 
 OBS = Box(-3.0, 3.0, (3,))
 UNEVEN = Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32), (2,))
@@ -333,11 +333,11 @@ def test_the_slow_critics_move_towards_the_new_ones_by_the_stated_share(updates:
     )
 
 
-def counting_up(learner: Any, part: str, *_: Any) -> tuple[Report, Any]:
+def counting_up(learner: Any, part: str, *_: Any) -> tuple[LossInfo, Any]:
     """Stand for a gradient step: every parameter of the part grows by 1."""
     params = learner.agent_state.params
     params = params.replace(**{part: jax.tree.map(lambda leaf: leaf + 1.0, params[part])})
-    report = Report(metrics={"train/entropy": jnp.zeros(())}, errors=jnp.zeros((1, 4)))
+    report = LossInfo(metrics={"train/entropy": jnp.zeros(())}, errors=jnp.zeros((1, 4)))
     return report, learner.replace(agent_state=learner.agent_state.replace(params=params))
 
 

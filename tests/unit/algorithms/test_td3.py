@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rookery.agent import AgentState
-from rookery.algorithms.replay_agent import Transitions
+from rookery.agents.replay import LossInfo, Replayed, Transitions
 from rookery.algorithms.td3 import TD3Agent, TD3Hyperparameters, TD3Workflow
 from rookery.errors import InvalidInputError, ShapeError
 from rookery.networks.critic import ActorCriticsConfig
@@ -17,7 +17,6 @@ from rookery.networks.distributions import GaussianConfig
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Discrete
 from rookery.types import PyTreeDict
-from rookery.workflows.off_policy import Replayed, Report
 
 OBS = Box(-9.0, 9.0, (1,))
 RANGE = Box(-2.0, 6.0, (1,))
@@ -146,11 +145,11 @@ def make_workflow(env: str = "probe/continuous", **agent: Any) -> TD3Workflow:
     )
 
 
-def counting_up(learner: Any, part: str, *_: Any) -> tuple[Report, Any]:
+def counting_up(learner: Any, part: str, *_: Any) -> tuple[LossInfo, Any]:
     """Stand for a gradient step: every parameter of the part grows by 1."""
     params = learner.agent_state.params
     params = params.replace(**{part: jax.tree.map(lambda leaf: leaf + 1.0, params[part])})
-    report = Report(metrics={"train/actor_loss": jnp.zeros(())}, errors=jnp.zeros((1, 4)))
+    report = LossInfo(metrics={"train/actor_loss": jnp.zeros(())}, errors=jnp.zeros((1, 4)))
     return report, learner.replace(agent_state=learner.agent_state.replace(params=params))
 
 

@@ -11,7 +11,7 @@ import pytest
 from rookery.errors import InvalidInputError
 from rookery.recorders import Position, RunDescription
 from rookery.recorders.jsonl import JsonlRecorder
-from rookery.runs import RunDirectory
+from rookery.runs.directory import RunDirectory
 
 
 def describe(directory: Path, num_seeds: int = 1) -> RunDescription:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rookery.runs import RunDirectory
+from rookery.runs.directory import RunDirectory
 from tests.report_runs import write_run
 
 

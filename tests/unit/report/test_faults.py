@@ -7,7 +7,7 @@ from typing import Any
 
 from rookery.report import write_report
 from rookery.runners.faults import FaultKind
-from rookery.runs import RunDirectory
+from rookery.runs.directory import RunDirectory
 from tests.report_runs import learning_rows, write_run
 
 NO_FAULTS = {"faults/total": 0, **{f"faults/{kind}": 0 for kind in FaultKind}}

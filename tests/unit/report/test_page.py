@@ -12,7 +12,7 @@ import pytest
 
 from rookery.errors import InvalidInputError
 from rookery.report import write_report
-from rookery.runs import RunDirectory
+from rookery.runs.directory import RunDirectory
 from tests.report_runs import TIMING, animation, learning_rows, write_run
 
 HOSTILE = "</script><script>alert(1)</script>\"' & <img src=x onerror=alert(1)>"

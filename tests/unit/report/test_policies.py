@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rookery.report import write_report
-from rookery.runs import RunDirectory
+from rookery.runs.directory import RunDirectory
 from tests.report_runs import learning_rows, write_run
 
 

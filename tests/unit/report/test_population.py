@@ -9,7 +9,7 @@ import pytest
 
 from rookery.algorithms.evolution.open_es import OpenESWorkflow
 from rookery.report import write_report
-from rookery.runs import RunDirectory
+from rookery.runs.directory import RunDirectory
 from tests.report_runs import learning_rows, write_run
 from tests.unit.report.evolved_runs import evolution_rows, front, grid_archive, write_evolved_run
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from rookery.runners.base_env import Actions, BaseEnv, Polled
+from rookery.runners.envs.base_env import Actions, BaseEnv, EnvOutputs
 
 
-def play(base_env: BaseEnv, actions: np.ndarray, seed: int = 0) -> list[Polled]:
+def play(base_env: BaseEnv, actions: np.ndarray, seed: int = 0) -> list[EnvOutputs]:
     """Step all envs with these actions `[T, B]`, asking for new episodes at once; return all polls with rows."""
     for env in range(base_env.num_envs):
         base_env.try_reset(env, seed + env)
@@ -24,11 +24,11 @@ def play(base_env: BaseEnv, actions: np.ndarray, seed: int = 0) -> list[Polled]:
             live = (live | set(polled.envs.tolist())) - set(polled.over)
             for env in polled.over:
                 base_env.try_reset(env, None)
-            polled = base_env.poll(timeout=0) if polled.over else Polled(*[np.zeros(0)] * 6)
+            polled = base_env.poll(timeout=0) if polled.over else EnvOutputs(*[np.zeros(0)] * 6)
     base_env.close()
     return polls
 
 
-def column(polls: list[Polled], env: int, name: str) -> list[Any]:
+def column(polls: list[EnvOutputs], env: int, name: str) -> list[Any]:
     """What the polls say of one env."""
     return [getattr(polled, name)[row] for polled in polls for row in np.flatnonzero(polled.envs == env)]

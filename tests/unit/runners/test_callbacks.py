@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from rookery.runners.autoreset_env import AutoresetBaseEnv
-from rookery.runners.base_env import ALL, BaseEnv
 from rookery.runners.callbacks import Callbacks, EpisodeEndEvent, EpisodeEvent, FaultEvent, SampleEvent
+from rookery.runners.envs.autoreset import AutoresetBaseEnv
+from rookery.runners.envs.base_env import ALL, BaseEnv
 from rookery.runners.sampling import Sample
 from rookery.testing.misbehaving_envs import CountingEnv, FaultyEnv, raise_error
 from tests.runner_envs import Moment, ScriptedEnv, everyone, in_dicts, make_runner, vectorized

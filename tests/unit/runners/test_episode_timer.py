@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rookery.runners.vector_env import EpisodeTimer
+from rookery.runners.envs.vector_env import EpisodeTimer
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -12,7 +12,7 @@ def modules_after(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize("statement", ["import rookery.runners", "import rookery.runners.worker"])
+@pytest.mark.parametrize("statement", ["import rookery.runners", "import rookery.runners.transports.worker"])
 def test_the_processes_of_environments_start_without_jax(statement: str) -> None:
     modules = modules_after(statement)
     assert "rookery.runners" in modules

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rookery.errors import InvalidInputError
-from rookery.runners.connectors import ActionConnector, ObsConnector, Rows
+from rookery.runners.acting.connectors import ActionConnector, ObsConnector, Rows
 from rookery.runners.perf import Perf, Stage
 from rookery.spaces import Space
 from rookery.testing.misbehaving_envs import CountingEnv

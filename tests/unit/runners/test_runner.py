@@ -15,10 +15,10 @@ import pytest
 
 from rookery.agent import RandomAgent
 from rookery.errors import InvalidInputError
-from rookery.runners.autoreset_env import AutoresetBaseEnv
-from rookery.runners.base_env import ALL, SINGLE_AGENT, Actions, AgentID, BaseEnv, End, Polled
+from rookery.runners.envs.autoreset import AutoresetBaseEnv
+from rookery.runners.envs.base_env import ALL, SINGLE_AGENT, Actions, AgentID, BaseEnv, End, EnvOutputs
+from rookery.runners.envs.multi_agent import MultiAgentDictEnv
 from rookery.runners.faults import EnvFaultError, RestartPolicy
-from rookery.runners.multi_agent_env import MultiAgentDictEnv
 from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import RunnerConfig, Sample
 from rookery.spaces import Box, Discrete, Space
@@ -313,7 +313,7 @@ class PassersbyEnv(BaseEnv):
     def spaces(self) -> Mapping[AgentID, tuple[Space, Space]]:
         return {"anybody": (Box(-np.inf, np.inf, (1,)), Discrete(2))}
 
-    def poll(self, timeout: float | None = None) -> Polled:
+    def poll(self, timeout: float | None = None) -> EnvOutputs:
         if timeout == 0:
             return self._polled([])
         self._time += 1
@@ -328,9 +328,9 @@ class PassersbyEnv(BaseEnv):
                 self._num_born += 1
         return self._polled(rows)
 
-    def _polled(self, rows: list[tuple[int, int, End]]) -> Polled:
+    def _polled(self, rows: list[tuple[int, int, End]]) -> EnvOutputs:
         is_reset = self._time == 0 and bool(rows)
-        return Polled(
+        return EnvOutputs(
             envs=np.array([env for env, *_ in rows], np.int64),
             agents=[f"agent{number}" for _, number, _ in rows],
             obs=[np.array([number], np.float32) for _, number, _ in rows],

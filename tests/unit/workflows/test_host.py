@@ -30,15 +30,15 @@ from rookery.learning.schedules import values_at
 from rookery.metrics import EvaluateMetric
 from rookery.replay_buffers import UniformBuffer
 from rookery.rollout import Experience
+from rookery.runners.envs.libraries import HOST_LIBRARIES
 from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phase
-from rookery.runners.host_envs import HOST_LIBRARIES
-from rookery.runs import RunDirectory
+from rookery.runs.directory import RunDirectory
+from rookery.runs.log import RunLog
 from rookery.sample_batch import SampleBatch
 from rookery.types import PyTreeDict
 from rookery.workflows.host import FaultNotices, HostEnvs
 from rookery.workflows.host_evaluator import HostEvaluator
 from rookery.workflows.off_policy import rows_of, with_last_rows_done
-from rookery.workflows.run_log import RunLog
 from tests.host_training import advance, is_live, used_anew, watch_collecting
 from tests.runner_envs import FakeTime
 

@@ -16,13 +16,13 @@ from rookery.algorithms.evolution.map_elites import MAPElitesWorkflow
 from rookery.algorithms.evolution.nsga2 import NSGA2Workflow
 from rookery.algorithms.evolution.open_es import OpenESWorkflow
 from rookery.errors import InvalidInputError, UnknownNameError
-from rookery.runners import host_envs
-from rookery.runners.autoreset_env import AutoresetBaseEnv
-from rookery.runners.base_env import Actions, BaseEnv, Polled
+from rookery.runners.envs import libraries
+from rookery.runners.envs.autoreset import AutoresetBaseEnv
+from rookery.runners.envs.base_env import Actions, BaseEnv, EnvOutputs
+from rookery.runners.envs.vector_base_env import VectorBaseEnv
+from rookery.runners.envs.vector_env import VectorEnv
 from rookery.runners.faults import EnvFaultError
 from rookery.runners.seeds import episode_seed
-from rookery.runners.vector_base_env import VectorBaseEnv
-from rookery.runners.vector_env import VectorEnv
 from rookery.sample_batch import SampleBatch
 from rookery.testing.misbehaving_envs import FaultyEnv, kill_process
 from rookery.types import PyTreeDict
@@ -177,7 +177,7 @@ def envs_are(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], BaseE
     """Let workflows play in environments of one's own, given a function of their number."""
 
     def envs_are(make_envs: Callable[[int], BaseEnv]) -> None:
-        monkeypatch.setattr(host_envs, "make_host_env", lambda name, num_envs, **kwargs: make_envs(num_envs))
+        monkeypatch.setattr(libraries, "make_host_env", lambda name, num_envs, **kwargs: make_envs(num_envs))
 
     return envs_are
 
@@ -244,7 +244,7 @@ class InTurns(BaseEnv):
     def spaces(self) -> Any:
         return self._copies[0].spaces
 
-    def poll(self, timeout: float | None = None) -> Polled:
+    def poll(self, timeout: float | None = None) -> EnvOutputs:
         env = self._asked.pop(0)
         polled = self._copies[env].poll()
         resets, over, stepped = ([env] * len(envs) for envs in (polled.resets, polled.over, polled.stepped))
@@ -534,7 +534,7 @@ def test_environments_with_several_agents_are_refused(make: Make, monkeypatch: p
             self.is_closed = True
 
     several = Several()
-    monkeypatch.setattr(host_envs, "make_host_env", lambda *args, **kwargs: several)
+    monkeypatch.setattr(libraries, "make_host_env", lambda *args, **kwargs: several)
     with pytest.raises(InvalidInputError, match="has several agents"):
         make()
     assert several.is_closed

@@ -26,7 +26,7 @@ from rookery.algorithms.evolution.open_es import OpenESWorkflow
 from rookery.algorithms.impala import IMPALAWorkflow
 from rookery.algorithms.ppo import PPOWorkflow
 from rookery.errors import InvalidInputError, UnknownNameError
-from rookery.runs import RunDirectory
+from rookery.runs.directory import RunDirectory
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Discrete
 from rookery.types import PyTreeDict

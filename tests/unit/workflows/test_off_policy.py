@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from rookery.agents.replay import Replayed
 from rookery.algorithms.ddpg import DDPGWorkflow
 from rookery.algorithms.sac import SACConfig, SACWorkflow
 from rookery.envs import Env, EnvState
@@ -20,7 +21,7 @@ from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Space
 from rookery.testing.probe_envs import PROBES
 from rookery.types import Key, as_key
-from rookery.workflows.off_policy import OffPolicyWorkflow, Replayed, priorities_of
+from rookery.workflows.off_policy import OffPolicyWorkflow, priorities_of
 
 TIME_LIMIT = 4
 TOTAL_TIMESTEPS = 200

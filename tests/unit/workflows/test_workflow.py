@@ -20,9 +20,9 @@ from rookery.learning.counter import Counter
 from rookery.learning.schedules import values_at
 from rookery.metrics import Mean
 from rookery.recorders import RECORDERS, Position, Recorder, RunDescription
-from rookery.runs import RunDirectory, RunInUseError
+from rookery.runs.checkpoint import Checkpoints
+from rookery.runs.directory import RunDirectory, RunInUseError
 from rookery.types import Key, PyTreeDict
-from rookery.workflows.checkpoint import Checkpoints
 from rookery.workflows.config import Hyperparameters, Scalar
 from rookery.workflows.programs import SAME
 from rookery.workflows.workflow import Workflow, WorkflowState

@@ -1,0 +1,116 @@
+"""The agent of the on-policy methods: a policy that samples, and the value of the states it visits."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rookery.agent import AgentState, Carry
+from rookery.agents.network import NetworkAgent
+from rookery.control_flow import cond_any
+from rookery.networks.actor_critic import ActorCriticConfig, ActorCriticNetwork
+from rookery.networks.distributions import Distribution
+from rookery.sample_batch import SampleBatch
+from rookery.spaces import Shape, Space
+from rookery.types import Array, Key, PyTreeDict, pytree_field
+
+
+class ActorCriticAgent(NetworkAgent):
+    """Acts by sampling from its policy, and tells the value of every state; the methods add their losses."""
+
+    config: ActorCriticConfig = pytree_field(static=True, default_factory=ActorCriticConfig)
+
+    def make_network(self, obs_space: Space, action_space: Space) -> ActorCriticNetwork:
+        return ActorCriticNetwork(obs_space, action_space, self.config)
+
+    def initial_carry(self, batch_shape: Shape = ()) -> Carry:
+        carry = super().initial_carry(batch_shape)
+        return () if self.config.core is None else (carry, () if self.config.shared else carry)
+
+    def compute_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
+        """Sample actions; the extras are `log_prob`, `raw_action` and `value`, and `carry` if there is a memory."""
+        distribution, value, memory = self._act(agent_state, sample_batch)
+        raw_action = distribution.sample(key)
+        extras = PyTreeDict(log_prob=distribution.log_prob(raw_action), raw_action=raw_action, value=value)
+        return distribution.action(raw_action), extras | memory
+
+    def extras_of_logged(
+        self, agent_state: AgentState, sample_batch: SampleBatch, actions: Any, key: Key
+    ) -> PyTreeDict:
+        distribution, value, memory = self._act(agent_state, sample_batch)
+        raw_action = distribution.raw_of(actions)
+        return PyTreeDict(log_prob=distribution.log_prob(raw_action), raw_action=raw_action, value=value) | memory
+
+    def evaluate_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
+        """Take the most likely actions; the extras hold the `carry` if the agent is recurrent."""
+        distribution, _, memory = self._act(agent_state, sample_batch)
+        return distribution.action(distribution.mode()), memory
+
+    def replay(
+        self, agent_state: AgentState, sample_batch: SampleBatch, carry: Carry = ()
+    ) -> tuple[Distribution, Array]:
+        """Return the distributions that the actions were drawn from and the values of the states.
+
+        `sample_batch` is a trajectory `[T, B]` that starts with the memory `carry`, or for an agent without memory any
+        samples `[N]`.
+        """
+        obs = self.preprocess_obs(agent_state, sample_batch.obs)
+        episode_start = self.episode_start_of(sample_batch, carry)
+        network: ActorCriticNetwork = agent_state.extra_state.network
+        distribution, values, _ = network.unroll(agent_state.params, obs, carry, episode_start)
+        return distribution, values
+
+    def successor_values(self, agent_state: AgentState, trajectory: SampleBatch, values: Array) -> Array:
+        """Return the values `[T, B]` of the true successor of every step, given those of the states.
+
+        The successor is the state of the next row, except for the last row and where an episode was truncated: there
+        `env_extras.ori_obs` is looked at. The value after a termination has no meaning.
+        """
+        env_extras, policy_extras = trajectory.extras.env_extras, trajectory.extras.policy_extras
+        successors = (env_extras.ori_obs, policy_extras.get("next_carry", ()))
+
+        def value_of(obs: Any, carry: Carry) -> Array:
+            not_a_start = jnp.zeros_like(trajectory.rewards, shape=jax.tree.leaves(obs)[0].shape[:1])
+            extras = PyTreeDict(policy_extras=PyTreeDict(carry=carry, episode_start=not_a_start))
+            return self._act(agent_state, SampleBatch(obs=obs, extras=extras))[1]
+
+        last_values = value_of(*jax.tree.map(lambda leaf: leaf[-1], successors))
+        shifted = jnp.concatenate([values[1:], last_values[None]])
+        # The last row is right already.
+        truncated = (env_extras.truncation > 0).at[-1].set(False)
+        rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), successors)
+
+        def look_up(next_values: Array) -> Array:
+            return _set_where(truncated.reshape(-1), next_values.reshape(-1), value_of, rows).reshape(shifted.shape)
+
+        return cond_any(truncated, look_up, shifted)
+
+    def _act(self, agent_state: AgentState, sample_batch: SampleBatch) -> tuple[Distribution, Array, PyTreeDict]:
+        """Return distributions and values of one step, and the next carry as an extra if the agent is recurrent."""
+        inputs = self.network_inputs(agent_state, sample_batch)
+        distribution, values, carry = agent_state.extra_state.network(agent_state.params, *inputs)
+        return distribution, values, self.memory_extras(carry)
+
+
+ROWS_AT_A_TIME = 64
+
+
+def _set_where(mask: Array, values: Array, function: Any, rows: Any) -> Array:
+    """Set `values[i] = function(rows[i])` where the mask is true; the cost grows with the number of such rows."""
+    num_rows = mask.shape[0]
+    size = min(ROWS_AT_A_TIME, num_rows)
+    # First the chosen rows, then `num_rows`, which is no row. `jnp.flatnonzero` finds them by cumulative sums, which on
+    # CPU take four times as long to compile and twice as long to run.
+    chosen = jnp.sort(jnp.where(mask, jnp.arange(num_rows, dtype=jnp.int32), num_rows), stable=False)
+    chosen = jnp.pad(chosen, (0, size), constant_values=num_rows)
+
+    def some_left(state: tuple[Array, Array]) -> Array:
+        return jax.lax.dynamic_index_in_dim(chosen, state[0], keepdims=False) < num_rows
+
+    def set_some(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        start, values = state
+        indexes = jax.lax.dynamic_slice_in_dim(chosen, start, size)
+        results = function(*jax.tree.map(lambda leaf: leaf.at[indexes].get(mode="clip"), rows))
+        return start + size, values.at[indexes].set(results, mode="drop")
+
+    return jax.lax.while_loop(some_left, set_some, (jnp.zeros((), jnp.int32), values))[1]

@@ -1,0 +1,124 @@
+"""What agents that learn from replayed windows have in common: their transitions, and what a network sees in them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rookery.agent import AgentState
+from rookery.agents.network import NetworkAgent
+from rookery.distributed import DEVICE_AXIS
+from rookery.learning.moments import check_same_shape, weighted_mean
+from rookery.learning.targets import n_step, take_rows
+from rookery.networks.policy import Trunk
+from rookery.sample_batch import SampleBatch
+from rookery.types import Array, Params, PyTreeData, pytree_field
+
+
+class Replayed(PyTreeData):
+    """A batch of windows `[L, N]`, and with prioritized replay how much each of them counts, `[N]`."""
+
+    windows: SampleBatch
+    importance: Array | None
+
+
+class LossInfo(PyTreeData):
+    """What a loss tells beside itself: metrics, and the absolute errors of the rows `[T, N]`, if it has any."""
+
+    metrics: dict[str, Array] = pytree_field(default_factory=dict)
+    errors: Any = None
+
+
+class Transitions(PyTreeData):
+    """What is learned from windows `[L, N]`: the rows after the burn-in that enough others follow, `[T, N]`.
+
+    Acting with `actions` on `obs` gave `returns` over `n_step` steps, or fewer where the episode ended; `next_obs` is
+    what came after, and `discounts` how much its value counts.
+    """
+
+    obs: Any
+    actions: Any
+    returns: Array
+    discounts: Array
+    next_obs: Any
+    weights: Array | None
+    """0 for rows in which an env only reset itself; None if there are no such rows."""
+    importance: Array | None
+    """How much each window counts, `[N]`; None if all count the same."""
+    last: Array
+    """The row whose successor `next_obs` is, counted from the end of the burn-in."""
+    window_obs: Any
+    episode_start: Array | None
+
+    def mean(self, values: Array) -> Array:
+        """Average over the rows that count, of all devices."""
+        return weighted_mean(values, self.weights, DEVICE_AXIS)
+
+    def corrected_mean(self, values: Array) -> Array:
+        """Average as if the windows had been drawn uniformly."""
+        if self.importance is None:
+            return self.mean(values)
+        check_same_shape(row=values[0], importance=self.importance)
+        return self.mean(values * self.importance[None])
+
+    def errors_that_count(self, errors: Array) -> Array:
+        """Set the errors of rows from which nothing is learned to 0, so that replay does not ask for them again."""
+        return errors if self.weights is None else jnp.where(self.weights > 0, errors, 0.0)
+
+    def with_discounted(self, next_values: Array) -> Array:
+        """Return the targets `returns + discounts * next_values`; a value that does not count may be NaN."""
+        return self.returns + jnp.where(self.discounts > 0.0, self.discounts * next_values, 0.0)
+
+
+class ReplayAgent(NetworkAgent):
+    """Learns from windows of replayed rows, in all of which it acted itself or at random."""
+
+    n_step: int = pytree_field(static=True, default=1)
+    burn_in: int = pytree_field(static=True, default=0)
+
+    def explore_with(self, agent_state: AgentState, hyperparameters: Any) -> AgentState:
+        """Note how `compute_actions` is to explore from now on."""
+        return agent_state
+
+    def transitions(self, agent_state: AgentState, replayed: Replayed, discount: Array) -> Transitions:
+        """Find the transitions in windows `[L, N]`, with observations as the network sees them."""
+        windows = replayed.windows
+        env_extras, policy_extras = windows.extras.env_extras, windows.extras.policy_extras
+        rows = jax.tree.map(lambda leaf: leaf[self.burn_in :], windows)
+        sums = n_step(rows.rewards, rows.extras.env_extras.termination, rows.dones, discount, self.n_step)
+        num_rows = sums.returns.shape[0]
+        obs = self.preprocess_obs(agent_state, windows.obs)
+        learned = slice(self.burn_in, self.burn_in + num_rows)
+        autoreset = env_extras.get("autoreset")
+        return Transitions(
+            obs=jax.tree.map(lambda leaf: leaf[learned], obs),
+            actions=jax.tree.map(lambda leaf: leaf[learned], windows.actions),
+            returns=sums.returns,
+            discounts=sums.discounts,
+            next_obs=self.preprocess_obs(agent_state, take_rows(rows.next_obs, sums.last)),
+            weights=None if autoreset is None else 1.0 - autoreset[learned],
+            importance=replayed.importance,
+            last=sums.last,
+            window_obs=obs,
+            episode_start=policy_extras.get("episode_start"),
+        )
+
+    def features(self, trunk: Trunk, params: Params, transitions: Transitions) -> tuple[Array, Array]:
+        """Return what a trunk makes of the observations and of those that followed, both `[T, N, F]`.
+
+        A memory is empty at the start of the window and is built up by the burn-in, which has no gradient; what came
+        after is seen with the memory of the window up to there.
+        """
+        if trunk.config.core is None:
+            return trunk(params, transitions.obs)[0], trunk(params, transitions.next_obs)[0]
+        starts = transitions.episode_start
+        assert starts is not None, "the rollout of an agent with a memory says where episodes start"
+        carry = trunk.initial_carry(starts.shape[1:])
+        if self.burn_in:
+            early_obs = jax.tree.map(lambda leaf: leaf[: self.burn_in], transitions.window_obs)
+            _, carry = trunk.unroll(jax.lax.stop_gradient(params), early_obs, carry, starts[: self.burn_in])
+        late_obs = jax.tree.map(lambda leaf: leaf[self.burn_in :], transitions.window_obs)
+        features, carries = trunk.trace(params, late_obs, carry, starts[self.burn_in :])
+        no_start = jnp.zeros_like(transitions.returns)
+        next_features, _ = trunk(params, transitions.next_obs, take_rows(carries, transitions.last), no_start)
+        return features[: transitions.returns.shape[0]], next_features

@@ -1,0 +1,1 @@
+"""How policies act: compiled, in batches, behind connectors."""

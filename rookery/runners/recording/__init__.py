@@ -1,0 +1,1 @@
+"""How rows are recorded: fragments of time-major arrays, episode by episode."""

@@ -1,0 +1,302 @@
+"""Environments in which any number of agents come and go, act in turns and have different policies."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from rookery.runners.acting.policy_map import PolicyID, PolicyMap
+from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, AgentID, End, EnvOutputs
+from rookery.runners.ledger import Steps
+from rookery.runners.perf import Perf, Stage
+from rookery.runners.recording.episode import LiveEpisode
+from rookery.runners.recording.policy_recorder import PolicyRecorder
+from rookery.runners.recording.recorder import EpisodeRecorder, Fragment, Tree, some_rows, stacked
+
+PolicyMappingFn = Callable[[AgentID, LiveEpisode], PolicyID]
+
+
+@dataclass(slots=True)
+class Track:
+    """One agent in one running episode."""
+
+    policy: PolicyID
+    lane: int
+    pending: float = 0.0
+    """Rewards since its last observation."""
+    is_waiting: bool = True
+    num_steps: int = 0
+
+
+@dataclass(slots=True)
+class Written:
+    """Rows of one policy that are gathered before they are written at once."""
+
+    completed: list[tuple[int, float, int, float]] = field(default_factory=list)
+    """Lane, reward, end and return so far."""
+    ended: list[tuple[int, Tree | None, float]] = field(default_factory=list)
+    """Lane, last observation if there was one, and the reward that came with it."""
+    observed: list[tuple[int, Tree, bool, float]] = field(default_factory=list)
+    """Lane, observation, whether it is the agent's first, and the reward that came with it."""
+
+
+class MultiAgentRecorder(EpisodeRecorder):
+    """Any number of agents that come and go, each with the policy that the mapping gives it for the episode."""
+
+    def __init__(
+        self,
+        policies: PolicyMap,
+        make_recorder: Callable[[PolicyID, AgentID], PolicyRecorder],
+        policy_mapping_fn: PolicyMappingFn,
+        num_envs: int,
+        is_multi_agent: bool,
+    ) -> None:
+        self._policies = policies
+        self._make_recorder = make_recorder
+        self._policy_mapping_fn = policy_mapping_fn
+        self._is_multi_agent = is_multi_agent
+        self._recorders: dict[PolicyID, PolicyRecorder] = {}
+        self._tracks: list[dict[AgentID, Track]] = [{} for _ in range(num_envs)]
+        self._used: list[set[PolicyID]] = [set() for _ in range(num_envs)]
+        """The policies that the running episode of each env has used."""
+        self._logged: dict[tuple[int, AgentID], Tree] = {}
+        """Actions that envs took themselves and that were not stored yet."""
+        self._lanes: dict[tuple[PolicyID, int], list[int]] = {}
+        """All lanes of a policy that belong to an env."""
+        self._free: dict[tuple[PolicyID, int], list[int]] = {}
+        self._env_steps = np.zeros(num_envs, np.int64)
+        """Steps of each env that were not handed over yet."""
+        self._episode_env_steps = np.zeros(num_envs, np.int64)
+        """Those of them in the running episode."""
+
+    def observe(self, polled: EnvOutputs, episodes: Sequence[LiveEpisode]) -> Sequence[int]:
+        for env, actions in polled.off_policy_actions.items():
+            self._logged |= {(env, agent): action for agent, action in actions.items()}
+        for env in polled.stepped:
+            episodes[env].length += 1
+            self._env_steps[env] += 1
+            self._episode_env_steps[env] += 1
+        written: dict[PolicyID, Written] = {}
+        agents = [SINGLE_AGENT] * len(polled.envs) if polled.agents is None else polled.agents
+        completed = []
+        for index, (env, agent) in enumerate(zip(polled.envs.tolist(), agents, strict=True)):
+            if polled.agents is None:
+                obs = jax.tree.map(lambda leaf, index=index: leaf[index], polled.obs)
+            else:
+                obs = polled.obs[index]
+            end = int(polled.ends[index])
+            if self._observe_one(episodes[env], agent, obs, float(polled.rewards[index]), end, written):
+                completed.append(env)
+        for policy, rows in written.items():
+            self._write(self._recorders[policy], rows)
+        return completed
+
+    def _observe_one(
+        self,
+        episode: LiveEpisode,
+        agent: AgentID,
+        obs: Tree | None,
+        reward: float,
+        end: int,
+        written: dict[PolicyID, Written],
+    ) -> bool:
+        """Take in what one agent saw and got; tell whether that completes a row."""
+        env = episode.env_index
+        episode.agent_returns[agent] = total = episode.agent_returns.get(agent, 0.0) + reward
+        track = self._tracks[env].get(agent)
+        if track is None:
+            if end == End.RUNNING and obs is not None:
+                track = self._start(episode, agent)
+                written.setdefault(track.policy, Written()).observed.append((track.lane, obs, True, 0.0))
+            return False
+        track.pending += reward
+        if obs is None and end == End.RUNNING:
+            return False
+        rows = written.setdefault(track.policy, Written())
+        rows.completed.append((track.lane, track.pending, end, total))
+        if end == End.RUNNING:
+            rows.observed.append((track.lane, obs, False, track.pending))
+            track.is_waiting, track.pending = True, 0.0
+            track.num_steps += 1
+        else:
+            rows.ended.append((track.lane, obs, track.pending))
+            del self._tracks[env][agent]
+            self._free[track.policy, env].append(track.lane)
+        return True
+
+    def _start(self, episode: LiveEpisode, agent: AgentID) -> Track:
+        """Give an agent a policy and a lane."""
+        env = episode.env_index
+        policy = self._policy_mapping_fn(agent, episode)
+        self._policies.check_may_begin(policy, episode.policies.values())
+        episode.policies[agent] = policy
+        self._used[env].add(policy)
+        if policy not in self._recorders:
+            self._recorders[policy] = self._make_recorder(policy, agent)
+        free = self._free.setdefault((policy, env), [])
+        if not free:
+            free.append(self._new_lane(policy, env))
+        free.sort(reverse=True)
+        track = self._tracks[env][agent] = Track(policy, free.pop())
+        return track
+
+    def _new_lane(self, policy: PolicyID, env: int) -> int:
+        lanes = self._lanes.setdefault((policy, env), [])
+        num_lanes = sum(len(lanes) for (owner, _), lanes in self._lanes.items() if owner == policy)
+        self._recorders[policy].reserve(num_lanes + 1)
+        lanes.append(num_lanes)
+        return num_lanes
+
+    @staticmethod
+    def _write(recorder: PolicyRecorder, rows: Written) -> None:
+        """Write the rows of one policy: what ended first, what begins last."""
+        memory = recorder.memory
+        for lane, obs, reward in rows.ended:
+            memory.follow(np.array([lane]), _final_obs(recorder, lane, obs, reward))
+        if rows.observed:
+            lanes = np.array([lane for lane, *_ in rows.observed])
+            obs = stacked([obs for _, obs, *_ in rows.observed])
+            starts = np.array([is_first for *_, is_first, _ in rows.observed])
+            obs = recorder.to_policy(obs, lanes, starts, np.array([reward for *_, reward in rows.observed]))
+            memory.follow(lanes[~starts], some_rows(obs, ~starts))
+        if rows.completed:
+            completed, rewards, ends, returns = (np.array(column) for column in zip(*rows.completed, strict=True))
+            memory.complete(completed, rewards, ends, returns)
+            recorder.is_open[completed] = False
+        if rows.observed:
+            memory.observe(lanes, obs)
+
+    def act(self, envs: np.ndarray, episodes: Sequence[LiveEpisode], perf: Perf) -> Actions:
+        waiting: dict[tuple[PolicyID, bool], list[tuple[int, AgentID, Track]]] = {}
+        for env in envs.tolist():
+            for agent, track in self._tracks[env].items():
+                if track.is_waiting:
+                    key = track.policy, (env, agent) in self._logged
+                    waiting.setdefault(key, []).append((env, agent, track))
+        sent: list[tuple[int, AgentID, Tree]] = []
+        for (policy, is_logged), group in waiting.items():
+            recorder = self._recorders[policy]
+            logged = stacked([self._logged.pop((env, agent)) for env, agent, _ in group]) if is_logged else None
+            lanes = np.array([track.lane for *_, track in group])
+            starts = np.array([track.num_steps == 0 for *_, track in group])
+            times = np.array([episodes[env].length for env, *_ in group], np.int32)
+            numbers = np.array([episodes[env].number for env, *_ in group], np.int32)
+            acts = recorder.act(lanes, len(group), starts, times, numbers, logged)
+            perf.mark(Stage.INFERENCE)
+            actions = recorder.to_env(acts.actions)
+            for row, (env, agent, track) in enumerate(group):
+                sent.append((env, agent, jax.tree.map(lambda leaf, row=row: leaf[row], actions)))
+                track.is_waiting = False
+            perf.mark(Stage.ACTIONS)
+        sent.sort(key=lambda row: row[0])
+        if not self._is_multi_agent:
+            return Actions(envs, stacked([action for *_, action in sent]))
+        return Actions(
+            envs,
+            [action for *_, action in sent],
+            [agent for _, agent, _ in sent],
+            np.array([env for env, *_ in sent], np.int64),
+        )
+
+    def end_episode(self, episode: LiveEpisode) -> int:
+        self.update(episode)
+        env = episode.env_index
+        self._release(env)
+        for (policy, owner), lanes in self._lanes.items():
+            if owner == env:
+                self._recorders[policy].memory.end_episode(lanes)
+        num_steps, self._episode_env_steps[env] = int(self._episode_env_steps[env]), 0
+        return num_steps
+
+    def discard(self, env: int) -> Steps:
+        self._release(env)
+        discarded = Steps(env_steps=int(self._episode_env_steps[env]))
+        self._env_steps[env] -= self._episode_env_steps[env]
+        self._episode_env_steps[env] = 0
+        for (policy, owner), lanes in self._lanes.items():
+            if owner == env:
+                recorder = self._recorders[policy]
+                recorder.is_open[lanes] = False
+                discarded.rows += sum(recorder.memory.discard(lane) for lane in lanes)
+        return discarded
+
+    def _release(self, env: int) -> None:
+        for track in self._tracks[env].values():
+            self._free[track.policy, env].append(track.lane)
+        for key in [key for key in self._logged if key[0] == env]:
+            del self._logged[key]
+        self._tracks[env].clear()
+        self._used[env].clear()
+
+    def last_action(self, env: int) -> Any:
+        actions = {
+            agent: self._recorders[track.policy].memory.last_actions(track.lane)
+            for agent, track in self._tracks[env].items()
+            if not track.is_waiting
+        }
+        return actions if self._is_multi_agent else actions.get(SINGLE_AGENT)
+
+    def update(self, episode: LiveEpisode) -> None:
+        pass  # kept up to date row by row
+
+    def take(
+        self,
+        num_rows: int | None,
+        next_num_rows: int,
+        whole_episodes: bool = False,
+        overdraft: np.ndarray | None = None,
+    ) -> Fragment:
+        kept = np.zeros_like(self._env_steps) if overdraft is None else overdraft.copy()
+        if whole_episodes:
+            kept = self._episode_env_steps.copy()
+        taken = Fragment({}, {}, Steps(env_steps=int((self._env_steps - kept).sum())))
+        self._env_steps, self._episode_env_steps = kept, np.minimum(self._episode_env_steps, kept)
+        for policy, recorder in self._recorders.items():
+            num_kept = recorder.memory.num_in_episode if whole_episodes else self._of_lanes(policy, overdraft)
+            batch, first_carry, num_complete = recorder.take(num_rows, next_num_rows, num_kept)
+            if batch is not None:
+                taken.batches[policy] = batch
+                taken.first_carries[policy] = first_carry
+            taken.steps.rows += num_complete
+        taken.forgotten = self._forget()
+        return taken
+
+    def _of_lanes(self, policy: PolicyID, numbers: np.ndarray | None) -> np.ndarray | None:
+        """Spread numbers of envs over the lanes of a policy."""
+        if numbers is None:
+            return None
+        spread = np.zeros(self._recorders[policy].memory.num_lanes, np.int64)
+        for (owner, env), lanes in self._lanes.items():
+            if owner == policy:
+                spread[lanes] = numbers[env]
+        return np.minimum(spread, self._recorders[policy].memory.cursor)
+
+    def _forget(self) -> list[PolicyID]:
+        """Let go of the policies that were removed and are not used any more."""
+        with_rows = {policy for policy, recorder in self._recorders.items() if recorder.memory.cursor.any()}
+        forgotten = self._policies.forget_unused(with_rows.union(*self._used))
+        for policy in forgotten:
+            self._recorders.pop(policy, None)
+            for key in [key for key in self._lanes if key[0] == policy]:
+                del self._lanes[key]
+                self._free.pop(key, None)
+        return forgotten
+
+    @property
+    def env_steps(self) -> np.ndarray:
+        return self._env_steps
+
+    @property
+    def pending(self) -> Steps:
+        num_rows = sum(int(recorder.memory.cursor.sum()) for recorder in self._recorders.values())
+        return Steps(int(self._env_steps.sum()), num_rows)
+
+
+def _final_obs(recorder: PolicyRecorder, lane: int, obs: Tree | None, reward: float) -> Tree | None:
+    """What the policy would have seen last, in a batch of one; None if the env did not show it."""
+    if obs is None:
+        return None
+    one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], obs)
+    return recorder.to_policy(one, np.array([lane]), np.zeros(1, bool), np.array([reward]))

@@ -1,0 +1,91 @@
+"""Who acts where: the agents of the running episodes, and the lanes of memory that their transitions go to."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+
+from rookery.runners.acting.policy_map import PolicyID
+from rookery.runners.envs.base_env import Actions, EnvOutputs
+from rookery.runners.ledger import Steps
+from rookery.runners.perf import Perf
+from rookery.runners.recording.episode import LiveEpisode
+from rookery.sample_batch import SampleBatch
+
+Tree = Any
+
+
+class EpisodeRecorder(ABC):
+    """Keeps the rows of a fragment, policy by policy."""
+
+    @abstractmethod
+    def observe(self, polled: EnvOutputs, episodes: Sequence[LiveEpisode]) -> Sequence[int]:
+        """Take in what the envs said; return the env of each row that was completed."""
+
+    @abstractmethod
+    def act(self, envs: np.ndarray, episodes: Sequence[LiveEpisode], perf: Perf) -> Actions:
+        """Let the agents act that wait in these envs, ascending."""
+
+    @abstractmethod
+    def end_episode(self, episode: LiveEpisode) -> int:
+        """Bring the figures of an episode up to date that is over; return its steps in this fragment."""
+
+    @abstractmethod
+    def discard(self, env: int) -> Steps:
+        """Take back what there is of the episode that an env is in; return how much it was."""
+
+    @abstractmethod
+    def last_action(self, env: int) -> Any:
+        """What an env was last asked to do."""
+
+    @abstractmethod
+    def update(self, episode: LiveEpisode) -> None:
+        """Bring the figures of a running episode up to date."""
+
+    @abstractmethod
+    def take(
+        self,
+        num_rows: int | None,
+        next_num_rows: int,
+        whole_episodes: bool = False,
+        overdraft: np.ndarray | None = None,
+    ) -> "Fragment":
+        """Hand over the complete rows and begin the next fragment.
+
+        What is kept back for it: the running episodes, if only whole ones are wanted, or the last `overdraft` steps of
+        each env, which were not asked for.
+        """
+
+    @property
+    @abstractmethod
+    def env_steps(self) -> np.ndarray:
+        """The steps of each env that were not handed over yet."""
+
+    @property
+    @abstractmethod
+    def pending(self) -> Steps:
+        """What was not handed over yet."""
+
+
+@dataclass
+class Fragment:
+    """The rows of a fragment by policy, what the agents remembered before the first, and how much it is."""
+
+    batches: dict[PolicyID, SampleBatch]
+    first_carries: dict[PolicyID, Any]
+    steps: Steps
+    forgotten: list[PolicyID] = field(default_factory=list)
+    """Policies that were removed and that no episode uses any more."""
+
+
+def stacked(trees: Sequence[Tree]) -> Tree:
+    """Stack trees along a new first axis; None if there are none."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees) if trees else None
+
+
+def some_rows(tree: Tree, rows: np.ndarray) -> Tree:
+    """Return some rows of a tree of arrays, named by a mask or by their numbers."""
+    return tree[rows] if type(tree) is np.ndarray else jax.tree.map(lambda leaf: leaf[rows], tree)

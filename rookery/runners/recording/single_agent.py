@@ -1,0 +1,141 @@
+"""Environments with one agent and one policy: a lane is an env, and nothing is done row by row."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from rookery.runners.acting.policy_map import PolicyID
+from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, EnvOutputs
+from rookery.runners.ledger import Steps
+from rookery.runners.perf import Perf, Stage
+from rookery.runners.recording.episode import LiveEpisode
+from rookery.runners.recording.fragments import ALL_LANES
+from rookery.runners.recording.policy_recorder import PolicyRecorder
+from rookery.runners.recording.recorder import EpisodeRecorder, Fragment, Tree, some_rows, stacked
+
+
+class SingleAgentRecorder(EpisodeRecorder):
+    """One agent in every env, all with the same policy: lane i is env i."""
+
+    def __init__(self, policy: PolicyID, recorder: PolicyRecorder, num_envs: int) -> None:
+        self._policy = policy
+        self._recorder = recorder
+        self._num_envs = num_envs
+        self.times = np.zeros(num_envs, np.int32)
+        self.returns = np.zeros(num_envs)
+        self.numbers = np.zeros(num_envs, np.int32)
+        self._everyone = np.arange(num_envs)
+        self._acted: np.ndarray | None = None
+        """The envs that acted last, if these were all: mostly they are heard of next."""
+        self._logged: dict[int, Tree] = {}
+        """Actions that envs took themselves and that were not stored yet."""
+
+    def _lanes_of(self, envs: np.ndarray) -> Any:
+        """The lanes of some envs; all of them at once if they are in order."""
+        if envs is self._acted or (len(envs) == self._num_envs and (envs == self._everyone).all()):
+            return ALL_LANES
+        return envs
+
+    def observe(self, polled: EnvOutputs, episodes: Sequence[LiveEpisode]) -> Sequence[int]:
+        envs, obs, rewards, ends = polled.envs, polled.obs, polled.rewards, polled.ends
+        for env, actions in polled.off_policy_actions.items():
+            self._logged[env] = actions[SINGLE_AGENT]
+        if polled.resets:
+            if len(polled.resets) == len(envs):
+                self._start(envs, obs, episodes)
+                return ()
+            is_reset = polled.is_reset
+            self._start(envs[is_reset], some_rows(obs, is_reset), episodes)
+            is_step = ~is_reset
+            envs, rewards, ends = envs[is_step], rewards[is_step], ends[is_step]
+            obs = some_rows(obs, is_step)
+        recorder = self._recorder
+        lanes = self._lanes_of(envs)
+        self.times[lanes] += 1
+        self.returns[lanes] += rewards
+        if recorder.pipeline is not None:
+            obs = recorder.to_policy(obs, envs, np.zeros(len(envs), bool), rewards)
+        memory = recorder.memory
+        memory.follow(lanes, obs)
+        memory.complete(lanes, rewards, ends, self.returns[lanes])
+        memory.observe(lanes, obs)
+        recorder.is_open[lanes] = False
+        return envs  # type: ignore[return-value]
+
+    def _start(self, envs: np.ndarray, obs: Tree, episodes: Sequence[LiveEpisode]) -> None:
+        for env in envs.tolist():
+            self.numbers[env] = episodes[env].number
+            episodes[env].policies = {SINGLE_AGENT: self._policy}
+        if self._recorder.pipeline is not None:
+            obs = self._recorder.to_policy(obs, envs, np.ones(len(envs), bool), np.zeros(len(envs)))
+        self._recorder.memory.observe(envs, obs)
+
+    def act(self, envs: np.ndarray, episodes: Sequence[LiveEpisode], perf: Perf) -> Actions:
+        if self._logged:
+            return self._act_with_logged(envs, perf)
+        return Actions(envs, self._act(envs, None, perf))
+
+    def _act(self, envs: np.ndarray, logged: Tree, perf: Perf) -> Tree:
+        recorder, lanes = self._recorder, ALL_LANES if len(envs) == self._num_envs else envs
+        self._acted = envs if lanes is ALL_LANES else None
+        starts = self.times[lanes] == 0 if recorder.actor.is_recurrent else None
+        acts = recorder.act(lanes, len(envs), starts, self.times[lanes], self.numbers[lanes], logged)
+        perf.mark(Stage.INFERENCE)
+        actions = recorder.to_env(acts.actions)
+        perf.mark(Stage.ACTIONS)
+        return actions
+
+    def _act_with_logged(self, envs: np.ndarray, perf: Perf) -> Actions:
+        """Act where the envs did not do it themselves; what they did goes back to them as it came."""
+        is_logged = np.array([env in self._logged for env in envs.tolist()])
+        logged = stacked([self._logged.pop(env) for env in envs[is_logged].tolist()])
+        parts = [self._act(envs[is_logged], logged, perf)] if is_logged.any() else []
+        if not is_logged.all():
+            parts.append(self._act(envs[~is_logged], None, perf))
+        order = np.argsort(np.concatenate([np.flatnonzero(is_logged), np.flatnonzero(~is_logged)]))
+        return Actions(envs, jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts))
+
+    def end_episode(self, episode: LiveEpisode) -> int:
+        self.update(episode)
+        env, memory = episode.env_index, self._recorder.memory
+        num_steps = int(memory.cursor[env] - memory.episode_begin[env])
+        memory.end_episode(env)
+        self.times[env], self.returns[env] = 0, 0.0
+        return num_steps
+
+    def discard(self, env: int) -> Steps:
+        self._logged.pop(env, None)
+        self.times[env], self.returns[env] = 0, 0.0
+        self._recorder.is_open[env] = False
+        num_rows = self._recorder.memory.discard(env)
+        return Steps(num_rows, num_rows)
+
+    def last_action(self, env: int) -> Any:
+        return self._recorder.memory.last_actions(env)
+
+    def update(self, episode: LiveEpisode) -> None:
+        env = episode.env_index
+        episode.length, episode.agent_returns = int(self.times[env]), {SINGLE_AGENT: float(self.returns[env])}
+
+    def take(
+        self,
+        num_rows: int | None,
+        next_num_rows: int,
+        whole_episodes: bool = False,
+        overdraft: np.ndarray | None = None,
+    ) -> Fragment:
+        num_kept = self._recorder.memory.num_in_episode if whole_episodes else overdraft
+        batch, first_carry, num_complete = self._recorder.take(num_rows, next_num_rows, num_kept)
+        batches = {} if batch is None else {self._policy: batch}
+        return Fragment(batches, {self._policy: first_carry}, Steps(num_complete, num_complete))
+
+    @property
+    def env_steps(self) -> np.ndarray:
+        return self._recorder.memory.cursor
+
+    @property
+    def pending(self) -> Steps:
+        num_rows = int(self._recorder.memory.cursor.sum())
+        return Steps(num_rows, num_rows)

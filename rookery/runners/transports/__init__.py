@@ -1,0 +1,1 @@
+"""Where environments live: in this process or in others."""

@@ -1,0 +1,292 @@
+"""Environments in other processes: one that hangs, crashes or is killed costs what shares its process, no more."""
+
+import itertools
+import math
+import os
+import pickle
+import selectors
+import sys
+import time
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from rookery.errors import InvalidInputError, check_count
+from rookery.runners.faults import Failed, FaultKind, Phase
+from rookery.runners.transports.transport import EnvTransport, MakeEnvFn, Reply, check_all_asked
+from rookery.runners.transports.worker import PHASES, Command
+from rookery.runners.transports.worker_process import WorkerProcess
+
+REPLACED = "its process was replaced because "
+INTERRUPTED = (FaultKind.KILLED, f"{REPLACED}the exchange with it was interrupted")
+
+
+class ProcessTransport(EnvTransport):
+    """Environments in processes of their own, or `envs_per_process` together in each.
+
+    The functions that make them are sent by cloudpickle, and messages are pickled: both ends are ours, and nothing of
+    it is written to a file or comes from elsewhere. An env that does not answer within `step_timeout` seconds, or
+    is not built within `start_timeout`, is killed with its process, and its neighbors there fail too. Envs that share
+    a process take turns; the time of each counts from when it is its turn. `close` gives them `close_timeout` seconds
+    to close themselves.
+    """
+
+    def __init__(
+        self,
+        make_env_fns: Sequence[MakeEnvFn],
+        *,
+        envs_per_process: int = 1,
+        step_timeout: float | None = None,
+        start_timeout: float | None = 60.0,
+        close_timeout: float = 5.0,
+    ) -> None:
+        if os.name != "posix":
+            raise InvalidInputError(f"envs in processes need Linux or macOS, not {sys.platform}: use processes=False.")
+        check_count("the number of envs", len(make_env_fns))
+        check_count("envs_per_process", envs_per_process)
+        for name, seconds in [("step_timeout", step_timeout), ("start_timeout", start_timeout)]:
+            if seconds is not None and not seconds > 0:
+                raise InvalidInputError(f"{name}={seconds} must be more than 0 seconds, or None for no limit.")
+        self.num_envs = len(make_env_fns)
+        self._factories = [_pickled_factory(index, make_env_fn) for index, make_env_fn in enumerate(make_env_fns)]
+        self._envs_per_process = envs_per_process
+        self._timeouts = dict.fromkeys(Command, step_timeout) | {Command.MAKE: start_timeout}
+        self._next_check = math.inf
+        """No process is overdue before this time."""
+        self._numbers = itertools.count(1)
+        self._awaited: dict[int, int] = {}
+        """The number of the reset or step of each env whose reply is to come; a reply with another number is late."""
+        self._replies: dict[int, Reply] = {}
+        self._answers: dict[int, Any] = {}
+        """What `apply` waits for, by number."""
+        self._down: dict[int, Failed] = {}
+        """Why an env is gone, until it is rebuilt."""
+        self._workers: dict[int, WorkerProcess] = {}
+        """The processes that run, by their first slot."""
+        self._selector = selectors.DefaultSelector()
+        self._finalizer = weakref.finalize(self, _shut_down, os.getpid(), self._workers, self._selector, close_timeout)
+        for index in range(self.num_envs):
+            self._make(index)
+
+    def send_reset(self, index: int, seed: int | None) -> None:
+        if worker := self._ask(index, Command.RESET, _message(Command.RESET, index, seed)):
+            worker.flush()
+
+    def send_steps(self, indexes: Sequence[int], actions: Sequence[Any]) -> None:
+        messages = [_message(Command.STEP, index, action) for index, action in zip(indexes, actions, strict=True)]
+        asked = [self._ask(index, Command.STEP, message) for index, message in zip(indexes, messages, strict=True)]
+        for worker in dict.fromkeys(asked):
+            if worker is not None:
+                worker.flush()
+
+    def receive(self, wait_for: Collection[int] = (), timeout: float | None = None) -> dict[int, Reply]:
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        self._take_all()
+        missing = [index for index in wait_for if index not in self._replies]
+        check_all_asked(missing, self._awaited)
+        while missing and time.monotonic() < until:
+            self._wait(until)
+            missing = [index for index in missing if index not in self._replies]
+        replies, self._replies = self._replies, {}
+        return replies
+
+    def rebuild(self, index: int) -> None:
+        """Throw an env away and have it built anew: in a new process if it is alone there, or owes a reply."""
+        if not self._finalizer.alive:
+            return
+        self._take_all()
+        worker = self._workers.get(self._first(index))
+        if worker is not None:
+            is_busy = any(slot == index for slot, _ in worker.open.values())
+            if is_busy or len(worker.slots) == 1:
+                self._lose(worker, FaultKind.KILLED, f"{REPLACED}env {index} was rebuilt while it was busy")
+        self._make(index)
+
+    def apply(self, index: int, function: Callable[[Any], Any]) -> Any | Failed:
+        self._take_all()
+        self._answers.clear()
+        if failed := self._down.get(index):
+            return failed
+        message = _message(Command.APPLY, index, cloudpickle.dumps(function))
+        worker, number = self._put(index, Command.APPLY, message)
+        worker.flush()
+        while number not in self._answers:
+            self._wait(math.inf)
+        return self._answers.pop(number)
+
+    def close(self) -> None:
+        self._finalizer()
+        closed = Failed(FaultKind.EXITED, Phase.MAKE, "the envs were closed")
+        self._down = dict.fromkeys(range(self.num_envs), closed)
+        self._replies |= dict.fromkeys(self._awaited, closed)
+        self._awaited.clear()
+
+    def _first(self, index: int) -> int:
+        """Return the first slot of those that share a process with this one."""
+        return index - index % self._envs_per_process
+
+    def _make(self, index: int) -> None:
+        """Have an env built, in a new process if there is none for it."""
+        for what_was in (self._down, self._awaited, self._replies):
+            what_was.pop(index, None)
+        first = self._first(index)
+        if first not in self._workers:
+            try:
+                slots = range(first, min(first + self._envs_per_process, self.num_envs))
+                self._workers[first] = WorkerProcess(slots, self._selector)
+            except OSError as error:
+                self._down[index] = Failed.by_exception(error, Phase.MAKE)
+                return
+        worker, _ = self._put(index, Command.MAKE, _message(Command.MAKE, index, self._factories[index]))
+        worker.flush()
+
+    def _ask(self, index: int, command: Command, message: bytes) -> WorkerProcess | None:
+        """Put a request whose reply is to be received; an env that is gone replies at once."""
+        self._replies.pop(index, None)
+        worker = self._workers.get(self._first(index))
+        if worker is not None and not worker.is_intact:
+            self._lose(worker, *INTERRUPTED)
+        if failed := self._down.get(index):
+            phase = Phase.MAKE if failed.phase is Phase.MAKE else PHASES[command]
+            self._replies[index] = replace(failed, phase=phase)
+            return None
+        worker, self._awaited[index] = self._put(index, command, message)
+        return worker
+
+    def _put(self, index: int, command: Command, message: bytes) -> tuple[WorkerProcess, int]:
+        worker, number = self._workers[self._first(index)], next(self._numbers)
+        worker.put(number, index, command, message)
+        self._expect(worker)
+        return worker, number
+
+    def _take_all(self) -> None:
+        """Take what is there without waiting, and make good what an interruption left undone."""
+        for worker in list(self._workers.values()):
+            if not worker.is_intact:
+                self._lose(worker, *INTERRUPTED)
+            elif worker.has_unsent:
+                worker.flush()
+        if self._workers:
+            self._pump(0.0)
+
+    def _wait(self, until: float) -> None:
+        """Wait until something comes, a process is overdue or the time is over."""
+        seconds = min(until, self._next_check) - time.monotonic()
+        self._pump(None if seconds == math.inf else max(seconds, 0.0))
+        if time.monotonic() >= self._next_check:
+            self._end_overdue()
+
+    def _pump(self, timeout: float | None) -> None:
+        for key, _ in self._selector.select(timeout):
+            worker: WorkerProcess = key.data
+            if self._workers.get(worker.slots.start) is not worker:
+                continue
+            worker.flush()
+            worker.read(self._deliver)
+            if worker.is_cut or key.fd == worker.sentinel:
+                self._lose(worker, *worker.end())
+            else:
+                self._expect(worker)
+
+    def _deliver(self, number: int, index: int, command: Command, content: bytes) -> None:
+        if command is Command.APPLY:
+            self._answers[number] = _loaded(content, command)
+        elif self._awaited.get(index) == number:
+            self._replies[index] = _loaded(content, command)
+            del self._awaited[index]
+
+    def _expect(self, worker: WorkerProcess) -> None:
+        """Take note of when a process will be overdue with its oldest request."""
+        if worker.oldest is not None:
+            _, command = worker.oldest
+            timeout = self._timeouts[command]
+            if timeout is not None:
+                self._next_check = min(self._next_check, worker.since + timeout)
+
+    def _end_overdue(self) -> None:
+        self._next_check = math.inf
+        for worker in list(self._workers.values()):
+            if worker.oldest is None:
+                continue
+            index, command = worker.oldest
+            timeout = self._timeouts[command]
+            if timeout is not None and time.monotonic() >= worker.since + timeout:
+                self._lose(worker, FaultKind.HUNG, f"no answer within {timeout} s", culprit=index)
+            else:
+                self._expect(worker)
+
+    def _lose(self, worker: WorkerProcess, kind: FaultKind, error: str, culprit: int | None = None) -> None:
+        """Give a process up: all its envs fail, those beside the culprit, if there is one, on its account."""
+        worker.is_intact = False
+        worker.end()
+        commands: dict[int, Command] = {}
+        for index, command in worker.open.values():
+            commands.setdefault(index, command)
+        for index in worker.slots:
+            phase = PHASES[commands.get(index, Command.STEP)]
+            failed = Failed(kind, phase, error)
+            if culprit not in (None, index):
+                failed = Failed(FaultKind.KILLED, phase, f"{REPLACED}env {culprit} hung")
+            failed = self._down.setdefault(index, failed)
+            if index in self._awaited:
+                self._replies[index] = failed
+                del self._awaited[index]
+        for number, (index, command) in worker.open.items():
+            if command is Command.APPLY:
+                self._answers[number] = self._down[index]
+        del self._workers[worker.slots.start]
+
+
+def _shut_down(
+    owner: int,
+    workers: dict[int, WorkerProcess],
+    selector: selectors.BaseSelector,
+    close_timeout: float,
+) -> None:
+    """Ask all processes to close their envs and end; kill those that do not."""
+    if os.getpid() != owner:  # in a fork of the process that it all belongs to
+        return
+    until = time.monotonic() + close_timeout
+    running = {worker for worker in workers.values() if worker.is_intact}
+    try:
+        for worker in running:
+            worker.put(0, worker.slots.start, Command.CLOSE, _message(Command.CLOSE, worker.slots.start, None))
+            worker.flush()
+        while running and (seconds := until - time.monotonic()) > 0:
+            for key, _ in selector.select(seconds):
+                worker = key.data
+                if worker in running:
+                    worker.flush()
+                    worker.read(lambda *late: None)
+                    if worker.is_cut or key.fd == worker.sentinel:
+                        worker.end()
+                        running.remove(worker)
+    finally:
+        for worker in workers.values():
+            worker.end()
+        workers.clear()
+        selector.close()
+
+
+def _pickled_factory(index: int, make_env_fn: MakeEnvFn) -> bytes:
+    try:
+        return cloudpickle.dumps(make_env_fn)
+    except Exception as error:
+        raise InvalidInputError(
+            f"the function that makes env {index} cannot be sent to another process: {error!r}. Let it make all it "
+            "needs itself, so that it holds no open files, locks or running envs."
+        ) from error
+
+
+def _message(command: Command, index: int, argument: Any) -> bytes:
+    return pickle.dumps((command.value, index, argument), pickle.HIGHEST_PROTOCOL)
+
+
+def _loaded(content: bytes, command: Command) -> Reply:
+    try:
+        return pickle.loads(content)
+    except Exception as error:  # of a class that cannot be imported here
+        return Failed.by_exception(error, PHASES[command], FaultKind.INVALID)

@@ -1,0 +1,142 @@
+"""What runs in a process of `ProcessTransport`: it builds envs and does what the parent asks of them, in order.
+
+Nothing here imports JAX, so that a process starts as fast as the libraries of its envs do.
+"""
+
+import contextlib
+import enum
+import os
+import pickle
+import select
+import signal
+import struct
+import sys
+import threading
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from rookery.runners.faults import Failed, FaultKind, Phase
+from rookery.runners.transports.transport import LocalTransport, Reply
+
+HEADER = struct.Struct("<QQ")
+"""Comes before every message: its number and the length of the rest. A reply has the number of its request."""
+
+
+class Command(enum.IntEnum):
+    """What the parent can ask for."""
+
+    MAKE = 0
+    RESET = 1
+    STEP = 2
+    APPLY = 3
+    CLOSE = 4
+
+
+PHASES = {
+    Command.MAKE: Phase.MAKE,
+    Command.RESET: Phase.RESET,
+    Command.STEP: Phase.STEP,
+    Command.APPLY: Phase.RENDER,
+}
+
+
+def main(channel: int, lifeline: int) -> None:
+    """Serve the parent until it wants no more or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which decides what becomes of the envs
+    for descriptor in (channel, lifeline):
+        os.set_inheritable(descriptor, False)
+    die_with_parent(lifeline)
+    del sys.argv[1:]
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone
+        serve(channel)
+
+
+def die_with_parent(lifeline: int) -> None:
+    """See to it that this process and its children are killed when the parent is gone, however it went.
+
+    The lifeline is a pipe that only the parent can write to, and never does: it is hung up when the parent is gone.
+    Linux itself then sends the signal, so that an env which hangs in C code is no obstacle.
+    """
+    if sys.platform != "linux":
+        threading.Thread(target=_kill_when_hung_up, args=(lifeline,), daemon=True).start()
+        return
+    import fcntl
+
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    already = select.poll()
+    already.register(lifeline, select.POLLIN)
+    if already.poll(0):
+        _kill_when_hung_up(lifeline)
+
+
+def _kill_when_hung_up(lifeline: int) -> None:
+    os.read(lifeline, 1)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def serve(channel: int) -> None:
+    """Answer the requests that come through a socket, until one says to close."""
+    slots: dict[int, LocalTransport] = {}
+    while True:
+        number, length = HEADER.unpack(_read(channel, HEADER.size))
+        message = _read(channel, length)
+        try:
+            command_value, index, argument = pickle.loads(message)
+        except Exception as error:  # an action of a class that cannot be imported here
+            _write(channel, number, pickle.dumps(Failed.by_exception(error, Phase.STEP, FaultKind.INVALID)))
+            continue
+        command = Command(command_value)
+        if command is Command.CLOSE:
+            for envs in slots.values():
+                envs.close()
+            return
+        _write(channel, number, _pickled(_answer(slots, command, index, argument), PHASES[command]))
+
+
+def _answer(slots: dict[int, LocalTransport], command: Command, index: int, argument: Any) -> Reply:
+    if command is Command.MAKE:
+        if index in slots:
+            slots[index].close()
+        slots[index] = LocalTransport([lambda: cloudpickle.loads(argument)()])
+        slots[index].build(0)
+        return None
+    envs = slots[index]
+    match command:
+        case Command.RESET:
+            envs.send_reset(0, argument)
+        case Command.STEP:
+            envs.send_steps((0,), (argument,))
+        case _:
+            return envs.apply(0, lambda env: cloudpickle.loads(argument)(env))
+    return envs.receive((0,))[0]
+
+
+def _pickled(reply: Reply, phase: Phase) -> bytes:
+    try:
+        return pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        pass  # pickle does not know what to do with functions and classes of the script that was started
+    try:
+        return cloudpickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        failed = Failed.by_exception(error, phase, FaultKind.INVALID)
+        return pickle.dumps(failed, pickle.HIGHEST_PROTOCOL)
+
+
+def _read(channel: int, length: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < length:
+        part = os.read(channel, length - len(parts))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)
+
+
+def _write(channel: int, number: int, payload: bytes) -> None:
+    rest = memoryview(HEADER.pack(number, len(payload)) + payload)
+    while rest:
+        rest = rest[os.write(channel, rest) :]

@@ -1,0 +1,178 @@
+"""A process for environments as its parent sees it: started, spoken to without blocking, noticed when it ends."""
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from rookery.runners.faults import FaultKind
+from rookery.runners.transports.worker import HEADER, Command
+
+START = (
+    "import sys; sys.path[:] = sys.argv[3:]; from rookery.runners.transports.worker import main; "
+    "main(int(sys.argv[1]), int(sys.argv[2]))"
+)
+"""What the process runs. It is not `multiprocessing`, which would run the user's script once more."""
+
+_LIFELINES: set[int] = set()
+"""The ends of pipes that this process holds as long as it lives; a child that it forks must not hold them too."""
+
+
+def _let_go_of_lifelines() -> None:
+    for descriptor in _LIFELINES:
+        os.close(descriptor)
+    _LIFELINES.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go_of_lifelines)
+
+
+class WorkerProcess:
+    """One process that hosts the envs of some slots, with the requests that it has not answered, oldest first.
+
+    Reading and writing never block. The process leads a group of its own, so that its children are killed with it.
+    """
+
+    def __init__(self, slots: range, selector: selectors.BaseSelector) -> None:
+        self.slots = slots
+        self.open: dict[int, tuple[int, Command]] = {}
+        """The slot and command of each request, by number."""
+        self.since = time.monotonic()
+        """When the turn of the oldest request came, or the last sign of life."""
+        self.is_cut = False
+        """True when nothing more can come from the process."""
+        self.is_intact = True
+        """False in the middle of an exchange; where it stays so, as after Ctrl-C, messages may be lost."""
+        self._unsent = bytearray()
+        self._received = bytearray()
+        self._channel, their_channel = socket.socketpair()
+        self._channel.setblocking(False)
+        # A pipe for each process, because whom Linux tells of its end is a property of the pipe.
+        their_lifeline, self._lifeline = os.pipe()
+        _LIFELINES.add(self._lifeline)
+        descriptors = (their_channel.fileno(), their_lifeline)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", START, *map(str, descriptors), *map(str, sys.path)],
+                pass_fds=descriptors,
+                stdin=subprocess.DEVNULL,
+                env={"OMP_NUM_THREADS": "1"} | os.environ,
+                process_group=0,
+            )
+        except BaseException:
+            self._let_go()
+            raise
+        finally:
+            their_channel.close()
+            os.close(their_lifeline)
+        # Elsewhere than on Linux the socket alone tells that a process ended, unless a child of it holds that open.
+        self.sentinel = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else None
+        self._selector = selector
+        selector.register(self._channel, selectors.EVENT_READ, self)
+        if self.sentinel is not None:
+            selector.register(self.sentinel, selectors.EVENT_READ, self)
+
+    @property
+    def oldest(self) -> tuple[int, Command] | None:
+        """The slot and command of the request whose turn it is."""
+        return next(iter(self.open.values()), None)
+
+    @property
+    def has_unsent(self) -> bool:
+        return len(self._unsent) > 0
+
+    def put(self, number: int, slot: int, command: Command, message: bytes) -> None:
+        """Add a request to what is sent with the next `flush`."""
+        self.is_intact = False
+        if not self.open:
+            self.since = time.monotonic()
+        self.open[number] = (slot, command)
+        self._unsent += HEADER.pack(number, len(message))
+        self._unsent += message
+        self.is_intact = True
+
+    def flush(self) -> None:
+        """Send what can be sent; the selector tells when the rest can."""
+        self.is_intact = False
+        events = selectors.EVENT_READ
+        try:
+            while self._unsent:
+                del self._unsent[: self._channel.send(self._unsent)]
+                self.since = time.monotonic()
+        except BlockingIOError:
+            events |= selectors.EVENT_WRITE
+        except OSError:
+            self._unsent.clear()  # nobody will read it: that the process ended is noticed elsewhere
+        if self._selector.get_key(self._channel).events != events:
+            self._selector.modify(self._channel, events, self)
+        self.is_intact = True
+
+    def read(self, deliver_fn: Callable[[int, int, Command, bytes], None]) -> None:
+        """Hand over each reply that is there as a whole: its number, slot and command, and the reply itself."""
+        self.is_intact = False
+        self._read_bytes()
+        for number, content in self._messages():
+            deliver_fn(number, *self.open.pop(number), content)
+        self.is_intact = True
+
+    def end(self) -> tuple[FaultKind, str]:
+        """Kill the process if it has not ended, and its children; say how it ended."""
+        if self._process.returncode is None:  # as long as nobody has waited for it its number belongs to no other
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=5.0)
+        if self._channel.fileno() >= 0:
+            self._selector.unregister(self._channel)
+            self._let_go()
+        if self.sentinel is not None:
+            self._selector.unregister(self.sentinel)
+            os.close(self.sentinel)
+            self.sentinel = None
+        return _cause(self._process.returncode)
+
+    def _let_go(self) -> None:
+        self._channel.close()
+        _LIFELINES.discard(self._lifeline)
+        os.close(self._lifeline)
+
+    def _read_bytes(self) -> None:
+        try:
+            while chunk := self._channel.recv(1 << 18):
+                self._received += chunk
+                self.since = time.monotonic()
+            self.is_cut = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.is_cut = True
+
+    def _messages(self) -> Iterator[tuple[int, bytes]]:
+        while len(self._received) >= HEADER.size:
+            number, length = HEADER.unpack_from(self._received)
+            end = HEADER.size + length
+            if len(self._received) < end:
+                return
+            content = bytes(memoryview(self._received)[HEADER.size : end])
+            del self._received[:end]
+            yield number, content
+
+
+def _cause(exit_code: int | None) -> tuple[FaultKind, str]:
+    """Say how a process ended."""
+    if exit_code is None:
+        return FaultKind.HUNG, "its process cannot be ended"
+    if exit_code >= 0:
+        return FaultKind.EXITED, f"its process exited with code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    hint = ", which the system sends when memory runs out" if -exit_code == signal.SIGKILL else ""
+    return FaultKind.KILLED, f"its process was ended by {name}{hint}"

@@ -1,0 +1,353 @@
+"""Checkpoints: complete states on disk, checked before they are read.
+
+A checkpoint is a folder named after its step. It holds `arrays/`, one array per leaf in the format of Orbax, and
+`manifest.json`, which describes the leaves and states size and hash of every file. It is written under another name,
+brought to the disk and then renamed: a folder with the name of a step is complete. Nothing is pickled.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.errors import InvalidInputError, RookeryError, check_count
+from rookery.runs.directory import sync_to_disk, write_atomically
+
+FORMAT_VERSION = 1
+ARRAYS, MANIFEST = "arrays", "manifest.json"
+# How a folder's name ends: the former checkpoint of a step that is being saved again; what nobody needs any more.
+REPLACED, TEMPORARY = ".replaced", ".tmp"
+
+Leaf = dict[str, Any]
+"""What the manifest says of one leaf: path, shape, dtype, and for random keys their implementation."""
+
+
+class CheckpointError(RookeryError):
+    """A checkpoint could not be written, or cannot be used; the message names one that can."""
+
+
+class _Unusable(Exception):  # noqa: N818
+    """Why one checkpoint cannot be used, as the end of a sentence that begins with its name."""
+
+
+class Checkpoints:
+    """The checkpoints of one run, in one folder; one process at a time saves there.
+
+    `keep` is how many of the newest stay; None keeps all.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], keep: int | None = 3) -> None:
+        if keep is not None:
+            check_count("keep", keep)
+        self.folder = Path(folder)
+        self.keep = keep
+
+    def save(self, tree: Any, step: int, metadata: Mapping[str, Any]) -> Path:
+        """Write a pytree of arrays, random keys and numbers as the checkpoint of `step`, and return its folder.
+
+        When this returns, the checkpoint is on the disk; until then the former ones are all there is, and a former one
+        of the same step stays usable. Checkpoints after `step` are discarded. `metadata` is what JSON can hold.
+        """
+        leaves, arrays = _to_host(tree)
+        needed, free = sum(array.nbytes for array in arrays.values()), _free_bytes(self.folder)
+        temporary = self.folder / f"{step:012d}.{secrets.token_hex(4)}{TEMPORARY}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._clean_up()
+            if needed > free:
+                raise OSError("the disk is full")
+            temporary.mkdir()
+            _write(temporary, leaves, arrays, step, metadata)
+            self._publish(temporary, step)
+        # The storage library below Orbax raises ValueError when it cannot write.
+        except (OSError, ValueError) as error:
+            raise self._write_failed(step, needed, free, error) from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        self.discard_after(step)
+        if self.keep is not None:
+            for old in self.steps()[: -self.keep]:
+                _remove(self._path(old))
+        return self._path(step)
+
+    def restore(self, template: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """Read the checkpoint of `step`, by default the last, and return the tree and the metadata given to `save`.
+
+        `template` is a tree of the same structure, shapes and dtypes; a `jax.ShapeDtypeStruct` may stand for an array.
+        A leaf comes back as what its template is: a JAX array on the same devices, whichever it was saved on, a number,
+        or else a NumPy array. Random keys are JAX arrays always.
+        """
+        step = self._existing_step(step)
+        path = self._path(step)
+        try:
+            manifest = _verify(path)
+        except _Unusable as fault:
+            raise CheckpointError(f"checkpoint {step} {fault}; {self._advice()}") from None
+        _check_structure(step, manifest["leaves"], _describe(template))
+        arrays = _read_arrays(path / ARRAYS, manifest["leaves"])
+        saved = {leaf["path"]: leaf for leaf in manifest["leaves"]}
+
+        def place(key_path: Any, like: Any) -> Any:
+            name = _name(key_path)
+            return _like_template(arrays.get(name), saved[name].get("key_implementation"), like)
+
+        return jax.tree_util.tree_map_with_path(place, template), manifest["metadata"]
+
+    def steps(self) -> list[int]:
+        """The steps that are complete on disk, ascending."""
+        if not self.folder.is_dir():
+            return []
+        pattern = rf"(\d{{12,}})({re.escape(REPLACED)})?"
+        matches = (re.fullmatch(pattern, entry.name) for entry in self.folder.iterdir())
+        return sorted({int(match[1]) for match in matches if match})
+
+    def last_good_step(self) -> int | None:
+        """The last step whose files all are as they were written; None if there is none."""
+        for step in reversed(self.steps()):
+            with contextlib.suppress(_Unusable):
+                _verify(self._path(step))
+                return step
+        return None
+
+    def discard_after(self, step: int) -> None:
+        """Remove the checkpoints after `step`: a run that goes on from an earlier one has left them behind."""
+        for later in self.steps():
+            if later > step:
+                _remove(self._path(later))
+
+    def _path(self, step: int) -> Path:
+        path = self.folder / f"{step:012d}"
+        replaced = path.with_name(path.name + REPLACED)
+        return replaced if replaced.exists() and not path.exists() else path
+
+    def _publish(self, temporary: Path, step: int) -> None:
+        path = self.folder / f"{step:012d}"
+        replaced = path.with_name(path.name + REPLACED)
+        if path.exists():
+            path.rename(replaced)
+        temporary.rename(path)
+        sync_to_disk(self.folder)
+        if replaced.exists():
+            _remove(replaced)
+
+    def _clean_up(self) -> None:
+        """Remove what killed processes left; where one was killed while it replaced a step, keep the complete one."""
+        for entry in list(self.folder.iterdir()):
+            if entry.name.endswith(TEMPORARY):
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name.endswith(REPLACED):
+                path = entry.with_name(entry.name.removesuffix(REPLACED))
+                if path.exists():
+                    _remove(entry)
+                else:
+                    entry.rename(path)
+
+    def _existing_step(self, step: int | None) -> int:
+        steps = self.steps()
+        if not steps:
+            raise CheckpointError(f"there is no checkpoint in {self.folder}.")
+        if step is None:
+            return steps[-1]
+        if step not in steps:
+            raise CheckpointError(
+                f"there is no checkpoint {step} in {self.folder}: choose one of {', '.join(map(str, steps))}."
+            )
+        return step
+
+    def _write_failed(self, step: int, needed: int, free: int, error: Exception) -> CheckpointError:
+        # The last part of a message of the storage library is what the operating system said.
+        reason = getattr(error, "strerror", None) or str(error).partition(" [")[0].rpartition(": ")[2]
+        return CheckpointError(
+            f"checkpoint {step} could not be written to {self.folder}: {reason} "
+            f"(it needs {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB were free); {self._advice()}"
+        )
+
+    def _advice(self) -> str:
+        good = self.last_good_step()
+        if good is None:
+            return "there is no good one."
+        return f"the last good one is {good}: `rookery resume {shlex.quote(str(self.folder.parent))} --step {good}`."
+
+
+def _free_bytes(folder: Path) -> int:
+    place = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return shutil.disk_usage(place).free
+
+
+def _remove(path: Path) -> None:
+    # Renamed first, so that half a removal never looks like a checkpoint.
+    doomed = path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+    path.rename(doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _name(key_path: Any) -> str:
+    return "state" + jax.tree_util.keystr(key_path)
+
+
+def _describe(tree: Any) -> list[Leaf]:
+    leaves = []
+    for key_path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+        leaves.append({"path": _name(key_path), "shape": list(array.shape), "dtype": str(array.dtype)})
+    return leaves
+
+
+def _to_host(tree: Any) -> tuple[list[Leaf], dict[str, np.ndarray]]:
+    """Describe the leaves and bring them to the host as plain arrays, by path; random keys as their data."""
+    described, leaves = _describe(tree), jax.tree.leaves(tree)
+    data = []
+    for description, leaf in zip(described, leaves, strict=True):
+        if _is_key(leaf):
+            description["key_implementation"] = str(jax.random.key_impl(leaf))
+        data.append(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    arrays = {
+        description["path"]: np.asarray(value)
+        for description, value in zip(described, jax.device_get(data), strict=True)
+    }
+    for path, array in arrays.items():
+        if array.dtype.kind in "OSUmM":
+            raise InvalidInputError(f"{path} is {array!s:.80}: a checkpoint holds arrays, random keys and numbers.")
+    return described, arrays
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _write(folder: Path, leaves: list[Leaf], arrays: dict[str, np.ndarray], step: int, metadata: Mapping) -> None:
+    """Write a checkpoint into `folder` and wait until it is on the disk."""
+    _write_arrays(folder / ARRAYS, {path: array for path, array in arrays.items() if array.size})
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        sync_to_disk(path)
+        if path.is_file():
+            files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _hash_of_file(path)}
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "step": step,
+        "metadata": dict(metadata),
+        "leaves": leaves,
+        "files": files,
+    }
+    manifest["sha256"] = _hash_of_manifest(manifest)
+    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1))
+
+
+def _verify(path: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint that this version can read and whose files are as they were written."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        version = manifest["format_version"]
+        if version > FORMAT_VERSION:
+            raise _Unusable(
+                f"was written by a newer Rookery (format {version}, this one reads {FORMAT_VERSION}): update it"
+            )
+        if manifest.pop("sha256") != _hash_of_manifest(manifest):
+            raise _Unusable(f"is damaged: {MANIFEST} has another hash than it states")
+        for name, stated in manifest["files"].items():
+            size = (path / name).stat().st_size
+            if size != stated["bytes"]:
+                raise _Unusable(f"is damaged: {name} has {size} bytes, expected {stated['bytes']}")
+            found = _hash_of_file(path / name)
+            if found != stated["sha256"]:
+                raise _Unusable(f"is damaged: {name} has sha256 {found:.16}..., expected {stated['sha256']:.16}...")
+    except OSError as error:
+        raise _Unusable(f"is damaged: {Path(error.filename or path).name}: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise _Unusable(f"is damaged: {MANIFEST} is not what was written") from None
+    return manifest
+
+
+def _hash_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash_of_manifest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _check_structure(step: int, saved: Sequence[Leaf], expected: Sequence[Leaf]) -> None:
+    found, wanted = ({leaf["path"]: f"{leaf['dtype']}{leaf['shape']}" for leaf in side} for side in (saved, expected))
+    differences = [f"it has no {path}" for path in wanted if path not in found]
+    differences += [f"it has {path}, which is not expected" for path in found if path not in wanted]
+    differences += [
+        f"{path} is {found[path]}, expected {kind}"
+        for path, kind in wanted.items()
+        if path in found and found[path] != kind
+    ]
+    if differences:
+        more = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
+        raise CheckpointError(
+            f"checkpoint {step} belongs to another config or version: {'; '.join(differences[:3])}{more}."
+        )
+
+
+def _like_template(array: np.ndarray | None, key_implementation: str | None, like: Any) -> Any:
+    """Give a restored array the form and the place of its template; None stands for an empty one."""
+    restored: Any = array
+    if array is None:
+        restored = jnp.empty(like.shape, like.dtype) if key_implementation else np.empty(like.shape, like.dtype)
+    elif key_implementation:
+        restored = jax.random.wrap_key_data(jnp.asarray(array), impl=key_implementation)
+    if isinstance(like, bool | int | float | complex):
+        return restored.item()
+    sharding = getattr(like, "sharding", None)
+    if isinstance(like, jax.Array) or sharding is not None:
+        return jax.device_put(restored, sharding if getattr(like, "committed", True) else None)
+    return restored
+
+
+@contextlib.contextmanager
+def _checkpointer() -> Iterator[Any]:
+    """Orbax, silent, and without waiting for other processes: each reads by itself, and one writes."""
+    import orbax.checkpoint as ocp  # type: ignore[import-untyped]
+
+    this_process = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=this_process,
+        active_processes={this_process},
+        barrier_sync_key_prefix=f"process_{this_process}",
+    )
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+        with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
+            yield checkpointer
+    finally:
+        logger.setLevel(level)
+
+
+def _write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
+    import orbax.checkpoint as ocp
+
+    if arrays:
+        with _checkpointer() as checkpointer:
+            checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(arrays))
+
+
+def _read_arrays(folder: Path, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
+    """Read the arrays that have elements; the empty ones are not stored."""
+    import orbax.checkpoint as ocp
+
+    as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
+    wanted = {leaf["path"]: as_numpy for leaf in leaves if 0 not in leaf["shape"]}
+    if not wanted:
+        return {}
+    with _checkpointer() as checkpointer:
+        return checkpointer.restore(folder.absolute(), args=ocp.args.PyTreeRestore(restore_args=wanted))

@@ -1,0 +1,69 @@
+"""What a run tells of its time, by a clock that the tests set."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rookery.algorithms.a2c import A2CWorkflow
+from rookery.recorders import Position, Recorder, RunDescription
+from rookery.runs.directory import RunDirectory
+from rookery.workflows.config import settings_from
+from rookery.runs.log import Progress, RunLog
+from tests.runner_envs import FakeTime
+
+SETTINGS = settings_from(
+    {"env": {"name": "classic/cartpole"}},
+    A2CWorkflow.agent_name,
+    A2CWorkflow.config_class,
+    A2CWorkflow.hyperparameters_class,
+)
+
+
+class RowRecorder(Recorder):
+    """Keeps the rows."""
+
+    def __init__(self) -> None:
+        self.rows: list[Mapping[str, float]] = []
+
+    def open(self, run: RunDescription, resumed_from: Position | None = None) -> None:
+        pass
+
+    def record(self, rows: Sequence[Mapping[str, float]]) -> None:
+        self.rows += rows
+
+    def close(self) -> None:
+        pass
+
+
+def train(log: RunLog, time: FakeTime, seconds: float, env_steps: int, iterations: int) -> None:
+    with log.training():
+        time.now += seconds
+    log.advance(env_steps, iterations)
+
+
+def test_a_resumed_run_is_measured_by_what_it_did_itself(tmp_path: Path) -> None:
+    time, recorder, run = FakeTime(), RowRecorder(), RunDirectory(tmp_path)
+    before = Progress(num_records=3, env_steps=500, train_seconds=1000.0)
+    with RunLog(SETTINGS, [recorder], run, before, env_steps=500, iterations=5, clock=time.clock) as log:
+        train(log, time, seconds=6.0, env_steps=700, iterations=7)
+        train(log, time, seconds=2.0, env_steps=900, iterations=9)
+        log.record({"time/total_timesteps": [900]}, {}, {})
+        train(log, time, seconds=2.0, env_steps=1000, iterations=10)
+        log.record({"time/total_timesteps": [1000]}, {}, {})
+        log.finish(collect_seconds=0.5)
+    assert [row["time/fps"] for row in recorder.rows] == [400 / 8, 100 / 2]
+    timing: Any = run.read_timing()
+    assert timing["train_seconds"] == 1010.0
+    assert timing["collect_share"] == 5 * 0.5 / 10.0
+
+
+def test_seconds_ahead_count_for_the_record_that_counts_their_steps() -> None:
+    time, recorder = FakeTime(), RowRecorder()
+    with RunLog(SETTINGS, [recorder], None, None, env_steps=0, iterations=0, clock=time.clock) as log:
+        for env_steps, seconds, ahead in [(100, 10.0, 3.0), (200, 8.0, 1.0), (300, 4.0, 0.0)]:
+            train(log, time, seconds, env_steps, iterations=env_steps // 100)
+            log.record({"time/total_timesteps": [env_steps], "time/seconds_ahead": [ahead]}, {}, {})
+    seconds = [7.0, 3.0 + 7.0, 1.0 + 4.0]
+    assert [row["time/fps"] for row in recorder.rows] == pytest.approx([100 / each for each in seconds])
