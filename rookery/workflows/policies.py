@@ -4,11 +4,11 @@ import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
+from rookery.envs.config import check_policy_name
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.runners.acting.policy_map import PolicyID
 from rookery.runners.envs.base_env import AgentID
 from rookery.spaces import Space
-from rookery.workflows.config import check_policy_name
 
 SHARED, PER_AGENT = "shared", "per_agent"
 

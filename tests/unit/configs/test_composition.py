@@ -16,10 +16,11 @@ from rookery.configs import compose, composition, sweep
 from rookery.configs.composition import stored_names
 from rookery.configuration import plain
 from rookery.envs import env_names, is_installed, library_names, registration
+from rookery.envs.config import RunnerSettings
 from rookery.envs.registration import BUILTIN_LIBRARIES, BuiltinLibrary
 from rookery.errors import InvalidInputError, MissingExtraError, RookeryError, UnknownNameError
 from rookery.registry import agent_names, workflow_class
-from rookery.workflows.config import RunnerSettings, settings_from
+from rookery.workflows.config import settings_from
 
 NO_PRESET = "~preset@_global_"
 
