@@ -1,9 +1,9 @@
-"""Where the numbers of a run go: the terminal, a file, TensorBoard, Weights & Biases."""
+"""Recorders write the metrics of a run to the terminal, a file, TensorBoard or Weights & Biases."""
 
 import importlib
 
 from rookery.errors import unknown_name
-from rookery.recorders.recorder import Position, Recorder, RunDescription
+from rookery.runs.recorder import Position, Recorder, RunDescription
 
 RECORDERS = {
     "console": "rookery.recorders.console:ConsoleRecorder",
@@ -14,7 +14,7 @@ RECORDERS = {
 
 
 def make_recorder(name: str) -> Recorder:
-    """Make a recorder by its name; its library is imported now, so that a missing one is known before a run starts."""
+    """Make a recorder by name and import its library now: a missing library fails before the run starts."""
     if name not in RECORDERS:
         raise unknown_name("recorder", name, RECORDERS)
     module, class_name = RECORDERS[name].split(":")

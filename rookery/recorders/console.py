@@ -1,4 +1,4 @@
-"""The progress of a run, for people: a live display on a terminal, one plain line per record elsewhere."""
+"""Progress of a run for people: a live display on a terminal, one plain line per record elsewhere."""
 
 import sys
 import time
@@ -12,12 +12,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rookery.recorders.recorder import ENV_STEPS, Position, Recorder, RunDescription, as_number
+from rookery.recorders.rows import ENV_STEPS, as_number
+from rookery.runs.recorder import Position, Recorder, RunDescription
 
 SHOWN_METRICS = {"return": "rollout/ep_rew_mean", "evaluation": "eval/mean_reward"}
 BAR_WIDTHS = (40, 20, 10)
-DISPENSABLE_FIELDS = ("rate", "steps")
-"""What a terminal too narrow for all leaves out, in this order; the rest is cut off at the border."""
+OPTIONAL_FIELDS = ("rate", "steps")
+"""Fields that a narrow terminal omits, in this order."""
 
 PLAIN_WIDTHS = {"rate": 18, "eta": 11}
 
@@ -25,10 +26,10 @@ Clock = Callable[[], float]
 
 
 class ConsoleRecorder(Recorder):
-    """Shows how far a run is, how fast it goes, when it will end and what it earns.
+    """Shows progress, speed, remaining time and returns of a run.
 
-    Several seeds are shown as the mean over them, with the least and the greatest: `152.3 [98.0, 211.4]`. Steps per
-    second are those of all seeds together, without the time spent compiling.
+    Several seeds are shown as mean [min, max]: `152.3 [98.0, 211.4]`. Steps per second are summed over seeds and
+    exclude compilation time.
     """
 
     def __init__(self, stream: TextIO | None = None, clock: Clock = time.monotonic) -> None:
@@ -75,12 +76,12 @@ class ConsoleRecorder(Recorder):
 
     @property
     def _display(self) -> "Display":
-        assert self._opened_display is not None, "a recorder is opened before it is told anything"
+        assert self._opened_display is not None, "open() comes before all other calls"
         return self._opened_display
 
 
 class Progress:
-    """How far a run is and how fast it goes, the time spent compiling left out."""
+    """Env steps and speed of a run, without compilation time."""
 
     def __init__(self, total_timesteps: int, num_seeds: int, start: int, clock: Clock) -> None:
         self.total_timesteps = total_timesteps
@@ -93,22 +94,22 @@ class Progress:
         self._seconds = 0.0
 
     def exclude(self, seconds: float) -> None:
-        """Leave these seconds out of the time that the steps took."""
+        """Do not count these seconds as training time."""
         self._excluded_seconds += seconds
 
     def advance(self, env_steps: int) -> None:
-        """Note how far the run is now."""
+        """Set the env steps reached."""
         self.env_steps = env_steps
         self._seconds = self.clock() - self._opened_at - self._excluded_seconds
 
     @property
     def steps_per_second(self) -> float | None:
-        """Env steps of one seed per second; None before the first."""
+        """Env steps of one seed per second; None before the first step."""
         done = self.env_steps - self._start
         return done / self._seconds if done > 0 and self._seconds > 0 else None
 
     def fields(self) -> dict[str, str]:
-        """Return the parts of a line by name, in their order."""
+        """Return the fields of a progress line by name, in order."""
         total = f"{self.total_timesteps:,}"
         percent = min(100, 100 * self.env_steps // self.total_timesteps)
         speed = self.steps_per_second
@@ -118,26 +119,26 @@ class Progress:
             "steps": f"{self.env_steps:>{len(total)},} / {total} steps",
             "percent": f"{percent:3} %",
             "rate": f"{rate} steps/s",
-            "eta": f"eta {'-:--:--' if speed is None else format_duration(missing / speed)}",
+            "eta": f"eta {'-:--:--' if speed is None else format_eta(missing / speed)}",
         }
 
 
 class Display(ABC):
-    """A way to show progress to a reader."""
+    """A way to show progress."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
 
     @abstractmethod
     def say(self, text: str) -> None:
-        """Show a line that stays."""
+        """Print a permanent line."""
 
     @abstractmethod
     def compiling(self, what: str) -> None:
         """Show that a program is being compiled."""
 
     def compiled(self, what: str, seconds: float) -> None:
-        """Show how long the program took to compile."""
+        """Show the compilation time."""
         self.progress.exclude(seconds)
         self.say(f"compiled the {what} in {seconds:.1f} s")
 
@@ -147,7 +148,7 @@ class Display(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Leave the stream as it was found; `say` may follow."""
+        """Stop the display; `say` still works."""
 
 
 class PlainDisplay(Display):
@@ -172,7 +173,7 @@ class PlainDisplay(Display):
 
 
 class LiveDisplay(Display):
-    """Two lines that are redrawn in place, progress and returns; what others print appears above them."""
+    """Two lines updated in place, progress and returns; other output appears above them."""
 
     def __init__(self, progress: Progress, console: Console) -> None:
         super().__init__(progress)
@@ -194,7 +195,7 @@ class LiveDisplay(Display):
         super().compiled(what, seconds)
 
     def record(self, values: Mapping[str, str]) -> None:
-        # Replaced, never changed: the thread that redraws may be reading.
+        # Replace the dict instead of changing it: the refresh thread may be reading it.
         self._values = {**self._values, **values}
         self._live.refresh()
 
@@ -215,14 +216,14 @@ class LiveDisplay(Display):
 
 
 def one_line(text: str, style: str = "") -> Text:
-    """Return a text that is cut off at the border and never wrapped."""
+    """Return a text that is truncated at the border, not wrapped."""
     return Text(text, style, no_wrap=True, overflow="ellipsis")
 
 
 def fit_line(fields: Mapping[str, str], width: int) -> tuple[int, str]:
-    """Return the width of the bar and the text beside it, both as long as `width` allows."""
-    for num_dropped in range(len(DISPENSABLE_FIELDS) + 1):
-        dropped = DISPENSABLE_FIELDS[:num_dropped]
+    """Return the width of the bar and the text next to it, both as long as `width` allows."""
+    for num_dropped in range(len(OPTIONAL_FIELDS) + 1):
+        dropped = OPTIONAL_FIELDS[:num_dropped]
         text = "  ".join(part for name, part in fields.items() if name not in dropped)
         for bar_width in BAR_WIDTHS:
             if bar_width + 2 + len(text) <= width:
@@ -231,20 +232,20 @@ def fit_line(fields: Mapping[str, str], width: int) -> tuple[int, str]:
 
 
 def format_values(values: Sequence[float]) -> str:
-    """Write the value of one seed, or the mean of several with the least and the greatest."""
+    """Format the value of one seed, or several as mean [min, max]."""
     if len(values) == 1:
-        return format_number(values[0])
-    mean = format_number(sum(values) / len(values))
-    return f"{mean} [{format_number(min(values))}, {format_number(max(values))}]"
+        return format_return(values[0])
+    mean = format_return(sum(values) / len(values))
+    return f"{mean} [{format_return(min(values))}, {format_return(max(values))}]"
 
 
-def format_number(value: float) -> str:
-    """Write a return so that it can be read at a glance, whether it is -1,024.5 or 0.031."""
+def format_return(value: float) -> str:
+    """Format a return: -1,024.5 or 0.031."""
     return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"
 
 
-def format_duration(seconds: float) -> str:
-    """Write a duration as hours, minutes and seconds."""
+def format_eta(seconds: float) -> str:
+    """Format a duration as h:mm:ss."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}"

@@ -1,4 +1,4 @@
-"""The records of a run as lines of JSON, for any program to read."""
+"""Records as JSON lines."""
 
 import json
 import math
@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rookery.errors import InvalidInputError
-from rookery.recorders.recorder import AppendedFile, Position, Recorder, RunDescription, as_number
+from rookery.recorders.appended_file import AppendedFile
+from rookery.recorders.rows import as_number
 from rookery.runs.directory import RunDirectory
+from rookery.runs.recorder import Position, Recorder, RunDescription
 
 
 class JsonlRecorder(Recorder):
@@ -34,7 +36,7 @@ class JsonlRecorder(Recorder):
     def record(self, rows: Sequence[Mapping[str, float]]) -> None:
         if self._file is None:
             return
-        assert len(rows) == self._num_seeds, "a run is resumed by counting lines"
+        assert len(rows) == self._num_seeds, "resuming counts lines"
         self._file.write(b"".join(encode_row(row) for row in rows))
 
     def sync(self) -> None:
@@ -48,7 +50,7 @@ class JsonlRecorder(Recorder):
 
 
 def encode_row(row: Mapping[str, float]) -> bytes:
-    """Write one row as a line of JSON; what JSON has no number for becomes "NaN", "Infinity" or "-Infinity"."""
+    """Encode one row as a JSON line; non-finite numbers become "NaN", "Infinity" or "-Infinity"."""
     values = {name: _json_value(as_number(name, value)) for name, value in row.items()}
     return json.dumps(values, allow_nan=False).encode() + b"\n"
 
@@ -62,9 +64,9 @@ def _json_value(number: int | float) -> int | float | str:
 
 
 def keep_first_lines(path: Path, num_lines: int) -> None:
-    """Cut a file after its first lines, in one system call: no reader and no crash meets it half cut.
+    """Truncate a file to its first `num_lines` lines, in one system call: it is never seen half truncated.
 
-    A line that a killed process did not finish has no end and does not count.
+    An incomplete last line of a killed process does not count.
     """
     with open(path, "a+b") as file:
         file.seek(0)
@@ -73,8 +75,8 @@ def keep_first_lines(path: Path, num_lines: int) -> None:
             line = file.readline()
             if not line.endswith(b"\n"):
                 raise InvalidInputError(
-                    f"{path} has {index} complete lines, and the run goes on after line {num_lines}: records are lost. "
-                    "Put the file back, or resume from an earlier checkpoint."
+                    f"{path} has {index} complete lines, but the run continues after line {num_lines}. "
+                    "Records are lost: restore the file, or resume from an earlier checkpoint."
                 )
             size += len(line)
         file.truncate(size)

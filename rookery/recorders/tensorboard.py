@@ -1,4 +1,4 @@
-"""The records of a run as TensorBoard events, over env steps."""
+"""Records as TensorBoard events over env steps."""
 
 import socket
 import struct
@@ -10,22 +10,16 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 
-from rookery.recorders.recorder import (
-    ENV_STEPS,
-    SEED,
-    AppendedFile,
-    Position,
-    Recorder,
-    RunDescription,
-    plotted_metrics,
-)
+from rookery.recorders.appended_file import AppendedFile
+from rookery.recorders.rows import ENV_STEPS, SEED, plotted_metrics
 from rookery.runs.directory import RunDirectory
+from rookery.runs.recorder import Position, Recorder, RunDescription
 
 FILE_PREFIX = "events.out.tfevents."
 
 
 class TensorBoardRecorder(Recorder):
-    """Writes to `tensorboard/` in the run directory; several seeds are runs of their own, `seed_0`, `seed_1`, ..."""
+    """Writes to `tensorboard/` in the run directory; each of several seeds is a run, `seed_0`, `seed_1`, ..."""
 
     def __init__(self) -> None:
         self._files: dict[int, EventFile] = {}
@@ -35,7 +29,7 @@ class TensorBoardRecorder(Recorder):
             return
         folder = RunDirectory(run.directory).tensorboard_path
         for index, seed in enumerate(run.seeds):
-            first_step = 0 if resumed_from is None else resumed_from.first_forgotten_step(index)
+            first_step = 0 if resumed_from is None else resumed_from.first_discarded_step(index)
             self._files[seed] = EventFile(folder / f"seed_{seed}" if len(run.seeds) > 1 else folder, first_step)
 
     def record(self, rows: Sequence[Mapping[str, float]]) -> None:
@@ -54,29 +48,29 @@ class TensorBoardRecorder(Recorder):
 
 
 class EventFile:
-    """A new file of TensorBoard events, in a folder whose older files count only for steps before `first_step`.
+    """A new file of TensorBoard events; older files in the folder are read only for steps before `first_step`.
 
-    tensorboardX's own `SummaryWriter` passes events through a queue that its `flush` does not wait for, so a
-    checkpoint could be listed before the records it counts on; and its files are named by the second, so a run resumed
-    at once would overwrite its own past.
+    tensorboardX's `SummaryWriter` does not fit: its `flush` does not wait for its queue, so a checkpoint could be
+    complete before its records are on disk. Its files are named by the second, so a run resumed within a second would
+    overwrite its records.
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads the files of a folder in the order of their names.
+        # TensorBoard reads the files of a folder in alphabetical order.
         num_older = len(list(folder.glob(f"{FILE_PREFIX}*")))
         self._file = AppendedFile(folder / f"{FILE_PREFIX}{int(time.time())}.{socket.gethostname()}.{num_older:06d}")
         self._write(Event(file_version="brain.Event:2"))
-        # A new run says this too: one of TensorBoard's readers takes the first start that it meets for no restart.
+        # New runs write this too: one of TensorBoard's readers does not treat the first START event as a restart.
         self._write(Event(step=first_step, session_log=SessionLog(status=SessionLog.START)))
 
     def add(self, scalars: Mapping[str, float], step: int) -> None:
-        """Append one value to each of the named curves."""
+        """Append one value to each named curve."""
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         self._write(Event(step=step, summary=Summary(value=values)))
 
     def sync(self) -> None:
-        """Put what was written on disk."""
+        """Flush the written events to disk."""
         self._file.sync()
 
     def close(self) -> None:

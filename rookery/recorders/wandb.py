@@ -1,4 +1,4 @@
-"""The records of a run at Weights & Biases."""
+"""Records at Weights & Biases."""
 
 import os
 import secrets
@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from rookery.errors import InvalidInputError, missing_extra
-from rookery.recorders.recorder import ENV_STEPS, SEED, Position, Recorder, RunDescription, plotted_metrics
+from rookery.recorders.rows import ENV_STEPS, SEED, plotted_metrics
 from rookery.runs.directory import write_atomically
+from rookery.runs.recorder import Position, Recorder, RunDescription
 
 ID_FILE_NAME = "wandb_id"
 
 
 class WandbRecorder(Recorder):
-    """Sends the records to one W&B run, over env steps; several seeds are `seed_0/...`, `seed_1/...`.
+    """Sends records to one W&B run over env steps; metrics of several seeds are `seed_0/...`, `seed_1/...`.
 
-    W&B's environment variables (WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY, ...) hold. A run that is resumed goes on under
-    its old id. W&B does not forget: it keeps the records it has, and they are not sent a second time.
+    W&B's environment variables apply (WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY, ...). A resumed run keeps its id. W&B
+    cannot delete records: it keeps those it has, and the recorder does not send them again.
     """
 
     def __init__(self) -> None:
@@ -42,7 +43,7 @@ class WandbRecorder(Recorder):
                 resume="allow",
                 dir=run.directory,
                 config=dict(run.config),
-                settings=self._wandb.Settings(console="off"),  # it would send every frame of the live line
+                settings=self._wandb.Settings(console="off"),  # otherwise it uploads every frame of the progress bar
             )
         except self._wandb.Error as error:
             raise InvalidInputError(
@@ -70,7 +71,7 @@ class WandbRecorder(Recorder):
 
 
 def run_id(directory: Path) -> str:
-    """Return the id under which W&B knows the run of this directory; the first time, choose and store it."""
+    """Return the W&B id of the run in this directory; the first call creates and stores it."""
     path = directory / ID_FILE_NAME
     if not path.exists():
         write_atomically(path, secrets.token_hex(8))

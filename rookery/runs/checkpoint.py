@@ -1,8 +1,8 @@
-"""Checkpoints: complete states on disk, checked before they are read.
+"""Checkpoints: complete training states on disk, verified before they are read.
 
-A checkpoint is a folder named after its step. It holds `arrays/`, one array per leaf in the format of Orbax, and
-`manifest.json`, which describes the leaves and states size and hash of every file. It is written under another name,
-brought to the disk and then renamed: a folder with the name of a step is complete. Nothing is pickled.
+A checkpoint is a folder named after its step. It contains `arrays/`, one array per leaf in Orbax format, and
+`manifest.json` with the leaves and the size and hash of every file. It is written to a temporary folder, flushed to
+disk and renamed, so a folder named after a step is complete. Nothing is pickled.
 """
 
 import contextlib
@@ -27,25 +27,25 @@ from rookery.runs.directory import sync_to_disk, write_atomically
 
 FORMAT_VERSION = 1
 ARRAYS, MANIFEST = "arrays", "manifest.json"
-# How a folder's name ends: the former checkpoint of a step that is being saved again; what nobody needs any more.
+# Suffixes of folder names: the previous checkpoint of a step that is saved again, and folders to be deleted.
 REPLACED, TEMPORARY = ".replaced", ".tmp"
 
 Leaf = dict[str, Any]
-"""What the manifest says of one leaf: path, shape, dtype, and for random keys their implementation."""
+"""The entry of one leaf in the manifest: path, shape, dtype, and the implementation of random keys."""
 
 
 class CheckpointError(RookeryError):
-    """A checkpoint could not be written, or cannot be used; the message names one that can."""
+    """A checkpoint cannot be written or read; the message names one that can be read."""
 
 
 class _Unusable(Exception):  # noqa: N818
-    """Why one checkpoint cannot be used, as the end of a sentence that begins with its name."""
+    """Why a checkpoint cannot be read: the end of a sentence that starts with its name."""
 
 
 class Checkpoints:
-    """The checkpoints of one run, in one folder; one process at a time saves there.
+    """The checkpoints of one run in one folder, to which one process at a time saves.
 
-    `keep` is how many of the newest stay; None keeps all.
+    `keep` is the number of newest checkpoints to keep; None keeps all.
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int | None = 3) -> None:
@@ -57,8 +57,8 @@ class Checkpoints:
     def save(self, tree: Any, step: int, metadata: Mapping[str, Any]) -> Path:
         """Write a pytree of arrays, random keys and numbers as the checkpoint of `step`, and return its folder.
 
-        When this returns, the checkpoint is on the disk; until then the former ones are all there is, and a former one
-        of the same step stays usable. Checkpoints after `step` are discarded. `metadata` is what JSON can hold.
+        When `save` returns, the checkpoint is on disk; until then, a previous checkpoint of the same step stays valid.
+        Later checkpoints are deleted. `metadata` must be serializable as JSON.
         """
         leaves, arrays = _to_host(tree)
         needed, free = sum(array.nbytes for array in arrays.values()), _free_bytes(self.folder)
@@ -71,7 +71,7 @@ class Checkpoints:
             temporary.mkdir()
             _write(temporary, leaves, arrays, step, metadata)
             self._publish(temporary, step)
-        # The storage library below Orbax raises ValueError when it cannot write.
+        # TensorStore, which Orbax writes with, raises ValueError if it cannot write.
         except (OSError, ValueError) as error:
             raise self._write_failed(step, needed, free, error) from error
         finally:
@@ -83,11 +83,11 @@ class Checkpoints:
         return self._path(step)
 
     def restore(self, template: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """Read the checkpoint of `step`, by default the last, and return the tree and the metadata given to `save`.
+        """Read the checkpoint of `step`, by default the last; return the tree and the metadata passed to `save`.
 
-        `template` is a tree of the same structure, shapes and dtypes; a `jax.ShapeDtypeStruct` may stand for an array.
-        A leaf comes back as what its template is: a JAX array on the same devices, whichever it was saved on, a number,
-        or else a NumPy array. Random keys are JAX arrays always.
+        `template` is a tree of the same structure, shapes and dtypes; its arrays may be `jax.ShapeDtypeStruct`. Each
+        leaf is restored as the type of its template: a JAX array on the template's devices, a number, or a NumPy
+        array. Random keys are always JAX arrays.
         """
         step = self._existing_step(step)
         path = self._path(step)
@@ -106,7 +106,7 @@ class Checkpoints:
         return jax.tree_util.tree_map_with_path(place, template), manifest["metadata"]
 
     def steps(self) -> list[int]:
-        """The steps that are complete on disk, ascending."""
+        """Return the steps of all complete checkpoints, ascending."""
         if not self.folder.is_dir():
             return []
         pattern = rf"(\d{{12,}})({re.escape(REPLACED)})?"
@@ -114,7 +114,7 @@ class Checkpoints:
         return sorted({int(match[1]) for match in matches if match})
 
     def last_good_step(self) -> int | None:
-        """The last step whose files all are as they were written; None if there is none."""
+        """Return the last step whose files pass verification; None if there is no such step."""
         for step in reversed(self.steps()):
             with contextlib.suppress(_Unusable):
                 _verify(self._path(step))
@@ -122,7 +122,7 @@ class Checkpoints:
         return None
 
     def discard_after(self, step: int) -> None:
-        """Remove the checkpoints after `step`: a run that goes on from an earlier one has left them behind."""
+        """Delete the checkpoints after `step`: a run resumed from `step` makes new ones."""
         for later in self.steps():
             if later > step:
                 _remove(self._path(later))
@@ -143,7 +143,7 @@ class Checkpoints:
             _remove(replaced)
 
     def _clean_up(self) -> None:
-        """Remove what killed processes left; where one was killed while it replaced a step, keep the complete one."""
+        """Delete the leftovers of killed processes; keep one complete checkpoint of a step that was being replaced."""
         for entry in list(self.folder.iterdir()):
             if entry.name.endswith(TEMPORARY):
                 shutil.rmtree(entry, ignore_errors=True)
@@ -167,27 +167,27 @@ class Checkpoints:
         return step
 
     def _write_failed(self, step: int, needed: int, free: int, error: Exception) -> CheckpointError:
-        # The last part of a message of the storage library is what the operating system said.
+        # The message of TensorStore ends with the error of the operating system.
         reason = getattr(error, "strerror", None) or str(error).partition(" [")[0].rpartition(": ")[2]
         return CheckpointError(
             f"checkpoint {step} could not be written to {self.folder}: {reason} "
-            f"(it needs {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB were free); {self._advice()}"
+            f"(it needs {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB free); {self._advice()}"
         )
 
     def _advice(self) -> str:
         good = self.last_good_step()
         if good is None:
-            return "there is no good one."
-        return f"the last good one is {good}: `rookery resume {shlex.quote(str(self.folder.parent))} --step {good}`."
+            return "no checkpoint is intact."
+        return f"the last intact checkpoint is {good}: `rookery resume {shlex.quote(str(self.folder.parent))} --step {good}`."
 
 
 def _free_bytes(folder: Path) -> int:
-    place = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    return shutil.disk_usage(place).free
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(existing).free
 
 
 def _remove(path: Path) -> None:
-    # Renamed first, so that half a removal never looks like a checkpoint.
+    # Renamed first: a half-deleted folder must not look like a checkpoint.
     doomed = path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
     path.rename(doomed)
     shutil.rmtree(doomed, ignore_errors=True)
@@ -206,7 +206,7 @@ def _describe(tree: Any) -> list[Leaf]:
 
 
 def _to_host(tree: Any) -> tuple[list[Leaf], dict[str, np.ndarray]]:
-    """Describe the leaves and bring them to the host as plain arrays, by path; random keys as their data."""
+    """Describe the leaves and copy them to the host as NumPy arrays by path; random keys as their data."""
     described, leaves = _describe(tree), jax.tree.leaves(tree)
     data = []
     for description, leaf in zip(described, leaves, strict=True):
@@ -219,7 +219,7 @@ def _to_host(tree: Any) -> tuple[list[Leaf], dict[str, np.ndarray]]:
     }
     for path, array in arrays.items():
         if array.dtype.kind in "OSUmM":
-            raise InvalidInputError(f"{path} is {array!s:.80}: a checkpoint holds arrays, random keys and numbers.")
+            raise InvalidInputError(f"{path} is {array!s:.80}: checkpoints can store arrays, random keys and numbers.")
     return described, arrays
 
 
@@ -228,7 +228,7 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _write(folder: Path, leaves: list[Leaf], arrays: dict[str, np.ndarray], step: int, metadata: Mapping) -> None:
-    """Write a checkpoint into `folder` and wait until it is on the disk."""
+    """Write a checkpoint into `folder` and wait until it is on disk."""
     _write_arrays(folder / ARRAYS, {path: array for path, array in arrays.items() if array.size})
     files = {}
     for path in sorted(folder.rglob("*")):
@@ -247,16 +247,16 @@ def _write(folder: Path, leaves: list[Leaf], arrays: dict[str, np.ndarray], step
 
 
 def _verify(path: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint that this version can read and whose files are as they were written."""
+    """Return the manifest of a checkpoint; raise `_Unusable` if its format is too new or a file is damaged."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         version = manifest["format_version"]
         if version > FORMAT_VERSION:
             raise _Unusable(
-                f"was written by a newer Rookery (format {version}, this one reads {FORMAT_VERSION}): update it"
+                f"was written by a newer Rookery (format {version}, this version reads {FORMAT_VERSION}): update Rookery"
             )
         if manifest.pop("sha256") != _hash_of_manifest(manifest):
-            raise _Unusable(f"is damaged: {MANIFEST} has another hash than it states")
+            raise _Unusable(f"is damaged: the hash of {MANIFEST} does not match")
         for name, stated in manifest["files"].items():
             size = (path / name).stat().st_size
             if size != stated["bytes"]:
@@ -267,7 +267,7 @@ def _verify(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise _Unusable(f"is damaged: {Path(error.filename or path).name}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise _Unusable(f"is damaged: {MANIFEST} is not what was written") from None
+        raise _Unusable(f"is damaged: {MANIFEST} is not valid") from None
     return manifest
 
 
@@ -297,7 +297,7 @@ def _check_structure(step: int, saved: Sequence[Leaf], expected: Sequence[Leaf])
 
 
 def _like_template(array: np.ndarray | None, key_implementation: str | None, like: Any) -> Any:
-    """Give a restored array the form and the place of its template; None stands for an empty one."""
+    """Convert a restored array to the type and devices of its template; None stands for an empty array."""
     restored: Any = array
     if array is None:
         restored = jnp.empty(like.shape, like.dtype) if key_implementation else np.empty(like.shape, like.dtype)
@@ -313,7 +313,7 @@ def _like_template(array: np.ndarray | None, key_implementation: str | None, lik
 
 @contextlib.contextmanager
 def _checkpointer() -> Iterator[Any]:
-    """Orbax, silent, and without waiting for other processes: each reads by itself, and one writes."""
+    """Yield an Orbax checkpointer without log output and without barriers: each process reads, one writes."""
     import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 
     this_process = jax.process_index()
@@ -342,7 +342,7 @@ def _write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _read_arrays(folder: Path, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
-    """Read the arrays that have elements; the empty ones are not stored."""
+    """Read all arrays except empty ones, which are not stored."""
     import orbax.checkpoint as ocp
 
     as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)

@@ -1,4 +1,4 @@
-"""The directory that a run leaves on disk: where each file lives, and that one process at a time trains there."""
+"""The run directory: paths of its files, and a lock so that one process at a time trains there."""
 
 import contextlib
 import fcntl
@@ -18,15 +18,15 @@ from rookery.errors import InvalidInputError, RookeryError, nearest_names
 FORMAT_VERSION = 1
 RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnasium")
 NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
-"""How `metrics.jsonl` writes the numbers that JSON does not have."""
+"""The strings that `metrics.jsonl` uses for non-finite numbers, which JSON lacks."""
 
 
 class RunInUseError(RookeryError):
-    """Another process trains in this run directory."""
+    """Another process is training in this run directory."""
 
 
 class RunDirectory:
-    """One run on disk. Make a new one with `create`, read an old one with `open`."""
+    """One run on disk: `create` a new one, or `open` an existing one."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -39,10 +39,10 @@ class RunDirectory:
         backend: str | None = None,
         devices: Sequence[str] = (),
     ) -> "RunDirectory":
-        """Start a run: write its resolved config and the manifest of what it runs on.
+        """Create a run directory with its resolved config and a manifest of versions and devices.
 
-        `config` is plain data (mappings, lists, strings, numbers, None). A folder that is there already is used as it
-        is, unless it holds a run.
+        `config` is plain data (mappings, lists, strings, numbers, None). An existing folder is used if it contains no
+        run.
         """
         import yaml  # type: ignore[import-untyped]
 
@@ -52,11 +52,11 @@ class RunDirectory:
             with run.lock():
                 if run.config_path.exists():
                     raise InvalidInputError(
-                        f"{run.path} already holds a run: resume it with "
+                        f"{run.path} already contains a run: resume it with "
                         f"`rookery resume {shlex.quote(str(run.path))}`, or choose another run_dir."
                     )
                 write_atomically(run.manifest_path, json.dumps(_manifest(backend, devices), indent=2) + "\n")
-                # Last, because a folder with a config is a run.
+                # Written last: a folder with a config is a run.
                 write_atomically(run.config_path, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
         except OSError as error:
             raise InvalidInputError(
@@ -66,16 +66,16 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "RunDirectory":
-        """Return the run at `path`; raise if there is none, or if a newer Rookery wrote it."""
+        """Return the run at `path`; raise if there is no run, or if a newer Rookery wrote it."""
         run = cls(path)
         if not run.config_path.is_file():
-            raise InvalidInputError(f"{run.path} is not a run directory: {_what_is_there(run.path)}")
+            raise InvalidInputError(f"{run.path} is not a run directory: {_describe_path(run.path)}")
         version = run.manifest.get("format_version")
         if not isinstance(version, int) or version > FORMAT_VERSION:
             raise InvalidInputError(
                 f"{run.path} has format version {version}, written by Rookery "
-                f"{run.manifest.get('versions', {}).get('rookery')}; this one reads up to {FORMAT_VERSION}: "
-                "update it with `pip install --upgrade rookery`."
+                f"{run.manifest.get('versions', {}).get('rookery')}; this version reads up to {FORMAT_VERSION}: "
+                "update with `pip install --upgrade rookery`."
             )
         return run
 
@@ -121,7 +121,7 @@ class RunDirectory:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The resolved config that the run was started with."""
+        """The resolved config of the run."""
         import yaml
 
         try:
@@ -129,19 +129,19 @@ class RunDirectory:
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise InvalidInputError(f"{self.config_path} is not valid YAML: {error}") from None
         if not isinstance(config, dict):
-            raise InvalidInputError(f"{self.config_path} holds {config!r:.80}, expected a mapping.")
+            raise InvalidInputError(f"{self.config_path} is {config!r:.80}, expected a mapping.")
         return config
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """The versions, platform, devices and command line that the run was started with."""
+        """Versions, platform, devices and command line at the start of the run."""
         return _read_json_object(self.manifest_path)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes from training here; raise `RunInUseError` if one does already.
+        """Lock the directory for training; raise `RunInUseError` if another process holds the lock.
 
-        The kernel frees the lock when the process ends, however it ends.
+        The kernel releases the lock when the process ends for any reason.
         """
         try:
             file = open(self.lock_path, "a+", encoding="utf-8")  # noqa: SIM115
@@ -154,7 +154,7 @@ class RunDirectory:
                 file.seek(0)
                 holder = file.read() or "another process"
                 raise RunInUseError(
-                    f"run directory {self.path} is in use by {holder}: wait until it ends, or stop it."
+                    f"run directory {self.path} is in use by {holder}: wait for it to finish, or stop it."
                 ) from None
             file.truncate(0)
             file.write(f"process {os.getpid()} on {platform.node()} (since {_now()})")
@@ -165,7 +165,7 @@ class RunDirectory:
                 file.truncate(0)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of `metrics.jsonl`; a last line that is still being written is left out."""
+        """Return the rows of `metrics.jsonl`, without an incomplete last line."""
         if not self.metrics_path.exists():
             return []
         lines = self.metrics_path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
@@ -179,25 +179,25 @@ class RunDirectory:
         except ValueError as error:
             raise InvalidInputError(f"{self.metrics_path} line {number} is not valid JSON: {error}.") from None
         if not isinstance(row, dict):
-            raise InvalidInputError(f"{self.metrics_path} line {number} holds {row!r:.80}, expected an object.")
+            raise InvalidInputError(f"{self.metrics_path} line {number} is {row!r:.80}, expected an object.")
         return {name: NON_FINITE.get(value, value) if isinstance(value, str) else value for name, value in row.items()}
 
     def read_timing(self) -> dict[str, Any] | None:
-        """Return how the time was spent, or None while the training has not ended."""
+        """Return the durations in `timing.json`; None until training is complete."""
         return _read_json_object(self.timing_path) if self.timing_path.exists() else None
 
     def read_populations(self) -> list[Any]:
-        """Return what each seed ended with beside its agent; empty for methods that end with nothing else."""
+        """Return the final population of each seed; empty for methods without one."""
         if not self.population_path.exists():
             return []
         populations = _read_json(self.population_path)
         if not isinstance(populations, list):
-            raise InvalidInputError(f"{self.population_path} holds {populations!r:.80}, expected a list.")
+            raise InvalidInputError(f"{self.population_path} is {populations!r:.80}, expected a list.")
         return populations
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that whoever looks, even after a power cut, sees the old content or the new, never a part."""
+    """Replace a file atomically: readers see the old or the new content, also after a power failure."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -209,7 +209,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def sync_to_disk(path: Path) -> None:
-    """Wait until a file, or the list of names in a folder, is on the disk."""
+    """Wait until a file, or the entries of a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -242,7 +242,7 @@ def _now() -> str:
 def _read_json_object(path: Path) -> dict[str, Any]:
     content = _read_json(path)
     if not isinstance(content, dict):
-        raise InvalidInputError(f"{path} holds {content!r:.80}, expected an object.")
+        raise InvalidInputError(f"{path} is {content!r:.80}, expected an object.")
     return content
 
 
@@ -255,8 +255,8 @@ def _read_json(path: Path) -> Any:
         raise InvalidInputError(f"{path} is not valid JSON: {error}.") from None
 
 
-def _what_is_there(path: Path) -> str:
-    """Say what a folder without a config holds, and which runs may have been meant."""
+def _describe_path(path: Path) -> str:
+    """Describe a path that is not a run directory, and suggest runs nearby."""
     if not path.exists():
         finding = "it does not exist."
         siblings = {run.name: run for run in _runs_in(path.parent)}
@@ -273,7 +273,7 @@ def _what_is_there(path: Path) -> str:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    """The runs directly in `folder`, newest first."""
+    """Return the runs directly in `folder`, newest first."""
     if not folder.is_dir():
         return []
     runs = [entry for entry in folder.iterdir() if _is_run(entry)]

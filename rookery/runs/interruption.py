@@ -1,4 +1,4 @@
-"""Stopping a training on request: a signal asks, the loop saves and then ends."""
+"""Stopping a run by a signal: the loop saves a checkpoint and exits."""
 
 import signal
 import threading
@@ -9,7 +9,7 @@ from rookery.errors import RookeryError
 
 
 class Interrupted(RookeryError):  # noqa: N818
-    """Training was stopped by a signal; `consequence` says what became of it ("saved at step 8192 in runs/a")."""
+    """Training was stopped by a signal; `consequence` describes the result ("saved at step 8192 in runs/a")."""
 
     def __init__(self, stopped_by: signal.Signals, consequence: str = "") -> None:
         super().__init__(f"stopped by {stopped_by.name}{': ' if consequence else ''}{consequence}.")
@@ -17,20 +17,20 @@ class Interrupted(RookeryError):  # noqa: N818
 
     @property
     def exit_code(self) -> int:
-        """What a shell reports of a process that this signal ended."""
+        """The exit code of a process killed by this signal."""
         return 128 + self.signal
 
 
 class StopSignals:
-    """While active, SIGTERM and SIGINT are noted in `requested` and end nothing; a second SIGINT ends at once.
+    """Context that stores SIGTERM and SIGINT in `requested` instead of stopping; a second SIGINT stops at once.
 
-    Signals reach the main thread of a process alone: entered in another thread it is inert. A signal that the process
-    was started to ignore (`nohup`, a background job) stays ignored.
+    Signals reach only the main thread of a process: in other threads the context does nothing. A signal that the
+    process already ignores (`nohup`, a background job) stays ignored.
     """
 
     def __init__(self) -> None:
         self.requested: signal.Signals | None = None
-        """The first of these signals that came, or None."""
+        """The first signal received, or None."""
         self._num_interrupts = 0
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
 

@@ -1,32 +1,30 @@
-"""What a run tells about itself while it trains: where it stands, how long things took, and the records."""
+"""The log of a run: progress, durations and records, passed to the recorders."""
 
 import contextlib
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import jax
 import numpy as np
 
 from rookery.metrics import Mean
-from rookery.recorders import Position, Recorder, RunDescription
 from rookery.runs.directory import RunDirectory, write_atomically
-from rookery.workflows.config import Settings
-from rookery.workflows.programs import Program
+from rookery.runs.recorder import Position, Recorder, RunDescription
 
 SECONDS_AHEAD = "time/seconds_ahead"
-"""The metric of the time that went into collecting steps which are not counted yet."""
+"""The metric of the time spent on collecting env steps that are not counted yet."""
 FIRST_CALL = 1
-"""Iterations of the first call of a program, by which its speed is measured."""
+"""Iterations of the first call, which measures the speed of the training program."""
 UNLIMITED = 2**31 - 1
 
 
 @dataclass
 class Progress:
-    """Where a run stands: part of every checkpoint."""
+    """Counts and durations of a run; part of every checkpoint."""
 
     num_records: int = 0
     env_steps: int = 0
@@ -34,7 +32,7 @@ class Progress:
     train_seconds: float = 0.0
     evaluate_seconds: float = 0.0
     recorded_steps: tuple[int, ...] = ()
-    """The env steps of each seed at the last record."""
+    """Env steps of each seed at the last record."""
 
     def to_mapping(self) -> dict[str, Any]:
         return asdict(self)
@@ -52,24 +50,33 @@ class Progress:
         return self.compile_seconds + self.train_seconds + self.evaluate_seconds
 
 
-class RunLog(contextlib.AbstractContextManager):
-    """Hands what happens to the recorders and keeps the time.
+class Compilable(Protocol):
+    """A program that compiles ahead of its first call."""
 
-    `env_steps` are those that the state has seen at the start, over all seeds; `iterations` those of each.
+    def is_ready(self, *args: Any) -> bool:
+        """Tell whether the program is compiled for arguments like these."""
+
+    def compile(self, *args: Any) -> float:
+        """Compile for arguments like these; return the seconds it took."""
+
+
+class RunLog(contextlib.AbstractContextManager):
+    """Passes the events of a run to its recorders and measures time.
+
+    `env_steps` of all seeds together and `iterations` of each seed are the counts at the start.
     """
 
     def __init__(
         self,
-        settings: Settings,
-        recorders: list[Recorder],
-        run: RunDirectory | None,
+        run: RunDescription,
+        recorders: Sequence[Recorder],
         resumed: Progress | None,
         env_steps: int,
         iterations: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._settings = settings
         self._run = run
+        self._directory = None if run.directory is None else RunDirectory(run.directory)
         self._clock = clock
         self._resumed = resumed
         self.progress = resumed or Progress()
@@ -81,18 +88,10 @@ class RunLog(contextlib.AbstractContextManager):
         self._train_seconds_at_record = self._train_seconds_at_start = self.progress.train_seconds
 
     def __enter__(self) -> Self:
-        train = self._settings.train
-        description = RunDescription(
-            title=f"{self._settings.agent_name} on {train.env.name}",
-            total_timesteps=train.total_timesteps,
-            seeds=train.seeds,
-            directory=None if self._run is None else self._run.path,
-            config=self._settings.to_mapping(),
-        )
         with contextlib.ExitStack() as stack:
             stack.callback(self._close)
             for recorder in self._recorders:
-                recorder.open(description, self._resumed.position if self._resumed else None)
+                recorder.open(self._run, self._resumed.position if self._resumed else None)
             stack.pop_all()
         return self
 
@@ -104,8 +103,8 @@ class RunLog(contextlib.AbstractContextManager):
             for recorder in self._recorders:
                 stack.callback(recorder.close)
 
-    def compile(self, what: str, program: Program, *args: Any) -> None:
-        """Compile a program now if that is still to be done, and tell how long it took."""
+    def compile(self, what: str, program: Compilable, *args: Any) -> None:
+        """Compile a program unless it is compiled already, and report how long it took."""
         if program.is_ready(*args):
             return
         for recorder in self._recorders:
@@ -116,16 +115,16 @@ class RunLog(contextlib.AbstractContextManager):
             recorder.compiled(what, seconds)
 
     def iterations_within(self, seconds: float) -> int:
-        """Return how many iterations take about so many seconds."""
+        """Estimate how many iterations take `seconds`."""
         if jax.process_count() > 1:
-            return UNLIMITED  # every process must do the same
+            return UNLIMITED  # all processes must run the same iterations
         if self._seconds_per_iteration is None:
             return FIRST_CALL
         return min(max(1, int(seconds / self._seconds_per_iteration)), UNLIMITED)
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Count the time of some iterations; `advance` is then told how many they were."""
+        """Measure the time of some iterations; call `advance` afterwards."""
         start = self._clock()
         yield
         self._seconds_of_call = self._clock() - start
@@ -133,13 +132,13 @@ class RunLog(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Count the time of an evaluation."""
+        """Measure the time of an evaluation."""
         start = self._clock()
         yield
         self.progress.evaluate_seconds += self._clock() - start
 
     def advance(self, env_steps: int, iterations: int) -> None:
-        """Tell how far the training has come."""
+        """Report the env steps and iterations reached."""
         self._seconds_per_iteration = max(self._seconds_of_call / max(iterations - self._iterations, 1), 1e-9)
         self._iterations = iterations
         self.progress.env_steps = env_steps
@@ -149,16 +148,16 @@ class RunLog(contextlib.AbstractContextManager):
     def record(
         self, counts: Mapping[str, list[Any]], metrics: Mapping[str, Mean], evaluation: Mapping[str, Any]
     ) -> None:
-        """Make a record: one row per seed. A mean of nothing is left out.
+        """Record one row per seed; means without samples are omitted.
 
-        The time of collecting steps ahead, which the next record counts, belongs to that record.
+        Time spent on collecting steps ahead belongs to the next record, which counts these steps.
         """
         progress, env_steps = self.progress, counts["time/total_timesteps"]
         train_seconds = progress.train_seconds - sum(counts.get(SECONDS_AHEAD, []))
         speed = (sum(env_steps) - self._steps_at_record) / (train_seconds - self._train_seconds_at_record)
         metrics, evaluation = jax.device_get((dict(metrics), dict(evaluation)))
         rows = []
-        for index, seed in enumerate(self._settings.train.seeds):
+        for index, seed in enumerate(self._run.seeds):
             row: dict[str, float] = {"seed": seed, **{name: count[index] for name, count in counts.items()}}
             for name, mean in metrics.items():
                 total, weight = np.ravel(mean.total)[index], np.ravel(mean.weight)[index]
@@ -174,32 +173,33 @@ class RunLog(contextlib.AbstractContextManager):
 
     @property
     def consequence(self) -> str:
-        """What to tell the user of a run that was stopped before its end."""
-        if self._run is None:
+        """What a stopped run leaves behind, for the error message."""
+        if self._directory is None:
             return "nothing was saved, because there is no run_dir"
-        command = f"rookery resume {shlex.quote(str(self._run.path))}"
-        return f"saved at {self.progress.env_steps:,} steps, go on with `{command}`"
+        command = f"rookery resume {shlex.quote(str(self._directory.path))}"
+        return f"saved at {self.progress.env_steps:,} steps, continue with `{command}`"
 
     def sync(self) -> None:
-        """Make sure that what was recorded is on disk."""
+        """Flush all records to disk."""
         for recorder in self._recorders:
             recorder.sync()
 
     def finish(self, collect_seconds: float | None) -> None:
-        """Tell that the training has ended, and write down how the time was spent.
+        """Report that training is complete and write `timing.json`.
 
-        `collect_seconds` of an iteration were spent on gathering experience, on average.
+        `collect_seconds` is the average time that an iteration spends on collecting experience.
         """
-        if self._run is not None and (self._seconds_per_iteration or not self._run.timing_path.exists()):
+        directory, num_seeds = self._directory, len(self._run.seeds)
+        if directory is not None and (self._seconds_per_iteration or not directory.timing_path.exists()):
             timing: dict[str, float] = {
-                "env_steps": round(self._steps_at_record / self._settings.train.num_seeds),
-                "num_seeds": self._settings.train.num_seeds,
+                "env_steps": round(self._steps_at_record / num_seeds),
+                "num_seeds": num_seeds,
             }
             timing |= {name: value for name, value in asdict(self.progress).items() if name.endswith("_seconds")}
             num_iterations = self._iterations - self._iterations_at_start
             if collect_seconds is not None and num_iterations > 0:
                 train_seconds = self.progress.train_seconds - self._train_seconds_at_start
                 timing["collect_share"] = min(1.0, collect_seconds * num_iterations / train_seconds)
-            write_atomically(self._run.timing_path, json.dumps(timing, indent=2) + "\n")
+            write_atomically(directory.timing_path, json.dumps(timing, indent=2) + "\n")
         for recorder in self._recorders:
             recorder.finish("")

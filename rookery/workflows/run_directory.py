@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from rookery.errors import InvalidInputError
 from rookery.runs.directory import RunDirectory
+from rookery.runs.recorder import RunDescription
 from rookery.workflows.config import Settings
 
 
@@ -41,3 +42,15 @@ def existing_run(settings: Settings) -> RunDirectory:
     if settings.train.run_dir is None:
         raise InvalidInputError("this workflow has no run_dir to restore from: set it in the config.")
     return RunDirectory.open(Path(settings.train.run_dir))
+
+
+def describe_run(settings: Settings, run: RunDirectory | None) -> RunDescription:
+    """Describe a run to its recorders."""
+    train = settings.train
+    return RunDescription(
+        title=f"{settings.agent_name} on {train.env.name}",
+        total_timesteps=train.total_timesteps,
+        seeds=train.seeds,
+        directory=None if run is None else run.path,
+        config=settings.to_mapping(),
+    )

@@ -29,7 +29,7 @@ from rookery.types import Key, PyTreeDict, State, Tree, as_key, make_key
 from rookery.workflows.config import Hyperparameters, Settings, settings_from
 from rookery.workflows.host_evaluator import EpisodePlayer
 from rookery.workflows.programs import SAME, Layout, Program, gather
-from rookery.workflows.run_directory import created_run, existing_run, reopened_run
+from rookery.workflows.run_directory import created_run, describe_run, existing_run, reopened_run
 
 SECONDS_PER_CALL = 0.5
 """How long the device works between two looks at the clock and at signals; it makes no difference to the result."""
@@ -86,7 +86,9 @@ class Workflow(ABC):
         )
         self.agent = self.make_agent()
         self.prepare()
-        self.timetable = Timetable.of(settings.train)
+        train = settings.train
+        intervals = train.record_interval, train.evaluation.interval, train.checkpoint.interval
+        self.timetable = Timetable.of(train.total_timesteps, *intervals)
         self.evaluator = self._make_evaluator()
         names = settings.train.recorders if jax.process_index() == 0 else ()
         self.recorders = [make_recorder(name) for name in names]
@@ -239,7 +241,8 @@ class Workflow(ABC):
     def _train(self, run: RunDirectory | None, state: Any, metrics: Any, resumed: Progress | None) -> Any:
         timetable = self.timetable
         start = sum(counts_of(state.env_steps)), counts_of(state.iterations)[0]
-        with StopSignals() as stop, RunLog(self.settings, self.recorders, run, resumed, *start) as log:
+        description = describe_run(self.settings, run)
+        with StopSignals() as stop, RunLog(description, self.recorders, resumed, *start) as log:
             env_steps = env_steps_of(state)
 
             def save() -> None:

@@ -234,7 +234,7 @@ def test_a_termination_saves_and_says_how_to_go_on(
         process.stdout.read()
         message = process.stderr.read()
     assert process.returncode == 143
-    pattern = r"rookery: stopped by SIGTERM: saved at [\d,]+ steps, go on with `rookery resume 'a run'`\.\n"
+    pattern = r"rookery: stopped by SIGTERM: saved at [\d,]+ steps, continue with `rookery resume 'a run'`\.\n"
     assert re.fullmatch(pattern, message)
     assert len(list((working_directory / "a run" / "checkpoints").iterdir())) == 2  # the start and this one
 

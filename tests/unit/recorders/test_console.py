@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from rookery.recorders import Position, RunDescription
-from rookery.recorders.console import ConsoleRecorder, format_duration, format_number
+from rookery.recorders.console import ConsoleRecorder, format_eta, format_return
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
@@ -287,11 +287,11 @@ def read_until(controller: int, mark: str | None) -> str:
     [(152.34, "152.3"), (-1024.5, "-1,024.5"), (0.0312, "0.0312"), (-1.5, "-1.5"), (0.0, "0"), (float("nan"), "nan")],
 )
 def test_numbers_are_written_for_reading(value: float, text: str) -> None:
-    assert format_number(value) == text
+    assert format_return(value) == text
 
 
 def test_durations_are_hours_minutes_and_seconds() -> None:
-    assert [format_duration(seconds) for seconds in (0.4, 59.6, 3_725, 360_000)] == [
+    assert [format_eta(seconds) for seconds in (0.4, 59.6, 3_725, 360_000)] == [
         "0:00:00",
         "0:01:00",
         "1:02:05",

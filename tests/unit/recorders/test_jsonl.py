@@ -88,7 +88,7 @@ def test_wherever_a_run_is_cut_resuming_keeps_exactly_the_first_records_or_says_
             position = Position(num_records, env_steps=10 * num_records)
             kept = whole[: line_ends[num_records * num_seeds]]
             if len(kept) > size:
-                with pytest.raises(InvalidInputError, match="records are lost"):
+                with pytest.raises(InvalidInputError, match="Records are lost"):
                     recorder.open(describe(tmp_path, num_seeds), position)
                 assert path.read_bytes() == whole[:size]
             else:
@@ -113,7 +113,7 @@ def test_a_resumed_run_appends_what_the_uninterrupted_one_would_have_written(tmp
 
 def test_the_error_for_lost_records_names_the_file_and_both_counts(tmp_path: Path) -> None:
     write_run(tmp_path, num_records=1, num_seeds=2)
-    with pytest.raises(InvalidInputError, match=r"metrics\.jsonl has 2 complete lines, and .* after line 6"):
+    with pytest.raises(InvalidInputError, match=r"metrics\.jsonl has 2 complete lines, but .* after line 6"):
         JsonlRecorder().open(describe(tmp_path, num_seeds=2), Position(num_records=3, env_steps=30))
 
 

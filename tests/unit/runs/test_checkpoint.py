@@ -224,7 +224,7 @@ def test_damage_to_any_file_is_named_and_the_last_good_step_offered(checkpoints:
         with pytest.raises(CheckpointError) as raised:
             checkpoints.restore(train_state())
         assert re.fullmatch(
-            rf"checkpoint 81920 is damaged: .*{damaged.name}.*; the last good one is 40960: "
+            rf"checkpoint 81920 is damaged: .*{damaged.name}.*; the last intact checkpoint is 40960: "
             rf"`rookery resume {checkpoints.folder.parent} --step 40960`\.",
             str(raised.value),
         )
@@ -236,14 +236,14 @@ def test_a_damaged_hash_says_what_was_found_and_expected(checkpoints: Checkpoint
     path = checkpoints.save(train_state(), 7, {})
     file = next(file for file in files_of(path) if "arrays" in file.parts and file.stat().st_size > 0)
     flip_a_bit(file)
-    with pytest.raises(CheckpointError, match=r"has sha256 \w{16}\.\.\., expected \w{16}\.\.\.; there is no good one"):
+    with pytest.raises(CheckpointError, match=r"has sha256 \w{16}\.\.\., expected \w{16}\.\.\.; no checkpoint is intact"):
         checkpoints.restore(train_state())
 
 
 def test_a_changed_manifest_is_damage(checkpoints: Checkpoints) -> None:
     manifest_path = checkpoints.save({}, 7, {"records": 3}) / "manifest.json"
     manifest_path.write_text(manifest_path.read_text().replace('"records": 3', '"records": 4'))
-    with pytest.raises(CheckpointError, match=r"checkpoint 7 is damaged: manifest\.json has another hash"):
+    with pytest.raises(CheckpointError, match=r"checkpoint 7 is damaged: the hash of manifest\.json does not match"):
         checkpoints.restore({})
 
 
@@ -251,7 +251,7 @@ def test_a_checkpoint_of_a_newer_rookery_asks_for_an_update(checkpoints: Checkpo
     manifest_path = checkpoints.save({}, 7, {}) / "manifest.json"
     manifest = json.loads(manifest_path.read_text())
     manifest_path.write_text(json.dumps({**manifest, "format_version": checkpoint.FORMAT_VERSION + 1}))
-    with pytest.raises(CheckpointError, match=r"checkpoint 7 was written by a newer Rookery .*: update it"):
+    with pytest.raises(CheckpointError, match=r"checkpoint 7 was written by a newer Rookery .*: update Rookery"):
         checkpoints.restore({})
 
 
@@ -297,7 +297,7 @@ def test_a_write_that_fails_leaves_the_former_checkpoints_and_nothing_else(
     with pytest.raises(
         CheckpointError,
         match=r"checkpoint 2 could not be written to .*run/checkpoints: File too large \(it needs 1\.0 MB, \d+\.\d MB "
-        r"were free\); the last good one is 1: `rookery resume .*run --step 1`\.",
+        r"free\); the last intact checkpoint is 1: `rookery resume .*run --step 1`\.",
     ):
         checkpoints.save({"noise": noise}, 2, {})
     assert [path.name for path in checkpoints.folder.iterdir()] == ["000000000001"]
@@ -310,7 +310,7 @@ def test_a_state_larger_than_the_free_space_is_not_even_begun(
     checkpoints.save({"small": 1}, 1, {})
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10**9, 10**9 - 999, 999))
     monkeypatch.setattr(checkpoint, "_write", pytest.fail)
-    with pytest.raises(CheckpointError, match=r"the disk is full \(it needs 4\.0 MB, 0\.0 MB were free\).* one is 1"):
+    with pytest.raises(CheckpointError, match=r"the disk is full \(it needs 4\.0 MB, 0\.0 MB free\).* checkpoint is 1"):
         checkpoints.save({"large": np.zeros(10**6, np.float32)}, 2, {})
     assert checkpoints.steps() == [1]
 

@@ -55,7 +55,7 @@ def test_the_manifest_says_what_the_run_ran_on(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_a_run_is_not_used_for_another(tmp_path: Path) -> None:
     create(tmp_path / "a run")
-    with pytest.raises(InvalidInputError, match=r"already holds a run.*rookery resume '.*a run'.*another run_dir"):
+    with pytest.raises(InvalidInputError, match=r"already contains a run.*rookery resume '.*a run'.*another run_dir"):
         RunDirectory.create(tmp_path / "a run", {"seed": 1})
     assert RunDirectory.open(tmp_path / "a run").config == CONFIG
 

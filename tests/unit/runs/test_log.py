@@ -1,4 +1,4 @@
-"""What a run tells of its time, by a clock that the tests set."""
+"""The durations that a run reports, measured by a fake clock."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,19 +6,14 @@ from typing import Any
 
 import pytest
 
-from rookery.algorithms.a2c import A2CWorkflow
 from rookery.recorders import Position, Recorder, RunDescription
 from rookery.runs.directory import RunDirectory
-from rookery.workflows.config import settings_from
 from rookery.runs.log import Progress, RunLog
 from tests.runner_envs import FakeTime
 
-SETTINGS = settings_from(
-    {"env": {"name": "classic/cartpole"}},
-    A2CWorkflow.agent_name,
-    A2CWorkflow.config_class,
-    A2CWorkflow.hyperparameters_class,
-)
+
+def describe(directory: Path | None) -> RunDescription:
+    return RunDescription("a run", total_timesteps=1000, seeds=(0,), directory=directory, config={})
 
 
 class RowRecorder(Recorder):
@@ -46,7 +41,7 @@ def train(log: RunLog, time: FakeTime, seconds: float, env_steps: int, iteration
 def test_a_resumed_run_is_measured_by_what_it_did_itself(tmp_path: Path) -> None:
     time, recorder, run = FakeTime(), RowRecorder(), RunDirectory(tmp_path)
     before = Progress(num_records=3, env_steps=500, train_seconds=1000.0)
-    with RunLog(SETTINGS, [recorder], run, before, env_steps=500, iterations=5, clock=time.clock) as log:
+    with RunLog(describe(tmp_path), [recorder], before, env_steps=500, iterations=5, clock=time.clock) as log:
         train(log, time, seconds=6.0, env_steps=700, iterations=7)
         train(log, time, seconds=2.0, env_steps=900, iterations=9)
         log.record({"time/total_timesteps": [900]}, {}, {})
@@ -61,7 +56,7 @@ def test_a_resumed_run_is_measured_by_what_it_did_itself(tmp_path: Path) -> None
 
 def test_seconds_ahead_count_for_the_record_that_counts_their_steps() -> None:
     time, recorder = FakeTime(), RowRecorder()
-    with RunLog(SETTINGS, [recorder], None, None, env_steps=0, iterations=0, clock=time.clock) as log:
+    with RunLog(describe(None), [recorder], None, env_steps=0, iterations=0, clock=time.clock) as log:
         for env_steps, seconds, ahead in [(100, 10.0, 3.0), (200, 8.0, 1.0), (300, 4.0, 0.0)]:
             train(log, time, seconds, env_steps, iterations=env_steps // 100)
             log.record({"time/total_timesteps": [env_steps], "time/seconds_ahead": [ahead]}, {}, {})

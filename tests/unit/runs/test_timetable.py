@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from rookery.workflows.config import CheckpointConfig, EvaluationConfig, TrainConfig
 from rookery.runs.timetable import Timetable
 
 
@@ -12,14 +11,7 @@ def test_a_timetable_keeps_its_intervals_whatever_divides_what() -> None:
     generator = np.random.default_rng(0)
     for _ in range(200):
         total, record, evaluation, checkpoint = (int(number) for number in generator.integers(1, 5000, size=4))
-        timetable = Timetable.of(
-            TrainConfig(
-                total_timesteps=total,
-                record_interval=record,
-                evaluation=EvaluationConfig(interval=evaluation),
-                checkpoint=CheckpointConfig(interval=checkpoint),
-            )
-        )
+        timetable = Timetable.of(total, record, evaluation, checkpoint)
         position, records, due = 0, [], {"evaluation": [], "checkpoint": []}
         while position < total:
             record_at = timetable.next_record(position)
@@ -44,6 +36,6 @@ def first_past_multiples(positions: list[int], interval: int, total: int) -> lis
 
 
 def test_intervals_that_are_not_given_are_shares_of_the_run() -> None:
-    timetable = Timetable.of(TrainConfig(total_timesteps=100_000))
+    timetable = Timetable.of(total_timesteps=100_000)
     assert timetable.record_interval == 2_000
     assert (timetable.evaluation_interval, timetable.checkpoint_interval) == (10_000, 10_000)

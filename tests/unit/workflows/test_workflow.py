@@ -361,7 +361,7 @@ def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path: Path) -> Non
     workflow = build(run_dir=str(tmp_path / "run"), recorders=["jsonl"])
     train(workflow)
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    with pytest.raises(InvalidInputError, match=r"already holds a run.*rookery resume"):
+    with pytest.raises(InvalidInputError, match=r"already contains a run.*rookery resume"):
         train(workflow)
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 

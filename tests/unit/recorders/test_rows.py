@@ -1,4 +1,4 @@
-"""What all recorders share: numbers of any library, files that say what went wrong, imports on first use."""
+"""The parts that recorders share: numbers of any library, files whose errors name them, imports on first use."""
 
 import subprocess
 import sys
@@ -10,7 +10,8 @@ import pytest
 
 from rookery.errors import InvalidInputError, UnknownNameError
 from rookery.recorders import RECORDERS, Position, make_recorder
-from rookery.recorders.recorder import AppendedFile, as_number
+from rookery.recorders.appended_file import AppendedFile
+from rookery.recorders.rows import as_number
 
 
 def test_a_misspelt_recorder_is_an_error_with_the_nearest_name() -> None:
@@ -54,7 +55,7 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_position_before_the_first_record_forgets_even_one_at_step_0() -> None:
-    assert Position(num_records=0, env_steps=0).first_forgotten_step(0) == 0
-    assert Position(num_records=1, env_steps=0).first_forgotten_step(0) == 1
-    assert Position(2, env_steps=10, recorded_steps=(50, 10)).first_forgotten_step(0) == 51
+def test_a_position_before_the_first_record_discards_even_one_at_step_0() -> None:
+    assert Position(num_records=0, env_steps=0).first_discarded_step(0) == 0
+    assert Position(num_records=1, env_steps=0).first_discarded_step(0) == 1
+    assert Position(2, env_steps=10, recorded_steps=(50, 10)).first_discarded_step(0) == 51
