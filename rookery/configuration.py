@@ -1,20 +1,27 @@
-"""The border where a config becomes dataclasses: past it nobody sees a `DictConfig`, and nothing is misspelt.
+"""Declares settings, checks them, and converts between mappings and dataclasses.
+
+`setting` declares a field of a config once: its default, its range or choices, and its help. Checks, the command line
+and the tables in the docs use the declaration.
 
 A config is a tree of mappings, lists and scalars, from YAML, from Hydra or written in Python. `from_mapping` builds the
-dataclass that a mapping describes, or raises one error that says where in the config the fault lies.
+dataclass that a mapping describes. An invalid config raises one error that names the key. Past this module nobody sees
+a `DictConfig`.
 """
 
 import dataclasses
 import enum
+import functools
 import math
 import numbers
 import types
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from rookery.errors import InvalidInputError, RookeryError, UnknownNameError, nearest_names
+from rookery.errors import InvalidInputError, RookeryError, UnknownNameError, nearest_names, unknown_name
 
 Config = TypeVar("Config")
+Value = TypeVar("Value")
 
 KINDS = {
     bool: ("true or false", "true or false"),
@@ -23,6 +30,96 @@ KINDS = {
     str: ("a string", "strings"),
 }
 """The scalars of a config: how one and how several of them are called in an error."""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a field of a config declares besides its type and its default.
+
+    `low` and `high` are allowed values themselves. `schedule` says that the number may change over the run.
+    """
+
+    help: str = ""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    schedule: bool = False
+
+    def expected_range(self, integer: bool = False) -> str:
+        """Say in words which numbers are allowed."""
+        if self.low is not None and self.high is not None:
+            return f"must lie between {self.low:g} and {self.high:g}"
+        if self.low is None:
+            return "must be finite" if self.high is None else f"must be at most {self.high:g}"
+        return f"must be {'an integer of ' if integer else ''}at least {self.low:g}"
+
+    def contains(self, number: float) -> bool:
+        """Whether a number lies in the declared range."""
+        return (self.low is None or number >= self.low) and (self.high is None or number <= self.high)
+
+
+def setting(
+    default: Value,
+    *,
+    help: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    choices: Collection[str] = (),
+) -> Value:
+    """Declare a field of a config, or a static field of a `PyTreeNode`.
+
+    The range of a list holds for each of its entries. A subclass that only changes the default writes the field without
+    `setting`: range, choices and help are inherited.
+    """
+    metadata = declared(Declaration(help, low, high, tuple(choices)), static=True)
+    if isinstance(default, Mapping):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)  # type: ignore[return-value]
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def declared(declaration: Declaration, static: bool) -> dict[str, Any]:
+    """The metadata of a field with a declaration."""
+    return {"declaration": declaration, "static": static}
+
+
+def declarations(cls: type) -> dict[str, Declaration]:
+    """Return the declarations of the fields of `cls` that have one, also where a subclass changed the default."""
+    found: dict[str, Declaration] = {}
+    for name in field_names(cls):
+        for base in cls.__mro__:
+            field = base.__dict__.get("__dataclass_fields__", {}).get(name)
+            if field is not None and "declaration" in field.metadata:
+                found[name] = field.metadata["declaration"]
+                break
+    return found
+
+
+def check_settings(config: object) -> None:
+    """Raise for the first field whose value is not in its declared range or choices."""
+    for name, declaration, annotation in _declared_fields(type(config)):  # type: ignore[arg-type]
+        value = getattr(config, name)
+        if value is None and type(None) in get_args(annotation):
+            continue
+        if declaration.choices and value not in declaration.choices:
+            raise unknown_name(name.replace("_", " "), str(value), declaration.choices)
+        if declaration.low is not None or declaration.high is not None:
+            _check_range(name, value, annotation, declaration)
+
+
+@functools.cache
+def _declared_fields(cls: type) -> list[tuple[str, Declaration, Any]]:
+    annotations = get_type_hints(cls)
+    return [(name, declaration, annotations[name]) for name, declaration in declarations(cls).items()]
+
+
+def _check_range(name: str, value: Any, annotation: Any, declaration: Declaration) -> None:
+    is_list, kinds = isinstance(value, (tuple, list)), (annotation, *get_args(annotation))
+    integer = int in kinds
+    for number in value if is_list else (value,):
+        is_number = isinstance(number, numbers.Integral if integer else numbers.Real) and not isinstance(number, bool)
+        if not is_number or not declaration.contains(number):
+            every = ": every entry" if is_list else ""
+            raise InvalidInputError(f"{name}={value!r}{every} {declaration.expected_range(integer)}.")
 
 
 def from_mapping(cls: type[Config], mapping: Mapping[str, Any], path: str) -> Config:
@@ -45,6 +142,23 @@ def from_mapping(cls: type[Config], mapping: Mapping[str, Any], path: str) -> Co
         return cls(**values)
     except (InvalidInputError, UnknownNameError) as error:
         raise _placed(error, path, names) from error
+
+
+def to_mapping(config: object) -> dict[str, Any]:
+    """Turn a dataclass into what YAML can hold: the inverse of `from_mapping`."""
+    return {entry.name: _to_plain(getattr(config, entry.name)) for entry in dataclasses.fields(config)}  # type: ignore[arg-type]
+
+
+def _to_plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_mapping(value)
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {name: _to_plain(entry) for name, entry in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_to_plain(entry) for entry in value]
+    return value
 
 
 def field_names(cls: type) -> list[str]:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from rookery.agent import AgentState, Carry
 from rookery.agents.actor_critic import ActorCriticAgent
 from rookery.distributed import DEVICE_AXIS
+from rookery.hyperparameters import Scalar
 from rookery.learning.advantages import gae
 from rookery.learning.moments import check_same_shape, explained_variance, weighted_mean
 from rookery.metrics import Mean
@@ -20,7 +21,6 @@ from rookery.rollout import Experience
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key
 from rookery.workflows.collecting import weights_of
-from rookery.workflows.config import Scalar
 from rookery.workflows.on_policy import (
     Learner,
     OnPolicyConfig,

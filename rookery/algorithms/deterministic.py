@@ -13,12 +13,12 @@ from rookery.agents.actor_critics import ActorCriticsAgent
 from rookery.agents.replay import LossInfo, Replayed, Transitions
 from rookery.control_flow import cond_any
 from rookery.errors import InvalidInputError, check_count
+from rookery.hyperparameters import Scalar
 from rookery.metrics import Mean
 from rookery.networks.critic import ActorCriticsConfig, ActorCriticsNetwork
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Space
 from rookery.types import Array, Key, Params, PyTreeDict, where_tree
-from rookery.workflows.config import Scalar
 from rookery.workflows.off_policy import OffPolicyConfig, OffPolicyHyperparameters, OffPolicyLearner, OffPolicyWorkflow
 
 

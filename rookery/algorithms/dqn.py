@@ -15,15 +15,14 @@ import jax.numpy as jnp
 from rookery.agent import Agent, AgentState, action_mask_of, sample_allowed
 from rookery.agents.replay import LossInfo, ReplayAgent, Replayed, Transitions
 from rookery.errors import InvalidInputError, check_count
+from rookery.hyperparameters import LinearSchedule, Scalar
 from rookery.learning.moments import check_same_shape
-from rookery.learning.schedules import LinearSchedule
 from rookery.learning.targets import categorical_projection, huber, quantile_huber_loss
 from rookery.metrics import Mean
 from rookery.networks.q_network import QNetwork, QNetworkConfig, outputs_of
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Discrete, Space
 from rookery.types import Array, Key, Params, PyTreeDict, pytree_field
-from rookery.workflows.config import Scalar
 from rookery.workflows.off_policy import OffPolicyConfig, OffPolicyHyperparameters, OffPolicyLearner, OffPolicyWorkflow
 
 

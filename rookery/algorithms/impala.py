@@ -16,6 +16,7 @@ from rookery.agent import AgentState, Carry
 from rookery.agents.actor_critic import ActorCriticAgent
 from rookery.distributed import DEVICE_AXIS, check_divides
 from rookery.errors import check_count
+from rookery.hyperparameters import Scalar
 from rookery.learning.advantages import vtrace
 from rookery.learning.minibatches import check_num_minibatches, epoch_indexes
 from rookery.learning.moments import check_same_shape, weighted_mean
@@ -24,7 +25,7 @@ from rookery.rollout import Experience
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key
 from rookery.workflows.collecting import weights_of
-from rookery.workflows.config import Scalar, Settings
+from rookery.workflows.config import Settings
 from rookery.workflows.on_policy import (
     Learner,
     OnPolicyConfig,

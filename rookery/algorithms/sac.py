@@ -16,13 +16,13 @@ from rookery.agent import AgentState, action_mask_of
 from rookery.agents.actor_critics import ActorCriticsAgent
 from rookery.agents.replay import LossInfo, Replayed, Transitions
 from rookery.distributed.collectives import mean_over_devices
+from rookery.hyperparameters import Scalar
 from rookery.metrics import Mean
 from rookery.networks.critic import ActorCriticsConfig, ActorCriticsNetwork, SquashedGaussianConfig
 from rookery.networks.distributions import Categorical, Distribution
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Discrete, Space
 from rookery.types import Array, Key, Params, PyTreeDict, pytree_field
-from rookery.workflows.config import Scalar
 from rookery.workflows.off_policy import OffPolicyConfig, OffPolicyHyperparameters, OffPolicyLearner, OffPolicyWorkflow
 
 DISCRETE_ENTROPY_SHARE = 0.5

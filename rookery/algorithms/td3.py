@@ -17,9 +17,9 @@ from rookery.algorithms.deterministic import (
     DeterministicWorkflow,
     moved,
 )
+from rookery.hyperparameters import Scalar
 from rookery.spaces import Box
 from rookery.types import Array, Key
-from rookery.workflows.config import Scalar
 
 
 @dataclass(frozen=True)

@@ -3,23 +3,15 @@
 Past this module nobody sees a `DictConfig`, a null that stands for something else, or a number out of range.
 """
 
-import dataclasses
-import math
-import numbers
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, get_args, get_type_hints
+from typing import Any
 
-from rookery.configuration import check_keys, field_names, from_mapping, plain
-from rookery.envs import AutoresetMode
+from rookery.configuration import check_keys, field_names, from_mapping, plain, to_mapping
 from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError, check_count, unknown_name
-from rookery.learning.schedules import LinearSchedule
+from rookery.hyperparameters import Hyperparameters, hyperparameters_from
 from rookery.recorders import RECORDERS
-from rookery.types import PRNG_IMPLEMENTATIONS, Array, PyTreeData
-
-Scalar = float | Array | LinearSchedule
-"""A hyper-parameter: a number, or one that changes with the env steps."""
+from rookery.types import PRNG_IMPLEMENTATIONS
 
 
 @dataclass(frozen=True)
@@ -98,16 +90,6 @@ class TrainConfig:
         return tuple(range(self.seed, self.seed + self.num_seeds))
 
 
-class Hyperparameters(PyTreeData):
-    """The numbers of a method that are not shapes; they ride in the state, so a population may have different ones.
-
-    A field that is None switches off what it belongs to, in the compiled program.
-    """
-
-    RANGES: ClassVar[Mapping[str, tuple[float, float]]] = {}
-    """The smallest and the largest value of each field; infinity itself is never allowed."""
-
-
 @dataclass(frozen=True)
 class Settings:
     """All settings of one run: common ones, the shapes of the method, and its hyper-parameters."""
@@ -119,8 +101,8 @@ class Settings:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the resolved config as plain containers: what `settings_from` makes these settings of again."""
-        agent = {"name": self.agent_name, **_plain(self.method), **_plain(self.hyperparameters)}
-        return {"agent": agent, **_plain(self.train)}
+        agent = {"name": self.agent_name, **to_mapping(self.method), **to_mapping(self.hyperparameters)}
+        return {"agent": agent, **to_mapping(self.train)}
 
 
 def settings_from(
@@ -145,62 +127,6 @@ def settings_from(
 def _check_agent_name(given: Any, expected: str) -> None:
     if given != expected:
         raise InvalidInputError(f"agent.name={given!r}: this workflow trains {expected!r}.")
-
-
-def hyperparameters_from(
-    cls: type[Hyperparameters], values: Mapping[str, Any], total_timesteps: int
-) -> Hyperparameters:
-    """Build hyper-parameters of numbers and schedules, `{start: 3e-4, end: 0}`, which last for the whole run."""
-    annotations = get_type_hints(cls)
-    optional = {name for name in field_names(cls) if type(None) in get_args(annotations[name])}
-    parsed: dict[str, Any] = {}
-    for name, value in values.items():
-        if value is None and name in optional:
-            parsed[name] = None
-        elif isinstance(value, Mapping):
-            parsed[name] = _schedule_from(name, value, cls, total_timesteps)
-        else:
-            parsed[name] = _number_in_range(f"agent.{name}", value, cls.RANGES.get(name))
-    return cls(**parsed)
-
-
-def _schedule_from(name: str, value: Mapping, cls: type[Hyperparameters], total_timesteps: int) -> LinearSchedule:
-    unknown = set(value) - {"start", "end", "steps"}
-    if unknown or "start" not in value or "end" not in value:
-        raise InvalidInputError(f"agent.{name}={dict(value)}: a schedule is {{start: NUMBER, end: NUMBER}}.")
-    limits = cls.RANGES.get(name)
-    return LinearSchedule(
-        start=_number_in_range(f"agent.{name}.start", value["start"], limits),
-        end=_number_in_range(f"agent.{name}.end", value["end"], limits),
-        steps=_number_in_range(f"agent.{name}.steps", value.get("steps", total_timesteps), (0.0, math.inf)),
-    )
-
-
-def _number_in_range(name: str, value: Any, limits: tuple[float, float] | None) -> float:
-    try:
-        if isinstance(value, bool) or not isinstance(value, (numbers.Real, str)):
-            raise ValueError
-        number = float(value)
-    except ValueError:
-        raise InvalidInputError(f"{name}={value!r}: expected a number, or {{start: NUMBER, end: NUMBER}}.") from None
-    low, high = limits or (-math.inf, math.inf)
-    if not (low <= number <= high and math.isfinite(number)):
-        expected = f"must lie between {low:g} and {high:g}" if math.isfinite(high) else f"must be at least {low:g}"
-        raise InvalidInputError(f"{name}={number:g} {expected if limits else 'must be finite'}.")
-    return number
-
-
-def _plain(value: Any) -> Any:
-    """Turn dataclasses, enums and tuples into what YAML can hold."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {entry.name: _plain(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
-    if isinstance(value, AutoresetMode):
-        return value.value
-    if isinstance(value, Mapping):
-        return {name: _plain(entry) for name, entry in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(entry) for entry in value]
-    return value
 
 
 def _check_interval(name: str, value: int | None) -> None:

@@ -20,8 +20,8 @@ from rookery.evaluators import PopulationEvaluator
 from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evaluators.measures import Measure
 from rookery.evolution import EvoOptimizer
+from rookery.hyperparameters import LinearSchedule, values_at
 from rookery.learning import running_statistics
-from rookery.learning.schedules import LinearSchedule, values_at
 from rookery.metrics import Mean
 from rookery.networks.policy import PolicyConfig
 from rookery.rollout import rollout

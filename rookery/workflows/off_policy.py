@@ -18,8 +18,8 @@ from rookery.distributed import DEVICE_AXIS, check_divides
 from rookery.distributed.collectives import key_of_this_device, mean_over_devices, sum_over_devices
 from rookery.envs import AutoresetMode
 from rookery.errors import InvalidInputError, check_count
+from rookery.hyperparameters import Hyperparameters, Scalar, values_at
 from rookery.learning.counter import Counter
-from rookery.learning.schedules import values_at
 from rookery.learning.targets import polyak
 from rookery.learning.updates import Optimizer
 from rookery.metrics import Mean
@@ -30,7 +30,7 @@ from rookery.sample_batch import SampleBatch
 from rookery.spaces import Shape, Space
 from rookery.types import Array, Key, Params, PyTreeData, PyTreeDict, pytree_field
 from rookery.workflows.collecting import CollectingWorkflow, blank_dead_rows, num_steps_of, starts_anew, weights_of
-from rookery.workflows.config import Hyperparameters, Scalar, Settings, TrainConfig
+from rookery.workflows.config import Settings, TrainConfig
 from rookery.workflows.host import HostCollector, experience_specs
 from rookery.workflows.programs import SAME, SPLIT
 from rookery.workflows.workflow import WorkflowState

@@ -13,18 +13,18 @@ from rookery.configuration import field_names
 from rookery.distributed import DEVICE_AXIS
 from rookery.distributed.collectives import key_of_this_device, mean_over_devices, sum_over_devices
 from rookery.errors import check_count
+from rookery.hyperparameters import Hyperparameters, Scalar, values_at
 from rookery.learning import reward_scaling
 from rookery.learning.counter import Counter
 from rookery.learning.minibatches import pack
 from rookery.learning.reward_scaling import RewardScaling
-from rookery.learning.schedules import values_at
 from rookery.learning.updates import Optimizer, OptimizerState, gradients_in_chunks
 from rookery.metrics import Mean
 from rookery.networks import ActorCriticConfig
 from rookery.rollout import Experience
 from rookery.types import Array, Key, PyTreeData, PyTreeDict, Tree, where_tree
 from rookery.workflows.collecting import CollectingWorkflow, blank_dead_rows, num_steps_of, starts_anew, weights_of
-from rookery.workflows.config import Hyperparameters, Scalar, Settings
+from rookery.workflows.config import Settings
 from rookery.workflows.multi_policy import MultiPolicyWorkflow
 from rookery.workflows.programs import SAME, SPLIT
 from rookery.workflows.workflow import WorkflowState

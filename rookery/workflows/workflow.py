@@ -17,6 +17,7 @@ from rookery.envs import AutoresetMode, MultiAgentEnv, VectorWrapper, create_env
 from rookery.errors import InvalidInputError
 from rookery.evaluators import Evaluator
 from rookery.evaluators.playback import play_episodes
+from rookery.hyperparameters import Hyperparameters
 from rookery.learning.counter import Counter
 from rookery.metrics import values_of
 from rookery.recorders import make_recorder
@@ -26,7 +27,7 @@ from rookery.runs.interruption import Interrupted, StopSignals
 from rookery.runs.log import Progress, RunLog
 from rookery.runs.timetable import Timetable
 from rookery.types import Key, PyTreeDict, State, Tree, as_key, make_key
-from rookery.workflows.config import Hyperparameters, Settings, settings_from
+from rookery.workflows.config import Settings, settings_from
 from rookery.workflows.host_evaluator import EpisodePlayer
 from rookery.workflows.programs import SAME, Layout, Program, gather
 from rookery.workflows.run_directory import created_run, describe_run, existing_run, reopened_run

@@ -14,8 +14,8 @@ import yaml
 from omegaconf import OmegaConf
 
 import rookery
-from rookery.configuration import field_names, from_mapping, plain
-from rookery.errors import InvalidInputError, UnknownNameError, check_count, unknown_name
+from rookery.configuration import check_settings, declarations, field_names, from_mapping, plain, setting, to_mapping
+from rookery.errors import InvalidInputError, RookeryError, UnknownNameError, check_count, unknown_name
 from rookery.types import PyTreeData, pytree_field
 
 
@@ -231,3 +231,65 @@ def test_importing_it_needs_neither_hydra_nor_omegaconf_nor_jax() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+@dataclass(frozen=True)
+class Collector:
+    num_envs: int = setting(8, low=1, help="number of environments")
+    burn_in: int = setting(0, low=0)
+    share: float | None = setting(0.5, low=0.0, high=1.0)
+    sizes: tuple[int, ...] = setting((4,), low=1)
+    optimizer: str = setting("adam", choices=("adam", "rmsprop"))
+    params: Mapping[str, Any] = setting({"a": 1})
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True)
+class SmallCollector(Collector):
+    num_envs: int = 2
+
+
+def test_a_setting_has_its_default_and_is_not_shared() -> None:
+    assert (Collector().num_envs, Collector().params) == (8, {"a": 1})
+    assert Collector().params is not Collector().params
+
+
+def test_a_subclass_that_changes_a_default_inherits_range_and_help() -> None:
+    assert SmallCollector().num_envs == 2
+    assert declarations(SmallCollector) == declarations(Collector)
+    assert declarations(SmallCollector)["num_envs"].help == "number of environments"
+    with pytest.raises(InvalidInputError, match=r"^num_envs=0 must be an integer of at least 1\.$"):
+        SmallCollector(num_envs=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_envs": 0}, "agent.num_envs=0 must be an integer of at least 1."),
+        ({"burn_in": -1}, "agent.burn_in=-1 must be an integer of at least 0."),
+        ({"share": 1.5}, "agent.share=1.5 must lie between 0 and 1."),
+        ({"sizes": [3, 0]}, "agent.sizes=(3, 0): every entry must be an integer of at least 1."),
+        ({"optimizer": "adm"}, "agent: unknown optimizer 'adm'. Did you mean 'adam'?"),
+    ],
+)
+def test_a_value_outside_its_declaration_is_named_with_what_is_allowed(given: dict, message: str) -> None:
+    with pytest.raises(RookeryError) as caught:
+        from_mapping(Collector, given, "agent")
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("value", [True, 1.5, None, "2"])
+def test_an_integer_setting_takes_integers_alone_in_python_too(value: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"^num_envs=.* must be an integer of at least 1\.$"):
+        Collector(num_envs=value)
+
+
+def test_none_is_accepted_where_the_annotation_has_it() -> None:
+    assert Collector(share=None).share is None
+
+
+def test_to_mapping_is_the_inverse_of_from_mapping() -> None:
+    config = build(color="blue", recorders=["console"], kwargs={"a": {"b": 1}})
+    assert from_mapping(Agent, yaml.safe_load(yaml.safe_dump(to_mapping(config))), "agent") == config

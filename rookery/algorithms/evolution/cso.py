@@ -14,8 +14,8 @@ from rookery.agents.policy import PolicyAgent
 from rookery.errors import InvalidInputError
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.mutation import cloud_around
+from rookery.hyperparameters import Hyperparameters, Scalar
 from rookery.types import Array, Key, Params, as_mappable_key, pytree_field
-from rookery.workflows.config import Hyperparameters, Scalar
 from rookery.workflows.evolution import ECConfig, ECWorkflow
 
 

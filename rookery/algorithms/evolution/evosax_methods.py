@@ -12,8 +12,8 @@ from rookery.agents.policy import PolicyAgent
 from rookery.distributed import DEVICE_AXIS
 from rookery.errors import InvalidInputError
 from rookery.evolution.evosax import EvosaxOptimizer
+from rookery.hyperparameters import Hyperparameters, Scalar
 from rookery.networks.policy import PolicyConfig
-from rookery.workflows.config import Hyperparameters, Scalar
 from rookery.workflows.evolution import ECConfig, ECWorkflow
 
 

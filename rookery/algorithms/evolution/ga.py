@@ -17,8 +17,8 @@ from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.crossover import recombine, uniform
 from rookery.evolution.mutation import cloud_around, gaussian
 from rookery.evolution.selection import elites, take, tournament
+from rookery.hyperparameters import Hyperparameters, Scalar
 from rookery.types import Array, Key, Params, as_mappable_key, pytree_field
-from rookery.workflows.config import Hyperparameters, Scalar
 from rookery.workflows.evolution import ECConfig, ECWorkflow
 
 

@@ -20,8 +20,8 @@ from rookery.evolution.crossover import recombine, simulated_binary, uniform
 from rookery.evolution.mutation import cloud_around, polynomial
 from rookery.evolution.pareto import crowding_distance, non_dominated_ranks, pareto_front
 from rookery.evolution.selection import take, tournament
+from rookery.hyperparameters import Hyperparameters, Scalar
 from rookery.types import Array, Key, Params, as_mappable_key, pytree_field
-from rookery.workflows.config import Hyperparameters, Scalar
 from rookery.workflows.evolution import ECConfig, ECWorkflow
 
 CROSSOVERS = ("sbx", "uniform")

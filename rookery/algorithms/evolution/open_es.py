@@ -14,8 +14,8 @@ from rookery.agents.policy import PolicyAgent
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.fitness import fitness_shaping
+from rookery.hyperparameters import Hyperparameters, Scalar
 from rookery.types import Array, Key, Params, pytree_field
-from rookery.workflows.config import Hyperparameters, Scalar
 from rookery.workflows.evolution import ECConfig, ECWorkflow
 
 ASCENTS = {"adam": optax.scale_by_adam(), "sgd": optax.identity()}

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from rookery.algorithms.ppo import PPOConfig, PPOHyperparameters, PPOWorkflow
 from rookery.envs import AutoresetMode
 from rookery.errors import InvalidInputError, RookeryError, UnknownNameError
-from rookery.learning.schedules import LinearSchedule
+from rookery.hyperparameters import LinearSchedule
 from rookery.workflows.config import Settings, settings_from
 
 

@@ -26,7 +26,7 @@ from rookery.algorithms.ddpg import DDPGWorkflow
 from rookery.algorithms.dqn import DQNWorkflow
 from rookery.errors import InvalidInputError
 from rookery.evaluators.playback import RenderError
-from rookery.learning.schedules import values_at
+from rookery.hyperparameters import values_at
 from rookery.metrics import EvaluateMetric
 from rookery.replay_buffers import UniformBuffer
 from rookery.rollout import Experience

@@ -16,14 +16,13 @@ import pytest
 
 from rookery.agent import Agent, RandomAgent
 from rookery.errors import InvalidInputError
+from rookery.hyperparameters import Hyperparameters, Scalar, values_at
 from rookery.learning.counter import Counter
-from rookery.learning.schedules import values_at
 from rookery.metrics import Mean
 from rookery.recorders import RECORDERS, Position, Recorder, RunDescription
 from rookery.runs.checkpoint import Checkpoints
 from rookery.runs.directory import RunDirectory, RunInUseError
 from rookery.types import Key, PyTreeDict
-from rookery.workflows.config import Hyperparameters, Scalar
 from rookery.workflows.programs import SAME
 from rookery.workflows.workflow import Workflow, WorkflowState
 

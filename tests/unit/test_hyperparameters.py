@@ -1,11 +1,14 @@
-"""Schedules: at both ends, beyond, in between, and one for each member of a population."""
+"""Hyper-parameters: declared with a range, read from a mapping, and their schedules over a run."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rookery.learning.schedules import LinearSchedule, Number, values_at
+from rookery.configuration import declarations
+from rookery.errors import InvalidInputError
+from rookery.hyperparameters import Hyperparameters as Declared
+from rookery.hyperparameters import LinearSchedule, Number, Scalar, hyperparameters_from, number, values_at
 from rookery.types import PyTreeData, PyTreeDict
 
 
@@ -81,3 +84,46 @@ def test_the_numbers_of_a_schedule_are_leaves_that_do_not_recompile() -> None:
     for start in (1.0, 2.0):
         assert value(LinearSchedule(start=start, end=0.0, steps=20.0)) == start / 2
     assert num_traces == 1
+
+
+class Numbers(Declared):
+    learning_rate: Scalar = number(3e-4, low=0.0, help="step size")
+    discount: Scalar = number(0.99, low=0.0, high=1.0)
+    initial_std: Scalar = number(0.1, low=1e-9, schedule=False)
+    max_grad_norm: Scalar | None = number(None, low=1e-9)
+
+
+class FastNumbers(Numbers):
+    learning_rate: Scalar = 1e-2
+
+
+def test_a_declared_number_is_a_traced_leaf_with_its_default() -> None:
+    assert sorted(jax.tree.leaves(FastNumbers())) == [1e-2, 0.1, 0.99]
+    assert declarations(FastNumbers)["learning_rate"].help == "step size"
+
+
+def test_numbers_and_schedules_are_read_from_a_mapping() -> None:
+    values = {"learning_rate": {"start": "1e-3", "end": 0}, "discount": 1, "max_grad_norm": None}
+    built = hyperparameters_from(Numbers, values, total_timesteps=500)
+    assert isinstance(built.learning_rate, LinearSchedule)
+    assert (built.learning_rate.start, built.learning_rate.end, built.learning_rate.steps) == (1e-3, 0.0, 500)
+    assert (built.discount, built.initial_std, built.max_grad_norm) == (1.0, 0.1, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"learning_rate": -1}, "agent.learning_rate=-1 must be at least 0."),
+        ({"learning_rate": float("inf")}, "agent.learning_rate=inf must be finite."),
+        ({"learning_rate": None}, "agent.learning_rate=None: expected a number, or {start: NUMBER, end: NUMBER}."),
+        ({"discount": {"start": 0.9, "end": 1.1}}, "agent.discount.end=1.1 must lie between 0 and 1."),
+        (
+            {"initial_std": {"start": 1, "end": 0}},
+            "agent.initial_std is used once, at the start: give a number, not a schedule.",
+        ),
+    ],
+)
+def test_a_number_out_of_its_range_is_named_with_the_range(values: dict, message: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        hyperparameters_from(Numbers, values, total_timesteps=500)
+    assert str(caught.value) == message

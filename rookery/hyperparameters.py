@@ -1,0 +1,126 @@
+"""The numbers of a method that do not shape the compiled program, constant or changing with the env steps.
+
+A method declares each of them once, with its default, range and help:
+
+    class PPOHyperparameters(OnPolicyHyperparameters):
+        clip_ratio: Scalar = number(0.2, low=0.0, help="how far the probability ratio may leave 1")
+"""
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Mapping
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
+
+from rookery.configuration import Declaration, declarations, declared, field_names
+from rookery.errors import InvalidInputError
+from rookery.types import PyTreeData, Tree
+
+Number = int | float | Shaped[Array, "..."]
+Value = TypeVar("Value")
+Values = TypeVar("Values", bound="Hyperparameters")
+
+
+class LinearSchedule(PyTreeData):
+    """Goes from `start` to `end` within `steps` env steps and stays there.
+
+    All three are traced: the members of a population may each have their own schedule.
+    """
+
+    start: Number
+    end: Number
+    steps: Number
+
+    def value(self, env_steps: Number) -> Float[Array, "..."]:
+        """Return the value after `env_steps`, exact at both ends; with `steps=0` it is `end` from the outset."""
+        start, end, steps, taken = (_as_float(number) for number in (self.start, self.end, self.steps, env_steps))
+        progress = taken / jnp.where(steps > 0.0, steps, 1.0)
+        return jnp.where(taken >= steps, end, start + progress * (end - start))
+
+
+Scalar = float | Array | LinearSchedule
+"""A hyper-parameter: a number, or one that changes with the env steps."""
+
+
+def number(
+    default: Value, *, help: str = "", low: float | None = None, high: float | None = None, schedule: bool = True
+) -> Value:
+    """Declare a hyper-parameter; `schedule=False` is for a number that is used once, at the start.
+
+    A subclass that only changes the default writes the field without `number`: range and help are inherited.
+    """
+    return dataclasses.field(
+        default=default, metadata=declared(Declaration(help, low, high, schedule=schedule), static=False)
+    )
+
+
+class Hyperparameters(PyTreeData):
+    """The hyper-parameters of a method. They are part of its state, so a population may have different ones.
+
+    A field that is None switches off what it belongs to, in the compiled program.
+    """
+
+
+def values_at(tree: Tree, env_steps: Number) -> Tree:
+    """Replace every schedule in a tree of hyper-parameters by its value, and every number by a float32 array."""
+
+    def value_of(leaf: Any) -> Array:
+        return leaf.value(env_steps) if isinstance(leaf, LinearSchedule) else _as_float(leaf)
+
+    return jax.tree.map(value_of, tree, is_leaf=lambda node: isinstance(node, LinearSchedule))
+
+
+def hyperparameters_from(cls: type[Values], values: Mapping[str, Any], total_timesteps: int) -> Values:
+    """Build hyper-parameters from numbers and schedules, `{start: 3e-4, end: 0}`, which last for the whole run."""
+    annotations = get_type_hints(cls)
+    optional = {name for name in field_names(cls) if type(None) in get_args(annotations[name])}
+    parsed: dict[str, Any] = {}
+    for name, value in values.items():
+        declaration = declarations(cls).get(name) or _from_ranges(cls, name)
+        if value is None and name in optional:
+            parsed[name] = None
+        elif isinstance(value, Mapping):
+            parsed[name] = _schedule_from(name, value, declaration, total_timesteps)
+        else:
+            parsed[name] = _number_from(f"agent.{name}", value, declaration)
+    return cls(**parsed)
+
+
+def _from_ranges(cls: type, name: str) -> Declaration:
+    low, high = getattr(cls, "RANGES", {}).get(name, (None, None))
+    return Declaration(low=low, high=None if high == math.inf else high, schedule=True)
+
+
+def _schedule_from(name: str, value: Mapping, declaration: Declaration, total_timesteps: int) -> LinearSchedule:
+    if not declaration.schedule:
+        raise InvalidInputError(f"agent.{name} is used once, at the start: give a number, not a schedule.")
+    unknown = set(value) - {"start", "end", "steps"}
+    if unknown or "start" not in value or "end" not in value:
+        raise InvalidInputError(f"agent.{name}={dict(value)}: a schedule is {{start: NUMBER, end: NUMBER}}.")
+    return LinearSchedule(
+        start=_number_from(f"agent.{name}.start", value["start"], declaration),
+        end=_number_from(f"agent.{name}.end", value["end"], declaration),
+        steps=_number_from(f"agent.{name}.steps", value.get("steps", total_timesteps), Declaration(low=0.0)),
+    )
+
+
+def _number_from(name: str, value: Any, declaration: Declaration) -> float:
+    try:
+        if isinstance(value, bool) or not isinstance(value, (numbers.Real, str)):
+            raise ValueError
+        number = float(value)
+    except ValueError:
+        raise InvalidInputError(f"{name}={value!r}: expected a number, or {{start: NUMBER, end: NUMBER}}.") from None
+    if not math.isfinite(number):
+        raise InvalidInputError(f"{name}={number:g} must be finite.")
+    if not declaration.contains(number):
+        raise InvalidInputError(f"{name}={number:g} {declaration.expected_range()}.")
+    return number
+
+
+def _as_float(number: Number) -> Float[Array, "..."]:
+    return jnp.asarray(number, jnp.float32)
