@@ -10,7 +10,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, Protocol, TypeVar, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Shaped
 
 from rookery.configuration import Declaration, declarations, declared, field_names
 from rookery.errors import InvalidInputError
-from rookery.types import PyTreeData, Tree
+from rookery.types import PyTreeData
 
 Number = int | float | Shaped[Array, "..."]
 Value = TypeVar("Value")
@@ -65,13 +65,19 @@ class Hyperparameters(PyTreeData):
     """
 
 
-def values_at(tree: Tree, env_steps: Number) -> Tree:
-    """Replace every schedule in a tree of hyper-parameters by its value, and every number by a float32 array."""
+class HyperparameterValues(Protocol):
+    """Hyper-parameters evaluated at one env step: every number is an array, and None is switched off."""
+
+    def __getattr__(self, name: str, /) -> Array: ...
+
+
+def values_at(hyperparameters: Hyperparameters, env_steps: Number) -> Any:
+    """Replace every schedule by its value (`HyperparameterValues`), and every number by a float32 array."""
 
     def value_of(leaf: Any) -> Array:
         return leaf.value(env_steps) if isinstance(leaf, LinearSchedule) else _as_float(leaf)
 
-    return jax.tree.map(value_of, tree, is_leaf=lambda node: isinstance(node, LinearSchedule))
+    return jax.tree.map(value_of, hyperparameters, is_leaf=lambda node: isinstance(node, LinearSchedule))
 
 
 def hyperparameters_from(cls: type[Values], values: Mapping[str, Any], total_timesteps: int) -> Values:

@@ -1,5 +1,6 @@
 """What training and evaluation report."""
 
+from collections.abc import Mapping
 from typing import Self
 
 import jax.numpy as jnp
@@ -42,6 +43,6 @@ class Mean(PyTreeData):
         return self.total / self.weight
 
 
-def values_of(metrics: PyTreeDict) -> PyTreeDict:
+def values_of(metrics: Mapping[str, Mean]) -> PyTreeDict:
     """Return the value of every mean."""
     return PyTreeDict({name: mean.value for name, mean in metrics.items()})

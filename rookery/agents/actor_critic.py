@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from rookery.agent import AgentState, Carry
 from rookery.agents.network import NetworkAgent
 from rookery.control_flow import cond_any
+from rookery.learning.advantages import gae
+from rookery.learning.experience import Experience, Weighted
 from rookery.networks.actor_critic import ActorCriticConfig, ActorCriticNetwork
 from rookery.networks.distributions import Distribution
 from rookery.sample_batch import SampleBatch
@@ -15,8 +17,16 @@ from rookery.spaces import Shape, Space
 from rookery.types import Array, Key, PyTreeDict, pytree_field
 
 
+class AdvantageSamples(Weighted):
+    """Observations with what the policy did (`policy_extras`), and what to learn from it."""
+
+    batch: SampleBatch
+    advantages: Array
+    targets: Array
+
+
 class ActorCriticAgent(NetworkAgent):
-    """Acts by sampling from its policy, and tells the value of every state; the methods add their losses."""
+    """Samples actions from its policy and estimates the value of every state; the methods add their losses."""
 
     config: ActorCriticConfig = pytree_field(static=True, default_factory=ActorCriticConfig)
 
@@ -59,6 +69,30 @@ class ActorCriticAgent(NetworkAgent):
         network: ActorCriticNetwork = agent_state.extra_state.network
         distribution, values, _ = network.unroll(agent_state.params, obs, carry, episode_start)
         return distribution, values
+
+    def samples(
+        self, agent_state: AgentState, experience: Experience, discount: Array, gae_lambda: Array
+    ) -> AdvantageSamples:
+        """Estimate advantages and the targets of the value function for every step `[T, B]`."""
+        trajectory = experience.trajectory
+        policy_extras = trajectory.extras.policy_extras
+        values = policy_extras.value
+        advantages = gae(
+            trajectory.rewards,
+            values,
+            self.successor_values(agent_state, trajectory, values),
+            trajectory.extras.env_extras.termination,
+            trajectory.dones,
+            discount,
+            gae_lambda,
+        )
+        kept = {name: extra for name, extra in policy_extras.items() if name != "next_carry"}
+        return AdvantageSamples(
+            batch=SampleBatch(obs=trajectory.obs, extras=PyTreeDict(policy_extras=kept)),
+            advantages=advantages,
+            targets=advantages + values,
+            weights=experience.weights,
+        )
 
     def successor_values(self, agent_state: AgentState, trajectory: SampleBatch, values: Array) -> Array:
         """Return the values `[T, B]` of the true successor of every step, given those of the states.

@@ -1,4 +1,4 @@
-"""What agents that learn from replayed windows have in common: their transitions, and what a network sees in them."""
+"""What agents that learn from batch windows have in common: their transitions, and what a network sees in them."""
 
 from typing import Any
 
@@ -7,29 +7,30 @@ import jax.numpy as jnp
 
 from rookery.agent import AgentState
 from rookery.agents.network import NetworkAgent
-from rookery.distributed import DEVICE_AXIS
-from rookery.learning.moments import check_same_shape, weighted_mean
+from rookery.hyperparameters import HyperparameterValues
+from rookery.learning.experience import Weighted
+from rookery.learning.moments import check_same_shape
 from rookery.learning.targets import n_step, take_rows
 from rookery.networks.policy import Trunk
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Params, PyTreeData, pytree_field
 
 
-class Replayed(PyTreeData):
-    """A batch of windows `[L, N]`, and with prioritized replay how much each of them counts, `[N]`."""
+class ReplayBatch(PyTreeData):
+    """Windows `[L, N]` sampled from a replay buffer; with prioritized replay, how much each of them counts, `[N]`."""
 
     windows: SampleBatch
     importance: Array | None
 
 
 class LossInfo(PyTreeData):
-    """What a loss tells beside itself: metrics, and the absolute errors of the rows `[T, N]`, if it has any."""
+    """Besides its value, a loss returns metrics and the absolute errors of the rows `[T, N]`, if it has any."""
 
     metrics: dict[str, Array] = pytree_field(default_factory=dict)
     errors: Any = None
 
 
-class Transitions(PyTreeData):
+class Transitions(Weighted):
     """What is learned from windows `[L, N]`: the rows after the burn-in that enough others follow, `[T, N]`.
 
     Acting with `actions` on `obs` gave `returns` over `n_step` steps, or fewer where the episode ended; `next_obs` is
@@ -41,18 +42,12 @@ class Transitions(PyTreeData):
     returns: Array
     discounts: Array
     next_obs: Any
-    weights: Array | None
-    """0 for rows in which an env only reset itself; None if there are no such rows."""
     importance: Array | None
     """How much each window counts, `[N]`; None if all count the same."""
     last: Array
     """The row whose successor `next_obs` is, counted from the end of the burn-in."""
     window_obs: Any
     episode_start: Array | None
-
-    def mean(self, values: Array) -> Array:
-        """Average over the rows that count, of all devices."""
-        return weighted_mean(values, self.weights, DEVICE_AXIS)
 
     def corrected_mean(self, values: Array) -> Array:
         """Average as if the windows had been drawn uniformly."""
@@ -71,18 +66,18 @@ class Transitions(PyTreeData):
 
 
 class ReplayAgent(NetworkAgent):
-    """Learns from windows of replayed rows, in all of which it acted itself or at random."""
+    """Learns from windows of stored rows, in which it acted itself or at random."""
 
     n_step: int = pytree_field(static=True, default=1)
     burn_in: int = pytree_field(static=True, default=0)
 
-    def explore_with(self, agent_state: AgentState, hyperparameters: Any) -> AgentState:
-        """Note how `compute_actions` is to explore from now on."""
+    def explore_with(self, agent_state: AgentState, hyperparameters: HyperparameterValues) -> AgentState:
+        """Set how `compute_actions` explores from now on."""
         return agent_state
 
-    def transitions(self, agent_state: AgentState, replayed: Replayed, discount: Array) -> Transitions:
+    def transitions(self, agent_state: AgentState, batch: ReplayBatch, discount: Array) -> Transitions:
         """Find the transitions in windows `[L, N]`, with observations as the network sees them."""
-        windows = replayed.windows
+        windows = batch.windows
         env_extras, policy_extras = windows.extras.env_extras, windows.extras.policy_extras
         rows = jax.tree.map(lambda leaf: leaf[self.burn_in :], windows)
         sums = n_step(rows.rewards, rows.extras.env_extras.termination, rows.dones, discount, self.n_step)
@@ -97,7 +92,7 @@ class ReplayAgent(NetworkAgent):
             discounts=sums.discounts,
             next_obs=self.preprocess_obs(agent_state, take_rows(rows.next_obs, sums.last)),
             weights=None if autoreset is None else 1.0 - autoreset[learned],
-            importance=replayed.importance,
+            importance=batch.importance,
             last=sums.last,
             window_obs=obs,
             episode_start=policy_extras.get("episode_start"),

@@ -5,28 +5,18 @@ those of GAE, which with `gae_lambda=1` are the n-step advantages of the paper.
 """
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar
-
-import jax.numpy as jnp
+from typing import ClassVar
 
 from rookery.agent import AgentState, Carry
-from rookery.agents.actor_critic import ActorCriticAgent
-from rookery.distributed import DEVICE_AXIS
-from rookery.hyperparameters import Scalar
-from rookery.learning.advantages import gae
-from rookery.learning.moments import check_same_shape, explained_variance, weighted_mean
+from rookery.agents.actor_critic import ActorCriticAgent, AdvantageSamples
+from rookery.hyperparameters import HyperparameterValues, Scalar
+from rookery.learners.learner import Metrics
+from rookery.learners.on_policy import OnPolicyConfig, OnPolicyHyperparameters, OnPolicyLearner, OnPolicyState
+from rookery.learning.experience import Experience
+from rookery.learning.moments import check_same_shape
 from rookery.metrics import Mean
-from rookery.rollout import Experience
-from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key
-from rookery.workflows.collecting import weights_of
-from rookery.workflows.on_policy import (
-    Learner,
-    OnPolicyConfig,
-    OnPolicyHyperparameters,
-    OnPolicyWorkflow,
-)
+from rookery.workflows.on_policy import OnPolicyWorkflow
 
 
 @dataclass(frozen=True)
@@ -53,19 +43,17 @@ class A2CAgent(ActorCriticAgent):
     def loss(
         self,
         agent_state: AgentState,
-        trajectory: SampleBatch,
-        advantages: Array,
-        targets: Array,
+        samples: AdvantageSamples,
         carry: Carry,
-        hyperparameters: Any,
+        hyperparameters: HyperparameterValues,
     ) -> tuple[Array, dict[str, Array]]:
         """Return the loss of a trajectory `[T, B]` and its parts."""
-        distribution, values = self.replay(agent_state, trajectory, carry)
-        log_prob = distribution.log_prob(trajectory.extras.policy_extras.raw_action)
-        check_same_shape(values=values, targets=targets, advantages=advantages, log_prob=log_prob)
-        average = partial(weighted_mean, weights=weights_of(trajectory), axis_name=DEVICE_AXIS)
-        policy_loss = -average(log_prob * advantages)
-        value_loss = average((values - targets) ** 2)
+        distribution, values = self.replay(agent_state, samples.batch, carry)
+        log_prob = distribution.log_prob(samples.batch.extras.policy_extras.raw_action)
+        check_same_shape(values=values, targets=samples.targets, advantages=samples.advantages, log_prob=log_prob)
+        average = samples.mean
+        policy_loss = -average(log_prob * samples.advantages)
+        value_loss = average((values - samples.targets) ** 2)
         entropy_loss = -average(distribution.entropy())
         loss = (
             policy_loss
@@ -80,40 +68,30 @@ class A2CAgent(ActorCriticAgent):
         }
 
 
+class A2C(OnPolicyLearner):
+    """One gradient step on each short trajectory."""
+
+    agent_class = A2CAgent
+    agent: A2CAgent
+
+    def update(
+        self, state: OnPolicyState, experience: Experience, hyperparameters: HyperparameterValues, key: Key
+    ) -> tuple[Metrics, OnPolicyState]:
+        samples = self.agent.samples(
+            state.agent_state, experience, hyperparameters.discount, hyperparameters.gae_lambda
+        )
+        explained = samples.explained_variance(samples.targets, samples.batch.extras.policy_extras.value)
+        metrics, state = self.gradient_step(state, self.agent.loss, samples, experience.first_carry, hyperparameters)
+        return {name: Mean.of(value) for name, value in metrics.items()} | {
+            "train/explained_variance": explained,
+            "train/learning_rate": Mean.of(hyperparameters.learning_rate),
+        }, state
+
+
 class A2CWorkflow(OnPolicyWorkflow):
     """Advantage actor-critic: one gradient step on each short trajectory."""
 
     agent_name = "a2c"
     config_class = A2CConfig
     hyperparameters_class = A2CHyperparameters
-    agent_class = A2CAgent
-    agent: A2CAgent
-
-    def update(
-        self, learner: Learner, experience: Experience, hyperparameters: Any, key: Key
-    ) -> tuple[dict[str, Mean], Learner]:
-        trajectory = experience.trajectory
-        values = trajectory.extras.policy_extras.value
-        advantages = gae(
-            trajectory.rewards,
-            values,
-            self.agent.successor_values(learner.agent_state, trajectory, values),
-            trajectory.extras.env_extras.termination,
-            trajectory.dones,
-            hyperparameters.discount,
-            hyperparameters.gae_lambda,
-        )
-        targets = advantages + values
-
-        def loss(agent_state: AgentState, trajectory: SampleBatch) -> tuple[Array, dict[str, Array]]:
-            return self.agent.loss(
-                agent_state, trajectory, advantages, targets, experience.first_carry, hyperparameters
-            )
-
-        explained = explained_variance(targets, values, weights_of(trajectory), DEVICE_AXIS)
-        report, learner = self.gradient_step(learner, loss, trajectory, hyperparameters)
-        metrics = {name: Mean.of(value) for name, value in report.items()} | {
-            "train/explained_variance": Mean.where(jnp.isfinite(explained), explained),
-            "train/learning_rate": Mean.of(hyperparameters.learning_rate),
-        }
-        return metrics, learner
+    learner_class = A2C

@@ -12,10 +12,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from rookery.agent import Agent, AgentState, action_mask_of, sample_allowed
-from rookery.agents.replay import LossInfo, ReplayAgent, Replayed, Transitions
+from rookery.agent import AgentState, action_mask_of, sample_allowed
+from rookery.agents.replay import LossInfo, ReplayAgent, ReplayBatch, Transitions
 from rookery.errors import InvalidInputError, check_count
-from rookery.hyperparameters import LinearSchedule, Scalar
+from rookery.hyperparameters import HyperparameterValues, LinearSchedule, Scalar
+from rookery.learners.learner import Metrics
+from rookery.learners.replay import OffPolicyConfig, OffPolicyHyperparameters, OffPolicyState, ReplayLearner
 from rookery.learning.moments import check_same_shape
 from rookery.learning.targets import categorical_projection, huber, quantile_huber_loss
 from rookery.metrics import Mean
@@ -23,7 +25,7 @@ from rookery.networks.q_network import QNetwork, QNetworkConfig, outputs_of
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Discrete, Space
 from rookery.types import Array, Key, Params, PyTreeDict, pytree_field
-from rookery.workflows.off_policy import OffPolicyConfig, OffPolicyHyperparameters, OffPolicyLearner, OffPolicyWorkflow
+from rookery.workflows.off_policy import OffPolicyWorkflow
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class DQNAgent(ReplayAgent):
             params=PyTreeDict(q=agent_state.params), action_postprocessor_state=PyTreeDict(epsilon=jnp.ones(()))
         )
 
-    def explore_with(self, agent_state: AgentState, hyperparameters: Any) -> AgentState:
+    def explore_with(self, agent_state: AgentState, hyperparameters: HyperparameterValues) -> AgentState:
         epsilon = jnp.asarray(hyperparameters.epsilon, jnp.float32)
         return agent_state.replace(action_postprocessor_state=PyTreeDict(epsilon=epsilon))
 
@@ -155,44 +157,50 @@ class DQNAgent(ReplayAgent):
         return losses, losses
 
 
-class DQNWorkflow(OffPolicyWorkflow):
-    """Deep Q-learning: a step towards the targets, then the target network follows."""
+class DQN(ReplayLearner):
+    """A step towards the targets, then an update of the target network."""
 
-    agent_name = "dqn"
-    config_class = DQNConfig
-    hyperparameters_class = DQNHyperparameters
     agent_class = DQNAgent
-    agent: DQNAgent
     target_parts = ("q",)
+    agent: DQNAgent
+    config: DQNConfig = pytree_field(static=True)
 
-    def make_agent(self) -> Agent:
-        return super().make_agent().replace(double=self.config.double)
+    @classmethod
+    def make_agent(cls, config: DQNConfig) -> ReplayAgent:  # type: ignore[override]
+        return super().make_agent(config).replace(double=config.double)
 
-    def update(
-        self, learner: OffPolicyLearner, replayed: Replayed, hyperparameters: Any, key: Key
-    ) -> tuple[dict[str, Mean], Array, OffPolicyLearner]:
-        agent, agent_state = self.agent, learner.agent_state
-        transitions = agent.transitions(agent_state, replayed, hyperparameters.discount)
-        targets = agent.targets(agent_state, learner.target_params, transitions)
+    def learn_batch(
+        self, state: OffPolicyState, batch: ReplayBatch, hyperparameters: HyperparameterValues, key: Key
+    ) -> tuple[Metrics, Array, OffPolicyState]:
+        agent, agent_state = self.agent, state.agent_state
+        transitions = agent.transitions(agent_state, batch, hyperparameters.discount)
+        targets = agent.targets(agent_state, state.target_params, transitions)
 
         def loss(q: Params) -> tuple[Array, LossInfo]:
             return agent.loss(agent_state, q, transitions, targets)
 
-        report, learner = self.gradient_step(
-            learner, "q", loss, hyperparameters.learning_rate, hyperparameters.max_grad_norm
-        )
-        learner = self.follow(learner, self._follow_rate(learner, hyperparameters))
-        metrics = report.metrics | {
+        info, state = self.gradient_step(state, "q", loss, hyperparameters.learning_rate, hyperparameters.max_grad_norm)
+        state = self.update_targets(state, self._target_update_rate(state, hyperparameters))
+        metrics = info.metrics | {
             "train/learning_rate": hyperparameters.learning_rate,
             "rollout/exploration_rate": hyperparameters.epsilon,
         }
-        return {name: Mean.of(value) for name, value in metrics.items()}, report.errors, learner
+        return {name: Mean.of(value) for name, value in metrics.items()}, info.errors, state
 
-    def _follow_rate(self, learner: OffPolicyLearner, hyperparameters: Any) -> Array:
-        """Return how far the target network goes after this update: all the way or nowhere, with an interval."""
+    def _target_update_rate(self, state: OffPolicyState, hyperparameters: HyperparameterValues) -> Array:
+        """Return how far the target network moves after this update; with an interval, all the way or not at all."""
         interval = self.config.target_update_interval
         if interval is None:
             return hyperparameters.target_update_rate
         # The lower half of the counter is enough: once in 2^32 updates one interval is shorter.
-        is_due = learner.num_updates.add(1).low % interval == 0
+        is_due = state.num_updates.add(1).low % interval == 0
         return is_due.astype(jnp.float32)
+
+
+class DQNWorkflow(OffPolicyWorkflow):
+    """Deep Q-learning: a step towards the targets, then an update of the target network."""
+
+    agent_name = "dqn"
+    config_class = DQNConfig
+    hyperparameters_class = DQNHyperparameters
+    learner_class = DQN

@@ -6,33 +6,24 @@ step on each group of environments of a trajectory in turn; the later ones are o
 """
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from rookery.agent import AgentState, Carry
 from rookery.agents.actor_critic import ActorCriticAgent
-from rookery.distributed import DEVICE_AXIS, check_divides
 from rookery.errors import check_count
-from rookery.hyperparameters import Scalar
+from rookery.hyperparameters import HyperparameterValues, Scalar
+from rookery.learners.learner import Metrics
+from rookery.learners.on_policy import OnPolicyConfig, OnPolicyHyperparameters, OnPolicyLearner, OnPolicyState
 from rookery.learning.advantages import vtrace
+from rookery.learning.experience import Experience
 from rookery.learning.minibatches import check_num_minibatches, epoch_indexes
-from rookery.learning.moments import check_same_shape, weighted_mean
+from rookery.learning.moments import check_same_shape
 from rookery.metrics import Mean
-from rookery.rollout import Experience
-from rookery.sample_batch import SampleBatch
-from rookery.types import Array, Key
-from rookery.workflows.collecting import weights_of
-from rookery.workflows.config import Settings
-from rookery.workflows.on_policy import (
-    Learner,
-    OnPolicyConfig,
-    OnPolicyHyperparameters,
-    OnPolicyWorkflow,
-    take_envs,
-)
+from rookery.types import Array, Key, pytree_field
+from rookery.workflows.on_policy import OnPolicyWorkflow
 
 
 @dataclass(frozen=True)
@@ -68,9 +59,10 @@ class IMPALAAgent(ActorCriticAgent):
     """A policy and a value function, trained on the experience of an older policy."""
 
     def loss(
-        self, agent_state: AgentState, trajectory: SampleBatch, carry: Carry, hyperparameters: Any
+        self, agent_state: AgentState, experience: Experience, carry: Carry, hyperparameters: HyperparameterValues
     ) -> tuple[Array, dict[str, Array]]:
         """Return the loss of a trajectory `[T, B]` and its parts."""
+        trajectory, average = experience.trajectory, experience.mean
         policy_extras, env_extras = trajectory.extras.policy_extras, trajectory.extras.env_extras
         distribution, values = self.replay(agent_state, trajectory, carry)
         log_prob, fixed_values = distribution.log_prob(policy_extras.raw_action), jax.lax.stop_gradient(values)
@@ -89,7 +81,6 @@ class IMPALAAgent(ActorCriticAgent):
             hyperparameters.max_target_ratio,
         )
         check_same_shape(values=values, targets=estimates.targets, advantages=estimates.advantages)
-        average = partial(weighted_mean, weights=weights_of(trajectory), axis_name=DEVICE_AXIS)
         policy_loss = -average(log_prob * estimates.advantages)
         value_loss = average((values - estimates.targets) ** 2)
         entropy_loss = -average(distribution.entropy())
@@ -108,40 +99,39 @@ class IMPALAAgent(ActorCriticAgent):
         }
 
 
-class IMPALAWorkflow(OnPolicyWorkflow):
-    """IMPALA: actors that may lag behind, corrected by V-trace."""
+class IMPALA(OnPolicyLearner):
+    """One gradient step on each group of environments; actors may lag behind, corrected by V-trace."""
 
-    agent_name = "impala"
-    config_class = IMPALAConfig
-    hyperparameters_class = IMPALAHyperparameters
     agent_class = IMPALAAgent
     agent: IMPALAAgent
-    config: IMPALAConfig
+    config: IMPALAConfig = pytree_field(static=True)
 
-    def __init__(self, settings: Settings, num_devices: int, enable_jit: bool) -> None:
-        check_divides("agent.num_envs", settings.method.num_envs, num_devices)
-        check_num_minibatches(settings.method.num_envs // num_devices, settings.method.num_minibatches)
-        super().__init__(settings, num_devices, enable_jit)
+    def check(self, num_devices: int) -> None:
+        super().check(num_devices)
+        check_num_minibatches(self.config.num_envs // num_devices, self.config.num_minibatches)
 
     @property
     def actor_lag(self) -> int:
         return self.config.actor_lag
 
     def update(
-        self, learner: Learner, experience: Experience, hyperparameters: Any, key: Key
-    ) -> tuple[dict[str, Mean], Learner]:
+        self, state: OnPolicyState, experience: Experience, hyperparameters: HyperparameterValues, key: Key
+    ) -> tuple[Metrics, OnPolicyState]:
+        def step(state: OnPolicyState, indexes: Array) -> tuple[OnPolicyState, Metrics]:
+            group = experience.take_envs(indexes)
+            metrics, state = self.gradient_step(state, self.agent.loss, group, group.first_carry, hyperparameters)
+            return state, {name: Mean.of(value) for name, value in metrics.items()}
+
         num_envs = experience.trajectory.rewards.shape[1]
+        state, metrics = jax.lax.scan(step, state, epoch_indexes(key, num_envs, self.config.num_minibatches))
+        metrics = jax.tree.map(jnp.sum, metrics)
+        return metrics | {"train/learning_rate": Mean.of(hyperparameters.learning_rate)}, state
 
-        def minibatch_step(learner: Learner, indexes: Array) -> tuple[Learner, dict[str, Mean]]:
-            trajectory, carry = take_envs(experience.trajectory, experience.first_carry, indexes)
 
-            def loss(agent_state: AgentState, trajectory: SampleBatch) -> tuple[Array, dict[str, Array]]:
-                return self.agent.loss(agent_state, trajectory, carry, hyperparameters)
+class IMPALAWorkflow(OnPolicyWorkflow):
+    """IMPALA: actors that may lag behind, corrected by V-trace."""
 
-            report, learner = self.gradient_step(learner, loss, trajectory, hyperparameters)
-            return learner, {name: Mean.of(value) for name, value in report.items()}
-
-        indexes = epoch_indexes(key, num_envs, self.config.num_minibatches)
-        learner, metrics = jax.lax.scan(minibatch_step, learner, indexes)
-        metrics = jax.tree.map(jnp.sum, metrics) | {"train/learning_rate": Mean.of(hyperparameters.learning_rate)}
-        return metrics, learner
+    agent_name = "impala"
+    config_class = IMPALAConfig
+    hyperparameters_class = IMPALAHyperparameters
+    learner_class = IMPALA

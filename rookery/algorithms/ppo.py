@@ -6,34 +6,23 @@ is clipped like the policy and an update ends early when the policy has moved to
 """
 
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from rookery.agent import AgentState, Carry
-from rookery.agents.actor_critic import ActorCriticAgent
-from rookery.distributed import DEVICE_AXIS, check_divides
+from rookery.agents.actor_critic import ActorCriticAgent, AdvantageSamples
 from rookery.errors import check_count
-from rookery.hyperparameters import Scalar
-from rookery.learning.advantages import gae
-from rookery.learning.minibatches import check_num_minibatches, epoch_indexes
-from rookery.learning.moments import check_same_shape, explained_variance, standardize, weighted_mean
-from rookery.learning.updates import num_chunks_for
+from rookery.hyperparameters import HyperparameterValues, Scalar
+from rookery.learners.learner import Metrics
+from rookery.learners.on_policy import OnPolicyConfig, OnPolicyHyperparameters, OnPolicyLearner, OnPolicyState
+from rookery.learning.experience import Experience
+from rookery.learning.minibatches import check_num_minibatches, scan_minibatches
+from rookery.learning.moments import check_same_shape
 from rookery.metrics import Mean
-from rookery.rollout import Experience
-from rookery.sample_batch import SampleBatch
-from rookery.types import Array, Key, PyTreeData, PyTreeDict, where_tree
-from rookery.workflows.collecting import weights_of
-from rookery.workflows.config import Settings
-from rookery.workflows.on_policy import (
-    Learner,
-    OnPolicyConfig,
-    OnPolicyHyperparameters,
-    OnPolicyWorkflow,
-    takeable,
-)
+from rookery.types import Array, Key, pytree_field, where_tree
+from rookery.workflows.on_policy import OnPolicyWorkflow
 
 
 @dataclass(frozen=True)
@@ -71,46 +60,15 @@ class PPOHyperparameters(OnPolicyHyperparameters):
     target_kl: Scalar | None = None
 
 
-class PPOSamples(PyTreeData):
-    """Observations with what the policy did (`policy_extras`), and what to learn from it."""
-
-    batch: SampleBatch
-    advantages: Array
-    targets: Array
-    weights: Array | None
-
-
 class PPOAgent(ActorCriticAgent):
     """A policy and a value function, trained by PPO's loss."""
 
-    def samples(self, agent_state: AgentState, trajectory: SampleBatch, hyperparameters: Any) -> PPOSamples:
-        """Estimate advantages and the targets of the value function for every step `[T, B]`."""
-        policy_extras, env_extras = trajectory.extras.policy_extras, trajectory.extras.env_extras
-        values = policy_extras.value
-        advantages = gae(
-            trajectory.rewards,
-            values,
-            self.successor_values(agent_state, trajectory, values),
-            env_extras.termination,
-            trajectory.dones,
-            hyperparameters.discount,
-            hyperparameters.gae_lambda,
-        )
-        kept = {name: extra for name, extra in policy_extras.items() if name != "next_carry"}
-        return PPOSamples(
-            batch=SampleBatch(obs=trajectory.obs, extras=PyTreeDict(policy_extras=kept)),
-            advantages=advantages,
-            targets=advantages + values,
-            weights=weights_of(trajectory),
-        )
-
     def loss(
-        self, agent_state: AgentState, samples: PPOSamples, carry: Carry, hyperparameters: Any
+        self, agent_state: AgentState, samples: AdvantageSamples, carry: Carry, hyperparameters: HyperparameterValues
     ) -> tuple[Array, dict[str, Array]]:
-        """Return the loss of a minibatch, `[N]` or for an agent with a memory `[T, B]`, and its parts."""
+        """Return the loss of a minibatch, `[N]` or for a recurrent agent `[T, B]`, and its parts."""
         distribution, values = self.replay(agent_state, samples.batch, carry)
-        before, advantages = samples.batch.extras.policy_extras, samples.advantages
-        average = partial(weighted_mean, weights=samples.weights, axis_name=DEVICE_AXIS)
+        before, advantages, average = samples.batch.extras.policy_extras, samples.advantages, samples.mean
         check_same_shape(
             values=values,
             targets=samples.targets,
@@ -147,59 +105,56 @@ class PPOAgent(ActorCriticAgent):
         }
 
 
+class PPO(OnPolicyLearner):
+    """Several epochs of minibatches on each trajectory, with a clipped objective."""
+
+    agent_class = PPOAgent
+    agent: PPOAgent
+    config: PPOConfig = pytree_field(static=True)
+
+    def check(self, num_devices: int) -> None:
+        super().check(num_devices)
+        self.config.check_minibatches(num_devices)
+
+    def update(
+        self, state: OnPolicyState, experience: Experience, hyperparameters: HyperparameterValues, key: Key
+    ) -> tuple[Metrics, OnPolicyState]:
+        samples = self.agent.samples(
+            state.agent_state, experience, hyperparameters.discount, hyperparameters.gae_lambda
+        )
+
+        def step(
+            carry: tuple[OnPolicyState, Array], minibatch: AdvantageSamples, first_carry: Carry, num_chunks: int
+        ) -> tuple[tuple[OnPolicyState, Array], Metrics]:
+            state, stopped = carry
+            if self.config.standardize_advantages:
+                minibatch = minibatch.replace(advantages=minibatch.standardize(minibatch.advantages))
+            metrics, improved = self.gradient_step(
+                state, self.agent.loss, minibatch, first_carry, hyperparameters, num_chunks
+            )
+            means = {name: Mean.of(value, 1.0 - stopped) for name, value in metrics.items()}
+            if hyperparameters.target_kl is None:
+                return (improved, stopped), means
+            too_far = metrics["train/approx_kl"] > 1.5 * hyperparameters.target_kl
+            stopped = jnp.maximum(stopped, too_far.astype(jnp.float32))
+            return (where_tree(stopped, state, improved), stopped), means
+
+        epoch_keys = jax.random.split(key, self.config.num_epochs)
+        (state, _), metrics = scan_minibatches(
+            step, (state, jnp.zeros(())), samples, experience.first_carry, epoch_keys, self.config.num_minibatches
+        )
+        values = samples.batch.extras.policy_extras.value
+        return metrics | {
+            "train/explained_variance": samples.explained_variance(samples.targets, values),
+            "train/learning_rate": Mean.of(hyperparameters.learning_rate),
+            "train/clip_range": Mean.of(hyperparameters.clip_ratio),
+        }, state
+
+
 class PPOWorkflow(OnPolicyWorkflow):
     """Proximal policy optimization: several epochs of minibatches on each trajectory, with a clipped objective."""
 
     agent_name = "ppo"
     config_class = PPOConfig
     hyperparameters_class = PPOHyperparameters
-    agent_class = PPOAgent
-    agent: PPOAgent
-    config: PPOConfig
-
-    def __init__(self, settings: Settings, num_devices: int, enable_jit: bool) -> None:
-        check_divides("agent.num_envs", settings.method.num_envs, num_devices)
-        settings.method.check_minibatches(num_devices)
-        super().__init__(settings, num_devices, enable_jit)
-
-    def update(
-        self, learner: Learner, experience: Experience, hyperparameters: Any, key: Key
-    ) -> tuple[dict[str, Mean], Learner]:
-        samples = self.agent.samples(learner.agent_state, experience.trajectory, hyperparameters)
-        num_samples, take = takeable(samples, experience.first_carry)
-        can_be_cut = self.config.network.core is None and samples.weights is None
-        num_chunks = num_chunks_for(num_samples // self.config.num_minibatches) if can_be_cut else 1
-
-        def minibatch_step(state: tuple[Learner, Array], indexes: Array) -> tuple[tuple[Learner, Array], Any]:
-            learner, stopped = state
-            minibatch, carry = take(indexes)
-            if self.config.standardize_advantages:
-                advantages = standardize(minibatch.advantages, minibatch.weights, DEVICE_AXIS)
-                minibatch = minibatch.replace(advantages=advantages)
-
-            def loss(agent_state: AgentState, samples: PPOSamples) -> tuple[Array, dict[str, Array]]:
-                return self.agent.loss(agent_state, samples, carry, hyperparameters)
-
-            report, improved = self.gradient_step(learner, loss, minibatch, hyperparameters, num_chunks)
-            metrics = {name: Mean.of(value, 1.0 - stopped) for name, value in report.items()}
-            if hyperparameters.target_kl is None:
-                return (improved, stopped), metrics
-            too_far = report["train/approx_kl"] > 1.5 * hyperparameters.target_kl
-            stopped = jnp.maximum(stopped, too_far.astype(jnp.float32))
-            return (where_tree(stopped, learner, improved), stopped), metrics
-
-        def epoch(state: tuple[Learner, Array], epoch_key: Key) -> tuple[tuple[Learner, Array], Any]:
-            return jax.lax.scan(
-                minibatch_step, state, epoch_indexes(epoch_key, num_samples, self.config.num_minibatches)
-            )
-
-        epoch_keys = jax.random.split(key, self.config.num_epochs)
-        (learner, _), metrics = jax.lax.scan(epoch, (learner, jnp.zeros(())), epoch_keys)
-        values = samples.batch.extras.policy_extras.value
-        explained = explained_variance(samples.targets, values, samples.weights, DEVICE_AXIS)
-        metrics = jax.tree.map(jnp.sum, metrics) | {
-            "train/explained_variance": Mean.where(jnp.isfinite(explained), explained),
-            "train/learning_rate": Mean.of(hyperparameters.learning_rate),
-            "train/clip_range": Mean.of(hyperparameters.clip_ratio),
-        }
-        return metrics, learner
+    learner_class = PPO

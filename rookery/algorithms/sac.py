@@ -13,17 +13,19 @@ import jax
 import jax.numpy as jnp
 
 from rookery.agent import AgentState, action_mask_of
-from rookery.agents.actor_critics import ActorCriticsAgent
-from rookery.agents.replay import LossInfo, Replayed, Transitions
+from rookery.agents.critics import critic_loss
+from rookery.agents.replay import LossInfo, ReplayAgent, ReplayBatch, Transitions
 from rookery.distributed.collectives import mean_over_devices
-from rookery.hyperparameters import Scalar
+from rookery.hyperparameters import HyperparameterValues, Scalar
+from rookery.learners.learner import Metrics
+from rookery.learners.replay import OffPolicyConfig, OffPolicyHyperparameters, OffPolicyState, ReplayLearner
 from rookery.metrics import Mean
 from rookery.networks.critic import ActorCriticsConfig, ActorCriticsNetwork, SquashedGaussianConfig
 from rookery.networks.distributions import Categorical, Distribution
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Discrete, Space
 from rookery.types import Array, Key, Params, PyTreeDict, pytree_field
-from rookery.workflows.off_policy import OffPolicyConfig, OffPolicyHyperparameters, OffPolicyLearner, OffPolicyWorkflow
+from rookery.workflows.off_policy import OffPolicyWorkflow
 
 DISCRETE_ENTROPY_SHARE = 0.5
 
@@ -73,10 +75,13 @@ class SACHyperparameters(OffPolicyHyperparameters):
     target_update_rate: Scalar = 0.005
 
 
-class SACAgent(ActorCriticsAgent):
-    """A policy that is as random as its reward allows, and critics that count randomness as reward."""
+class SACAgent(ReplayAgent):
+    """A policy that maximizes reward and entropy, and critics that count entropy as reward."""
 
     config: ActorCriticsConfig = pytree_field(static=True, default_factory=SACNetworkConfig)
+
+    def make_network(self, obs_space: Space, action_space: Space) -> ActorCriticsNetwork:
+        return ActorCriticsNetwork(obs_space, action_space, self.config)
 
     def compute_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
         """Sample actions; the extras hold the `carry` if the agent is recurrent."""
@@ -97,7 +102,7 @@ class SACAgent(ActorCriticsAgent):
         agent_state = super().init(obs_space, action_space, key)
         return agent_state.replace(params=agent_state.params.replace(log_temperature=jnp.zeros(())))
 
-    def temperature(self, params: Params, hyperparameters: Any) -> Array:
+    def temperature(self, params: Params, hyperparameters: HyperparameterValues) -> Array:
         """Return how much entropy is worth."""
         return jnp.exp(params.log_temperature) if hyperparameters.temperature is None else hyperparameters.temperature
 
@@ -130,7 +135,9 @@ class SACAgent(ActorCriticsAgent):
         loss = -transitions.mean(values)
         return loss, LossInfo(metrics={"train/actor_loss": loss, "train/entropy": transitions.mean(entropies)})
 
-    def target_entropy(self, agent_state: AgentState, transitions: Transitions, hyperparameters: Any) -> Array | float:
+    def target_entropy(
+        self, agent_state: AgentState, transitions: Transitions, hyperparameters: HyperparameterValues
+    ) -> Array | float:
         """Return the entropy that a learned temperature keeps up, on the average over these transitions."""
         if hyperparameters.target_entropy is not None:
             return hyperparameters.target_entropy
@@ -166,48 +173,55 @@ def soft_values(
     return jnp.min(values, axis=0) + temperature * entropies, entropies
 
 
-class SACWorkflow(OffPolicyWorkflow):
-    """Soft actor-critic: critics, policy, temperature and the slow copy of the critics, one after the other."""
+class SAC(ReplayLearner):
+    """Updates critics, policy, temperature and target critics, in this order."""
 
-    agent_name = "sac"
-    config_class = SACConfig
-    hyperparameters_class = SACHyperparameters
     agent_class = SACAgent
-    agent: SACAgent
     target_parts = ("critics",)
+    agent: SACAgent
+    config: SACConfig = pytree_field(static=True)
 
-    def update(
-        self, learner: OffPolicyLearner, replayed: Replayed, hyperparameters: Any, key: Key
-    ) -> tuple[dict[str, Mean], Array, OffPolicyLearner]:
-        agent, agent_state = self.agent, learner.agent_state
+    def learn_batch(
+        self, state: OffPolicyState, batch: ReplayBatch, hyperparameters: HyperparameterValues, key: Key
+    ) -> tuple[Metrics, Array, OffPolicyState]:
+        agent, agent_state = self.agent, state.agent_state
         target_key, actor_key = jax.random.split(key)
-        transitions = agent.transitions(agent_state, replayed, hyperparameters.discount)
+        transitions = agent.transitions(agent_state, batch, hyperparameters.discount)
         temperature = agent.temperature(agent_state.params, hyperparameters)
-        targets = agent.targets(agent_state, learner.target_params, transitions, temperature, target_key)
+        targets = agent.targets(agent_state, state.target_params, transitions, temperature, target_key)
 
-        def critic_loss(critics: Params) -> tuple[Array, LossInfo]:
-            return agent.critic_loss(agent_state, critics, transitions, targets)
+        def loss_of_critics(critics: Params) -> tuple[Array, LossInfo]:
+            return critic_loss(agent, agent_state, critics, transitions, targets)
 
-        of_critics, learner = self.gradient_step(
-            learner, "critics", critic_loss, hyperparameters.critic_learning_rate, hyperparameters.max_grad_norm
+        of_critics, state = self.gradient_step(
+            state, "critics", loss_of_critics, hyperparameters.critic_learning_rate, hyperparameters.max_grad_norm
         )
-        improved = learner.agent_state
+        improved = state.agent_state
 
-        def actor_loss(policy: Params) -> tuple[Array, LossInfo]:
+        def loss_of_actor(policy: Params) -> tuple[Array, LossInfo]:
             return agent.actor_loss(improved, policy, transitions, temperature, actor_key)
 
-        of_actor, learner = self.gradient_step(
-            learner, "policy", actor_loss, hyperparameters.actor_learning_rate, hyperparameters.max_grad_norm
+        of_actor, state = self.gradient_step(
+            state, "policy", loss_of_actor, hyperparameters.actor_learning_rate, hyperparameters.max_grad_norm
         )
         if hyperparameters.temperature is None:
             target = mean_over_devices(jnp.asarray(agent.target_entropy(agent_state, transitions, hyperparameters)))
             surplus = of_actor.metrics["train/entropy"] - target
-            _, learner = self.gradient_step(
-                learner,
+            _, state = self.gradient_step(
+                state,
                 "log_temperature",
                 lambda log_temperature: (log_temperature * surplus, LossInfo()),  # eq. 18, of its logarithm
                 hyperparameters.temperature_learning_rate,
             )
-        learner = self.follow(learner, hyperparameters.target_update_rate)
+        state = self.update_targets(state, hyperparameters.target_update_rate)
         metrics = of_critics.metrics | of_actor.metrics | {"train/ent_coef": temperature}
-        return {name: Mean.of(value) for name, value in metrics.items()}, of_critics.errors, learner
+        return {name: Mean.of(value) for name, value in metrics.items()}, of_critics.errors, state
+
+
+class SACWorkflow(OffPolicyWorkflow):
+    """Soft actor-critic: updates critics, policy, temperature and target critics, in this order."""
+
+    agent_name = "sac"
+    config_class = SACConfig
+    hyperparameters_class = SACHyperparameters
+    learner_class = SAC

@@ -1,36 +1,65 @@
 """Twin delayed deep deterministic policy gradient (Fujimoto et al., 2018, "Addressing function approximation error").
 
-What it adds to DDPG: of two critics the lower one makes the targets (eq. 10), the policy waits for the critics
-(`policy_delay`), and targets are smoothed by noise on the actions of the slow policy (eq. 14).
+What it adds to DDPG: of two critics the lower one makes the targets (eq. 10), the policy is updated less often than the
+critics (`policy_delay`), and targets are smoothed by noise on the actions of the target policy (eq. 14). DDPG is the
+special case of one critic, no delay and no noise.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from rookery.algorithms.deterministic import (
-    DeterministicAgent,
-    DeterministicConfig,
-    DeterministicHyperparameters,
-    DeterministicWorkflow,
-    moved,
-)
-from rookery.hyperparameters import Scalar
-from rookery.spaces import Box
-from rookery.types import Array, Key
+from rookery.agent import AgentState
+from rookery.agents.critics import critic_loss
+from rookery.agents.replay import LossInfo, ReplayAgent, ReplayBatch, Transitions
+from rookery.control_flow import cond_any
+from rookery.errors import InvalidInputError, check_count
+from rookery.hyperparameters import HyperparameterValues, Scalar
+from rookery.learners.learner import Metrics
+from rookery.learners.replay import OffPolicyConfig, OffPolicyHyperparameters, OffPolicyState, ReplayLearner
+from rookery.metrics import Mean
+from rookery.networks.critic import ActorCriticsConfig, ActorCriticsNetwork
+from rookery.sample_batch import SampleBatch
+from rookery.spaces import Box, Space
+from rookery.types import Array, Key, Params, PyTreeDict, pytree_field, where_tree
+from rookery.workflows.off_policy import OffPolicyWorkflow
 
 
 @dataclass(frozen=True)
-class TD3Config(DeterministicConfig):
-    """The shapes of TD3."""
+class TD3Config(OffPolicyConfig):
+    """The shapes of TD3; policy and target networks are updated after every `policy_delay` updates of the critics."""
 
     policy_delay: int = 2
+    network: ActorCriticsConfig = field(default_factory=ActorCriticsConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count("policy_delay", self.policy_delay)
+        if self.network.gaussian.bounds != "squash":
+            raise InvalidInputError(f"network.gaussian.bounds={self.network.gaussian.bounds!r} must be 'squash' here.")
+
+
+class DeterministicHyperparameters(OffPolicyHyperparameters):
+    """The numbers of DDPG and TD3; noise is given as a share of half the range of the actions."""
+
+    RANGES: ClassVar = OffPolicyHyperparameters.RANGES | {
+        "actor_learning_rate": (0.0, float("inf")),
+        "critic_learning_rate": (0.0, float("inf")),
+        "target_update_rate": (0.0, 1.0),
+        "exploration_noise": (0.0, float("inf")),
+    }
+
+    actor_learning_rate: Scalar = 1e-3
+    critic_learning_rate: Scalar = 1e-3
+    target_update_rate: Scalar = 0.005
+    exploration_noise: Scalar = 0.1
 
 
 class TD3Hyperparameters(DeterministicHyperparameters):
-    """The numbers of TD3; noise is given as a share of half the range of the actions."""
+    """The numbers of TD3."""
 
     RANGES: ClassVar = DeterministicHyperparameters.RANGES | {
         "target_noise": (0.0, float("inf")),
@@ -41,19 +70,135 @@ class TD3Hyperparameters(DeterministicHyperparameters):
     max_target_noise: Scalar = 0.5
 
 
-class TD3Agent(DeterministicAgent):
-    """A policy and two critics, with a slow copy of each for the targets."""
+class TD3Agent(ReplayAgent):
+    """Acts by the mode of its policy, and adds normal noise to explore."""
 
-    def target_actions(self, actions: Array, space: Box, hyperparameters: Any, key: Key) -> Array:
-        limit = hyperparameters.max_target_noise
-        noise = jnp.clip(hyperparameters.target_noise * jax.random.normal(key, actions.shape), -limit, limit)
-        return moved(actions, noise, space)
+    config: ActorCriticsConfig = pytree_field(static=True, default_factory=ActorCriticsConfig)
+
+    def make_network(self, obs_space: Space, action_space: Space) -> ActorCriticsNetwork:
+        if not isinstance(action_space, Box) or not action_space.bounded:
+            raise InvalidInputError(
+                f"a deterministic policy needs actions in a Box with finite bounds: {action_space}."
+            )
+        return ActorCriticsNetwork(obs_space, action_space, self.config)
+
+    def init(self, obs_space: Space, action_space: Space, key: Key) -> AgentState:
+        agent_state = super().init(obs_space, action_space, key)
+        return agent_state.replace(action_postprocessor_state=PyTreeDict(noise=jnp.zeros(())))
+
+    def explore_with(self, agent_state: AgentState, hyperparameters: HyperparameterValues) -> AgentState:
+        return agent_state.replace(action_postprocessor_state=PyTreeDict(noise=hyperparameters.exploration_noise))
+
+    def compute_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
+        """Act with noise; the extras hold the `carry` if the agent is recurrent."""
+        actions, carry = self.evaluate_actions(agent_state, sample_batch, key)
+        noise = agent_state.action_postprocessor_state.noise * jax.random.normal(key, actions.shape)
+        return with_noise(actions, noise, agent_state.extra_state.network.action_space), carry
+
+    def evaluate_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
+        """Act without noise; the extras hold the `carry` if the agent is recurrent."""
+        policy = agent_state.extra_state.network.policy
+        distribution, carry = policy(agent_state.params.policy, *self.network_inputs(agent_state, sample_batch))
+        return distribution.action(distribution.mode()), self.memory_extras(carry)
+
+    def targets(
+        self,
+        agent_state: AgentState,
+        target_params: Params,
+        transitions: Transitions,
+        hyperparameters: HyperparameterValues,
+        key: Key,
+    ) -> Array:
+        """Return the targets of the critics, `[T, N]`: of several target critics the lowest counts."""
+        network: ActorCriticsNetwork = agent_state.extra_state.network
+        _, next_features = self.features(network.policy.trunk, target_params.policy["trunk"], transitions)
+        distribution = network.policy.distribution(target_params.policy, next_features, transitions.next_obs)
+        actions = distribution.action(distribution.mode())
+        if hasattr(hyperparameters, "target_noise"):  # not in DDPG
+            limit = hyperparameters.max_target_noise
+            noise = jnp.clip(hyperparameters.target_noise * jax.random.normal(key, actions.shape), -limit, limit)
+            actions = with_noise(actions, noise, network.action_space)
+
+        def value_of(params: Params) -> Array:
+            _, next_features = self.features(network.critic.trunk, params["trunk"], transitions)
+            return network.critic(params, next_features, actions)
+
+        next_values = jnp.min(jax.vmap(value_of)(target_params.critics), axis=0)
+        return jax.lax.stop_gradient(transitions.with_discounted(next_values))
+
+    def actor_loss(
+        self, agent_state: AgentState, policy_params: Params, transitions: Transitions
+    ) -> tuple[Array, LossInfo]:
+        """Return minus the value of the policy's actions, as the first critic sees it."""
+        network: ActorCriticsNetwork = agent_state.extra_state.network
+        features, _ = self.features(network.policy.trunk, policy_params["trunk"], transitions)
+        distribution = network.policy.distribution(policy_params, features, transitions.obs)
+        actions = distribution.action(distribution.mode())
+        first = jax.tree.map(lambda leaf: leaf[0], agent_state.params.critics)
+        seen, _ = self.features(network.critic.trunk, first["trunk"], transitions)
+        loss = -transitions.mean(network.critic(first, seen, actions))
+        return loss, LossInfo(metrics={"train/actor_loss": loss})
 
 
-class TD3Workflow(DeterministicWorkflow):
-    """Twin delayed DDPG: two critics at every step, the policy and the slow copies at every other."""
+class TD3(ReplayLearner):
+    """Updates the critics, and after every `policy_delay` of these updates the policy and both target networks."""
+
+    agent_class = TD3Agent
+    target_parts = ("policy", "critics")
+    agent: TD3Agent
+    config: TD3Config = pytree_field(static=True)
+
+    def learn_batch(
+        self, state: OffPolicyState, batch: ReplayBatch, hyperparameters: HyperparameterValues, key: Key
+    ) -> tuple[Metrics, Array, OffPolicyState]:
+        agent, agent_state = self.agent, state.agent_state
+        transitions = agent.transitions(agent_state, batch, hyperparameters.discount)
+        targets = agent.targets(agent_state, state.target_params, transitions, hyperparameters, key)
+
+        def loss_of_critics(critics: Params) -> tuple[Array, LossInfo]:
+            return critic_loss(agent, agent_state, critics, transitions, targets)
+
+        of_critics, state = self.gradient_step(
+            state, "critics", loss_of_critics, hyperparameters.critic_learning_rate, hyperparameters.max_grad_norm
+        )
+        is_due = (state.num_updates.low + 1) % self.config.policy_delay == 0
+
+        def update_policy(trained: tuple[AgentState, Params, PyTreeDict], _: Array) -> tuple[Any, Array]:
+            before = state.replace(agent_state=trained[0], target_params=trained[1], optimizer_states=trained[2])
+
+            def loss_of_actor(policy: Params) -> tuple[Array, LossInfo]:
+                return agent.actor_loss(before.agent_state, policy, transitions)
+
+            of_actor, after = self.gradient_step(
+                before, "policy", loss_of_actor, hyperparameters.actor_learning_rate, hyperparameters.max_grad_norm
+            )
+            after = self.update_targets(after, hyperparameters.target_update_rate)
+            return where_tree(is_due, _trained(after), trained), of_actor.metrics["train/actor_loss"]
+
+        # The buffer stays out of the branches: a branch would copy it.
+        trained, actor_loss = cond_any(is_due, update_policy, _trained(state), jnp.zeros(()))
+        state = state.replace(agent_state=trained[0], target_params=trained[1], optimizer_states=trained[2])
+        metrics = {name: Mean.of(value) for name, value in of_critics.metrics.items()} | {
+            "train/actor_loss": Mean.of(actor_loss, is_due)
+        }
+        return metrics, of_critics.errors, state
+
+
+def _trained(state: OffPolicyState) -> tuple[AgentState, Params, PyTreeDict]:
+    return state.agent_state, state.target_params, state.optimizer_states
+
+
+def with_noise(actions: Array, noise: Array, space: Box) -> Array:
+    """Add noise, given as shares of half the range of the actions, and clip to the bounds."""
+    low, high = (jnp.broadcast_to(bound, actions.shape) for bound in (space.low, space.high))
+    half_range = jnp.broadcast_to(np.asarray(space.high / 2 - space.low / 2, space.dtype), actions.shape)
+    return jnp.clip(actions + noise.astype(actions.dtype) * half_range, low, high)
+
+
+class TD3Workflow(OffPolicyWorkflow):
+    """Twin delayed DDPG: two critics at every step, the policy and the target networks at every other."""
 
     agent_name = "td3"
     config_class = TD3Config
     hyperparameters_class = TD3Hyperparameters
-    agent_class = TD3Agent
+    learner_class = TD3

@@ -41,10 +41,10 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
     with contextlib.closing(build_from_run(RunDirectory.open(arguments.run), devices=None)) as workflow:
         state = workflow.restore(arguments.step)
         if arguments.best:
-            agents = workflow.evaluated_agents(state)
+            agents = workflow.training.agents(state)
             if "eval/best_" not in agents:
                 raise InvalidInputError(f"--best: {workflow.agent_name} keeps no best individual.")
-            state = state.replace(agent_state=agents["eval/best_"])
+            state = state.replace(learner=state.learner.replace(agent_state=agents["eval/best_"]))
         train = workflow.settings.train
         key = make_key(arguments.seed)
         results = [

@@ -52,7 +52,7 @@ def resume(path: Path, step: int | None, console: "Console", on_all_hosts: bool 
     if not on_all_hosts:
         prepare_jax(run.config)
     workflow = build_workflow(run.config | {"run_dir": str(run.path)}, enable_multi_devices=on_all_hosts)
-    if begins_anew := workflow.describe_restart():
+    if begins_anew := workflow.training.describe_restart():
         print_line(console, begins_anew)
     return _complete(workflow, lambda: workflow.resume(step), console)
 

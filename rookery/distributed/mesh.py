@@ -9,6 +9,10 @@ from rookery.types import Tree
 
 DEVICE_AXIS = "dp"
 """The name of the mesh axis over which environments, keys and replay are split."""
+SPLIT = PartitionSpec(DEVICE_AXIS)
+"""An array whose first axis is split over the devices."""
+SAME = PartitionSpec()
+"""An array that is the same on all devices."""
 
 
 def device_mesh(num_devices: int | None = None) -> Mesh:

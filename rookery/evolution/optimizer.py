@@ -6,7 +6,7 @@ counted; no strategy sees it.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -81,6 +81,26 @@ class EvoOptimizer(PyTreeNode, ABC):
     @abstractmethod
     def center(self, state: Any) -> Params:
         """Return the individual that stands for the search: the mean of a distribution, the best of a population."""
+
+    has_best: ClassVar[bool] = True
+    """Whether one individual can be the best of all so far; False for several objectives."""
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """What to measure of every episode besides its return."""
+        return ()
+
+    def fitness(self, returns: Array, measures: Array) -> Array:
+        """Return the fitness of individuals from the returns `[P, E]` and measures `[P, E, K]` of their episodes."""
+        return jnp.mean(returns, axis=1)
+
+    def tell_episodes(self, state: Any, returns: Array, measures: Array) -> Any:
+        """Learn from the episodes of the individuals that `ask` returned, in their order."""
+        return self.tell(state, self.fitness(returns, measures))
+
+    def describe(self, state: Any) -> dict[str, Any] | None:
+        """Describe the final population as JSON data for the report; None if the center says it all."""
+        return None
 
     def report(self, state: Any) -> dict[str, Array]:
         """Return numbers about the search for the log, like its `step_size`."""

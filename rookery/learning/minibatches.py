@@ -5,16 +5,25 @@ for indexes in epoch_indexes(key, num_samples, num_minibatches):    # one key pe
     minibatch = packed.take(indexes)                                # leaves [N / num_minibatches, ...]
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Shaped, UInt32
 
+from rookery.agent import Carry
 from rookery.errors import InvalidInputError, ShapeError, check_count
+from rookery.learning.experience import Weighted
+from rookery.learning.updates import num_chunks_for
+from rookery.metrics import Mean
 from rookery.spaces import Shape
 from rookery.types import Key, PyTreeData, as_one_key, pytree_field
+
+State = TypeVar("State")
+Samples = TypeVar("Samples", bound=Weighted)
+Metrics = dict[str, Mean]
 
 NUM_ROUNDS = 6
 """With fewer, the places of two neighbors still know of each other when there are less than a hundred samples."""
@@ -24,6 +33,40 @@ def epoch_indexes(key: Key, num_samples: int, num_minibatches: int) -> UInt32[Ar
     """Deal the indexes `0..num_samples - 1` out to minibatches of equal size, each index exactly once."""
     check_num_minibatches(num_samples, num_minibatches)
     return shuffled_indexes(key, num_samples).reshape(num_minibatches, num_samples // num_minibatches)
+
+
+def scan_minibatches(
+    step_fn: Callable[[State, Samples, Carry, int], tuple[State, Metrics]],
+    state: State,
+    samples: Samples,
+    carry: Carry,
+    epoch_keys: Key,
+    num_minibatches: int,
+) -> tuple[State, Metrics]:
+    """Call `step_fn(state, minibatch, carry, num_chunks)` on every minibatch of every epoch; add up its metrics.
+
+    `samples` are a trajectory `[T, B]`. For a recurrent agent a minibatch is a group of environments, each with the
+    recurrent state it starts from; otherwise it consists of single steps `[N]`, and `num_chunks` says into how many
+    chunks it is best cut.
+    """
+    num_steps, num_envs = jax.tree.leaves(samples)[0].shape[:2]
+    is_recurrent = bool(jax.tree.leaves(carry))
+    num_samples = num_envs if is_recurrent else num_steps * num_envs
+    # The mean over chunks is the mean over samples only if all of them count.
+    num_chunks = 1 if is_recurrent or samples.weights is not None else num_chunks_for(num_samples // num_minibatches)
+    packed = None if is_recurrent else pack(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), samples))
+
+    def step(state: State, indexes: Array) -> tuple[State, Metrics]:
+        if packed is not None:
+            return step_fn(state, packed.take(indexes), (), num_chunks)
+        group = jax.tree.map(lambda leaf: leaf[:, indexes], samples)
+        return step_fn(state, group, jax.tree.map(lambda leaf: leaf[indexes], carry), num_chunks)
+
+    def epoch(state: State, key: Key) -> tuple[State, Metrics]:
+        return jax.lax.scan(step, state, epoch_indexes(key, num_samples, num_minibatches))
+
+    state, metrics = jax.lax.scan(epoch, state, epoch_keys)
+    return state, jax.tree.map(jnp.sum, metrics)
 
 
 def check_num_minibatches(num_samples: int, num_minibatches: int) -> None:

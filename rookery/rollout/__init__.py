@@ -3,6 +3,7 @@
 Every function can be jitted, and vmapped over agent states.
 """
 
+from rookery.learning.experience import Experience
 from rookery.rollout.multi_agent import (
     joint_action_fn,
     multi_agent_rollout,
@@ -20,7 +21,7 @@ from rookery.rollout.single_agent import (
     recurrent_rollout,
     rollout,
 )
-from rookery.rollout.source import Experience, RolloutSource, RolloutState
+from rookery.rollout.source import RolloutSource, RolloutState
 
 __all__ = [
     "ActionFn",

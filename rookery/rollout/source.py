@@ -4,6 +4,7 @@ from typing import Any
 
 from rookery.agent import Agent, AgentState, Carry
 from rookery.envs import EnvState, VectorWrapper
+from rookery.learning.experience import Experience
 from rookery.metrics import Mean
 from rookery.rollout.single_agent import recurrent_rollout
 from rookery.sample_batch import SampleBatch
@@ -12,17 +13,6 @@ from rookery.types import Key, PyTreeData, PyTreeDict, PyTreeNode, pytree_field
 
 TRAINING_FIELDS = ("termination", "truncation", "autoreset", "ori_obs", "steps", "episode_return")
 """The entries of `info` that training looks at."""
-
-
-class Experience(PyTreeData):
-    """What an update learns from: a trajectory `[T, B]` and the memory of the agent before its first row.
-
-    `metrics` tell of the episodes that ended in it, by the rewards of the environment.
-    """
-
-    trajectory: SampleBatch
-    first_carry: Carry
-    metrics: dict[str, Mean] = pytree_field(default_factory=dict)
 
 
 class RolloutState(PyTreeData):

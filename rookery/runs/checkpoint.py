@@ -178,7 +178,8 @@ class Checkpoints:
         good = self.last_good_step()
         if good is None:
             return "no checkpoint is intact."
-        return f"the last intact checkpoint is {good}: `rookery resume {shlex.quote(str(self.folder.parent))} --step {good}`."
+        run = shlex.quote(str(self.folder.parent))
+        return f"the last intact checkpoint is {good}: `rookery resume {run} --step {good}`."
 
 
 def _free_bytes(folder: Path) -> int:
@@ -253,7 +254,7 @@ def _verify(path: Path) -> dict[str, Any]:
         version = manifest["format_version"]
         if version > FORMAT_VERSION:
             raise _Unusable(
-                f"was written by a newer Rookery (format {version}, this version reads {FORMAT_VERSION}): update Rookery"
+                f"was written by a newer Rookery (format {version}, this one reads {FORMAT_VERSION}): update Rookery"
             )
         if manifest.pop("sha256") != _hash_of_manifest(manifest):
             raise _Unusable(f"is damaged: the hash of {MANIFEST} does not match")

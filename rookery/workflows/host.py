@@ -1,7 +1,4 @@
-"""Training on host environments: a runner collects outside of the compiled program, which is given what came out.
-
-So the methods are the same as on the device: for them a `HostSource` is a source like any other.
-"""
+"""Collecting experience from host environments for training."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -11,15 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from rookery.agent import Agent, AgentState, Carry
-from rookery.distributed import DEVICE_AXIS
 from rookery.errors import InvalidInputError
+from rookery.learning.experience import Experience, trajectory_shapes
 from rookery.metrics import Mean
-from rookery.rollout import Experience
 from rookery.rollout.source import TRAINING_FIELDS, episode_metrics
 from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID
 from rookery.runners.callbacks import Callbacks, FaultEvent
@@ -30,9 +24,9 @@ from rookery.runners.sampling import RunnerConfig, Sample
 from rookery.runs.log import SECONDS_AHEAD
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Shape, Space
-from rookery.types import Key, PyTreeData, PyTreeDict, PyTreeNode, pytree_field
+from rookery.types import Key, PyTreeData, PyTreeDict, pytree_field
 from rookery.workflows.config import TrainConfig
-from rookery.workflows.programs import SAME, SPLIT
+from rookery.workflows.programs import experience_specs
 
 if TYPE_CHECKING:
     from rookery.runners.envs.libraries import HostLibrary
@@ -45,52 +39,18 @@ PERF_DECAY = 0.99
 logger = logging.getLogger(__name__)
 
 
-def experience_specs() -> Experience:
-    """Say how experience is split over the devices: by environments."""
-    specs: dict[str, Any] = {"trajectory": PartitionSpec(None, DEVICE_AXIS), "first_carry": SPLIT, "metrics": SAME}
-    return Experience(**specs)
-
-
-class HostSource(PyTreeNode):
-    """What a runner collected, as the source of a compiled program: its state is the experience itself."""
-
-    agent: Agent
-    obs_space: Space = pytree_field(static=True)
-    action_space: Space = pytree_field(static=True)
-    num_envs: int = pytree_field(static=True)
-    rollout_length: int = pytree_field(static=True)
-
-    def init(self, keys: Key) -> Experience:
-        """Make an experience in which nothing happened, of the shapes that every other one has."""
-        shapes = jax.eval_shape(self._act_once, keys[0])
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-
-    def collect(self, agent_state: AgentState, state: Experience, key: Key) -> tuple[Experience, tuple[()]]:
-        """Hand on what was collected; nothing of it is kept."""
-        return state, ()
-
-    def _act_once(self, key: Key) -> Experience:
-        batch_shape = (self.num_envs,)
-        agent_state = self.agent.init(self.obs_space, self.action_space, key)
-        obs, carry = self.obs_space.sample(key, batch_shape), self.agent.initial_carry(batch_shape)
-        floats, integers = jnp.zeros(batch_shape), jnp.zeros(batch_shape, jnp.int32)
-        extras = PyTreeDict(policy_extras=PyTreeDict(carry=carry, episode_start=floats))
-        actions, policy_extras = self.agent.compute_actions(agent_state, SampleBatch(obs=obs, extras=extras), key)
-        policy_extras = PyTreeDict(policy_extras)
-        if jax.tree.leaves(carry):
-            policy_extras = policy_extras.replace(next_carry=policy_extras.pop("carry"), episode_start=floats)
-        env_extras = dict.fromkeys(FIELDS, floats) | {"ori_obs": obs, "steps": integers, "t": integers}
-        row = SampleBatch(
-            obs=obs,
-            actions=actions,
-            rewards=floats,
-            dones=floats,
-            extras=PyTreeDict(policy_extras=policy_extras, env_extras=env_extras),
-        )
-        trajectory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self.rollout_length, *leaf.shape)), row)
-        nothing = Mean(total=jnp.zeros(()), weight=jnp.zeros(()))
-        metrics = episode_metrics(nothing, nothing) | {"rollout/staleness": nothing}
-        return Experience(trajectory=trajectory, first_carry=carry, metrics=metrics)
+def blank_experience(
+    agent: Agent, obs_space: Space, action_space: Space, num_columns: int, rollout_length: int
+) -> Experience:
+    """Make experience in which nothing happened, without metrics, of the shapes that all experience has."""
+    shapes = trajectory_shapes(agent, obs_space, action_space, num_columns, rollout_length)
+    floats = shapes.rewards
+    integers = jax.ShapeDtypeStruct(floats.shape, np.int32)
+    env_extras = dict.fromkeys(FIELDS, floats) | shapes.extras.env_extras | {"steps": integers, "t": integers}
+    shapes = shapes.replace(extras=shapes.extras.replace(env_extras=PyTreeDict(env_extras)))
+    trajectory = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    first_carry = jax.tree.map(np.asarray, agent.initial_carry((num_columns,)))
+    return Experience(trajectory=trajectory, first_carry=first_carry)
 
 
 class Role(PyTreeData):
@@ -142,6 +102,8 @@ class HostCollector(ABC):
     Their episodes start when they are needed, and anew after `close` or `set_state`: simulators cannot be saved.
     """
 
+    obs_space: Space
+    action_space: Space
     policy_of: Mapping[AgentID, PolicyID] | None = None
     """The policy of each agent; None where there is one agent."""
 
@@ -164,13 +126,21 @@ class HostCollector(ABC):
         self.spaces = self._base_env.spaces
         self._clips_rewards = host_library(train).clips_rewards(train.env.kwargs)
 
-    @abstractmethod
-    def example(self, source: Any) -> Any:
-        """Make experience in which nothing happened, of the shapes that all experience from this source has."""
+    @property
+    def env_name(self) -> str:
+        return self._train.env.name
 
     @abstractmethod
-    def collect(self, source: Any, agent_state: Any, staleness: int = 0) -> tuple[Any, int]:
-        """Let the agent of a source act in all environments; return what happened, and how many steps these were."""
+    def example(self) -> Any:
+        """Make experience in which nothing happened, of the shapes that all experience has."""
+
+    @abstractmethod
+    def experience_specs(self) -> Any:
+        """Return how experience is split over the devices."""
+
+    @abstractmethod
+    def collect(self, agent: Agent, agent_state: Any, rollout_length: int, staleness: int = 0) -> tuple[Any, int]:
+        """Act in all environments for `rollout_length` steps; return the experience and its env steps."""
 
     def sample(self, agents: Mapping[PolicyID, tuple[Agent, AgentState]], rollout_length: int) -> Sample:
         """Let agents act for their policies, for so many steps of each environment."""
@@ -269,28 +239,28 @@ class HostEnvs(HostCollector):
         check_one_agent(train, self._base_env)
         self.obs_space, self.action_space = self.spaces[SINGLE_AGENT]
 
-    def make_source(self, num_envs: int) -> HostSource:
-        """Make the source for one device's share of the environments."""
-        return HostSource(
-            agent=self._agent,
-            obs_space=self.obs_space,
-            action_space=self.action_space,
-            num_envs=num_envs,
-            rollout_length=self._rollout_length,
+    def example(self) -> Experience:
+        experience = blank_experience(
+            self._agent, self.obs_space, self.action_space, self.num_envs, self._rollout_length
+        )
+        return experience.replace(
+            metrics=episode_metrics(mean_of([]), mean_of([])) | {"rollout/staleness": mean_of([])}
         )
 
-    def example(self, source: HostSource) -> Experience:
-        return source.replace(num_envs=self.num_envs).init(jax.random.key(0)[None])
+    def experience_specs(self) -> Experience:
+        return experience_specs()
 
-    def collect(self, source: HostSource, agent_state: AgentState, staleness: int = 0) -> tuple[Experience, int]:
-        sample = self.sample({DEFAULT_POLICY: (source.agent, agent_state)}, source.rollout_length)
+    def collect(
+        self, agent: Agent, agent_state: AgentState, rollout_length: int, staleness: int = 0
+    ) -> tuple[Experience, int]:
+        sample = self.sample({DEFAULT_POLICY: (agent, agent_state)}, rollout_length)
         experience = Experience(
             trajectory=trajectory_of(sample.batch.batches[DEFAULT_POLICY]),
             first_carry=sample.first_carries[DEFAULT_POLICY],
             metrics=metrics_of(sample, staleness),
         )
         shape = experience.trajectory.rewards.shape
-        assert shape == (source.rollout_length, self.num_envs), f"a runner sampled {shape} rows and lanes"
+        assert shape == (rollout_length, self.num_envs), f"a runner sampled {shape} rows and columns"
         return experience, sample.env_steps
 
 

@@ -105,6 +105,10 @@ class HostPopulation:
             runner.close()
         return batch.obs, jnp.asarray(1.0 - batch.extras.env_extras.autoreset)
 
+    @property
+    def env_name(self) -> str:
+        return self._train.env.name
+
     def report(self) -> dict[str, float]:
         """What a record tells of the environments: faults so far, and the steps that were lost by them."""
         report = fault_report(self._counts, len(self._lost))

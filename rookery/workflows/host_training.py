@@ -1,137 +1,263 @@
-"""The training program on host environments: collect with the runner, learn with the compiled program, and again."""
+"""Training on host environments: a runner collects, a compiled program learns."""
 
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.types import Key, PyTreeDict
+from rookery.agent import AgentState
+from rookery.compilation import run_once_options
+from rookery.distributed import SAME
+from rookery.hyperparameters import Hyperparameters
+from rookery.learners.learner import Learner, LearnerState, Metrics
+from rookery.learning.counter import Counter
+from rookery.learning.experience import Experience, JointExperience
+from rookery.metrics import EvaluateMetric
+from rookery.types import Array, Key
+from rookery.workflows.config import TrainConfig
 from rookery.workflows.host import HostCollector
-from rookery.workflows.programs import SAME
+from rookery.workflows.host_evaluator import EpisodePlayer
+from rookery.workflows.multi_policy_evaluator import MultiPolicyEvaluateMetric
+from rookery.workflows.programs import Layout, Program
+from rookery.workflows.training import Training, TrainingState, state_specs
 
-if TYPE_CHECKING:
-    from rookery.workflows.collecting import CollectingWorkflow
+
+class HostTraining(Training):
+    """A runner collects a batch, a compiled program learns from it, and so on."""
+
+    advance: "HostAdvance"
+    evaluator: EpisodePlayer
+
+    def __init__(
+        self,
+        collector: HostCollector,
+        learner: Learner,
+        hyperparameters: Hyperparameters,
+        layout: Layout,
+        evaluator: EpisodePlayer,
+        train: TrainConfig,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.collector = collector
+        self.learner = learner
+        self.agent = learner.agent
+        self.layout = layout
+        self.evaluator = evaluator
+        self.evaluation = self._make_evaluation(train.evaluation.num_episodes, is_compiled=False)
+        self._hyperparameters = hyperparameters
+        self._specs = specs = self.specs()
+        self._given = given = collector.experience_specs()
+        self._init = layout.program(self._start, (SAME,), specs, options=run_once_options())
+        self._learn = layout.program(self._learn_from, (specs, given), (SAME, specs))
+        self._acting = layout.program(self._acting_state, (specs,), SAME)
+        self._example = self._place(collector.example())
+        self.advance = HostAdvance(self, self._example, train.total_timesteps, train.env.runner.overlap, clock)
+
+    def init(self, key: Key) -> TrainingState:
+        state: TrainingState = self._init(key)
+        return self._warm_up(state) if self.learner.warmup_steps else state
+
+    def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
+        experience, _ = self.collect(self.acting_state(state))
+        return self._learn(state, experience)
+
+    def state_shape(self, key: Key) -> TrainingState:
+        return jax.eval_shape(self._init, key)
+
+    def specs(self) -> TrainingState:
+        learner: LearnerState = jax.eval_shape(self._start_learner, jax.random.key(0))
+        return state_specs(self.learner.specs(learner))
+
+    def metrics_shape(self, state: TrainingState) -> Metrics:
+        return jax.eval_shape(self._learn, state, self._example)[0]
+
+    def counters(self, state: TrainingState) -> dict[str, Counter]:
+        return self.learner.counters(state.learner)
+
+    def collect_seconds(self, state: TrainingState) -> float:
+        return self.advance.collect_seconds
+
+    def describe_episodes(self, episodes: EvaluateMetric, prefix: str) -> dict[str, Array]:
+        described = super().describe_episodes(episodes, prefix)
+        described[f"{prefix}episodes_left_out"] = jnp.float32(self.evaluator.num_left_out)
+        if isinstance(episodes, MultiPolicyEvaluateMetric):
+            for policy, returns in episodes.policy_returns.items():
+                described[f"{policy}/{prefix}mean_reward"] = jnp.mean(returns)
+        return described
+
+    def report(self) -> dict[str, float]:
+        return self.collector.report() | self.collector.pop_episode_metrics()
+
+    def get_state(self) -> dict[str, Any]:
+        return self.collector.get_state(self.advance.steps_ahead)
+
+    def set_state(self, outside: dict[str, Any]) -> None:
+        self.collector.set_state(outside)
+
+    def describe_restart(self) -> str:
+        return (
+            f"{self.collector.env_name} restarts with new episodes and new seeds: simulator state is not checkpointed"
+        )
+
+    def close(self) -> None:
+        self.collector.close()
+
+    # What `HostAdvance` calls.
+
+    def acting_state(self, state: TrainingState) -> AgentState:
+        """Return a copy of the agent state that acts next."""
+        return self._acting(state)
+
+    def collect(self, agent_state: AgentState, staleness: int = 0) -> tuple[Experience | JointExperience, int]:
+        """Collect one batch; return it, placed on the devices, and its env steps."""
+        experience, num_steps = self.collector.collect(
+            self.learner.agent, agent_state, self.learner.config.rollout_length, staleness
+        )
+        return self._place(experience), num_steps
+
+    def update_program(self) -> Program:
+        """Make the program of one update: it adds to the metrics, and returns a copy of the agent state that acts."""
+
+        def update(state: TrainingState, metrics: Metrics, experience: Experience) -> tuple[Any, Metrics, AgentState]:
+            new_metrics, state = self._learn_from(state, experience)
+            return state, jax.tree.map(jnp.add, metrics, new_metrics), self._acting_state(state)
+
+        specs = self._specs
+        return self.layout.program(update, (specs, SAME, self._given), (specs, SAME, SAME), donate=(0, 1))
+
+    def _place(self, experience: Experience | JointExperience) -> Experience | JointExperience:
+        """Split experience over the devices; a single device takes it as it is."""
+        num_devices = self.layout.mesh.size
+        if num_devices == 1:
+            return experience
+        # Programs add up the metrics of all devices.
+        metrics = jax.tree.map(lambda number: number / np.float32(num_devices), experience.metrics)
+        return self.layout.place(experience.replace(metrics=metrics), self._given)
+
+    def _warm_up(self, state: TrainingState) -> TrainingState:
+        """Take the first steps, and store them by a compiled program."""
+
+        def store(state: TrainingState, experience: Experience) -> TrainingState:
+            return state.replace(learner=self.learner.store(state.learner, experience))
+
+        specs = self._specs
+        program = self.layout.program(store, (specs, self._given), specs, donate=(0,), options=run_once_options())
+        agent = self.learner.warmup_agent(self.collector.obs_space, self.collector.action_space)
+        num_steps = 0
+        while num_steps < self.learner.warmup_steps:
+            experience, num_new = self.collector.collect(agent, state.agent_state, rollout_length=1)
+            state = program(state, self._place(experience))
+            num_steps += num_new
+        return state
+
+    # One device's share.
+
+    def _start(self, key: Key) -> TrainingState:
+        key, eval_key, learner_key = jax.random.split(key, 3)
+        learner = self._start_learner(learner_key)
+        return TrainingState(key=key, eval_key=eval_key, learner=learner, source_state=())
+
+    def _start_learner(self, key: Key) -> LearnerState:
+        return self.learner.init(self.collector.obs_space, self.collector.action_space, self._hyperparameters, key)
+
+    def _learn_from(
+        self, state: TrainingState, experience: Experience | JointExperience
+    ) -> tuple[Metrics, TrainingState]:
+        key, _, learn_key = jax.random.split(state.key, 3)  # as on the device, where the second one collects
+        metrics, learner = self.learner.learn(state.learner, experience, learn_key)
+        return metrics, state.replace(key=key, learner=learner)
+
+    def _acting_state(self, state: TrainingState) -> AgentState:
+        # A copy: the next update overwrites its state, perhaps while the agent still acts.
+        return jax.tree.map(jnp.copy, self.learner.acting_state(state.learner))
 
 
-class HostTraining:
-    """The training program on host environments: a loop in Python around a compiled iteration.
+class HostAdvance:
+    """The loop of host training: collect, update, and again.
 
-    It is called like the program that trains on the device. With `overlap` an update runs in a thread of its own, for
-    what a thread asks of JAX is done in order: the agent would wait with every action until the update is over.
+    With `overlap` the update runs in its own thread while the next batch is collected. JAX executes the calls of one
+    thread in order: in the same thread, every action would wait for the update.
     """
 
     def __init__(
         self,
-        workflow: "CollectingWorkflow",
-        host: HostCollector,
-        iterate: Callable,
-        specs: Any,
-        clock: Callable[[], float] = time.perf_counter,
+        training: HostTraining,
+        example: Experience | JointExperience,
+        total_timesteps: int,
+        overlap: bool,
+        clock: Callable[[], float],
     ) -> None:
-        self._workflow = workflow
-        self._host = host
+        self._training = training
+        self._example = example
+        self._total_timesteps = total_timesteps
+        self._overlap = overlap
         self._clock = clock
+        self._update = training.update_program()
         self._ahead: tuple[Key, Any, int] | None = None
-        """Experience that is there before it is needed, how many steps it has, and the key of the state it is for."""
+        """The key of the state for which a batch was collected ahead, the batch and its env steps."""
         self._seconds = self._last_seconds = 0.0
-        """How long collecting took, all together and the last time."""
+        """The time of all collecting, and of the last batch."""
         self._num_collected = 0
 
-        def learn_from(state: Any, experience: Any) -> tuple[PyTreeDict, Any]:
-            metrics, state = iterate(state.replace(source_state=experience))
-            return metrics, workflow.prepare_to_act(state)
+    def is_ready(self, *args: Any) -> bool:
+        return self._update.is_ready(*args[:2], self._example)
 
-        def advance(state: Any, metrics: Any, experience: Any) -> tuple[Any, Any]:
-            new_metrics, state = learn_from(state, experience)
-            return state, jax.tree.map(jnp.add, metrics, new_metrics)
+    def compile(self, *args: Any) -> float:
+        return self._update.compile(*args[:2], self._example)
 
-        given = workflow.experience_specs()
-        self._learn_from = workflow.program(learn_from, (specs, given), (SAME, specs))
-        self._advance = workflow.program(advance, (specs, SAME, given), (specs, SAME), donate=(0, 1))
-        self._example = self.place(jax.tree.map(np.asarray, host.example(workflow.source)))
-
-    def place(self, experience: Any) -> Any:
-        """Split experience over the devices; where there is one, the program takes it as it is."""
-        layout = self._workflow.layout
-        if layout.mesh.size == 1:
-            return experience
-        # Programs add up the metrics of all devices.
-        metrics = jax.tree.map(lambda number: number / np.float32(layout.mesh.size), experience.metrics)
-        return layout.place(experience.replace(metrics=metrics), self._workflow.experience_specs())
-
-    def step(self, state: Any) -> tuple[PyTreeDict, Any]:
-        """Collect, and learn from it."""
-        return self._learn_from(state, self._collect(self._workflow.acting_state(state))[0])
-
-    def metrics_like(self, state: Any) -> Any:
-        """Return the shapes of the metrics of an iteration."""
-        return jax.eval_shape(self._learn_from, state, self._example)[0]
-
-    def is_ready(self, state: Any, metrics: Any, *limits: Any) -> bool:
-        """Tell whether there is nothing to compile for a state like this."""
-        return self._advance.is_ready(state, metrics, self._example)
-
-    def compile(self, state: Any, metrics: Any, *limits: Any) -> float:
-        """Compile for a state like this; return the seconds it took."""
-        return self._advance.compile(state, metrics, self._example)
-
-    def __call__(self, state: Any, metrics: Any, num_iterations: Any, until: Any) -> tuple[Any, Any]:
-        """Train for so many iterations, or until so many env steps are reached."""
-        train = self._workflow.settings.train
-        num_iterations, until, env_steps = int(num_iterations), int(until), int(state.env_steps)
-        advance = self._advance.specialized(state, metrics, self._example)
-        num_done = 0
+    def __call__(self, state: TrainingState, metrics: Metrics, num_iterations: Any, until: Counter) -> Any:
+        env_steps, num_done = int(state.env_steps), 0
+        update = self._update.specialized(state, metrics, self._example)
+        agent_state = self._training.acting_state(state)
         collected = self._take_ahead(state)
         with ThreadPoolExecutor(1) as thread:
-            while num_done < num_iterations and env_steps < until:
-                experience, num_steps = collected or self._collect(self._workflow.acting_state(state))
+            while num_done < int(num_iterations) and env_steps < int(until):
+                experience, num_steps = collected or self._collect(agent_state)
                 collected = None
                 env_steps += num_steps
-                if train.env.runner.overlap and env_steps < train.total_timesteps:
-                    # The update overwrites its state.
-                    agent_state = jax.tree.map(jnp.copy, self._workflow.acting_state(state))
-                    update = thread.submit(advance, state, metrics, experience)
+                if self._overlap and env_steps < self._total_timesteps:
+                    result = thread.submit(update, state, metrics, experience)
                     try:
                         collected = self._collect(agent_state, staleness=1)
                     finally:
-                        state, metrics = update.result()
+                        state, metrics, agent_state = result.result()
                 else:
-                    state, metrics = advance(state, metrics, experience)
+                    state, metrics, agent_state = update(state, metrics, experience)
                 num_done += 1
         if collected is not None:
             self._ahead = (state.key, *collected)
-        self._host.seconds_ahead = 0.0 if collected is None else self._last_seconds
+        self._training.collector.seconds_ahead = 0.0 if collected is None else self._last_seconds
         return state, metrics
 
     @property
     def collect_seconds(self) -> float:
-        """How long an iteration collects, on average over all that were made."""
+        """The mean time of collecting one batch."""
         return self._seconds / max(self._num_collected, 1)
 
     @property
     def steps_ahead(self) -> int:
-        """How many steps were collected that no state has seen."""
+        """The number of env steps that were collected and not learned from yet."""
         return 0 if self._ahead is None else self._ahead[2]
 
-    def _collect(self, agent_state: Any, staleness: int = 0) -> tuple[Any, int]:
-        jax.block_until_ready(agent_state)  # the update is still running, which is not time of collecting
+    def _collect(self, agent_state: AgentState, staleness: int = 0) -> tuple[Any, int]:
+        jax.block_until_ready(agent_state)  # a running update is not time of collecting
         start = self._clock()
-        experience, num_steps = self._host.collect(self._workflow.source, agent_state, staleness)
+        collected = self._training.collect(agent_state, staleness)
         self._last_seconds = self._clock() - start
         self._seconds += self._last_seconds
         self._num_collected += 1
-        return self.place(experience), num_steps
+        return collected
 
-    def _take_ahead(self, state: Any) -> tuple[Any, int] | None:
-        """Return what was collected ahead for this state."""
+    def _take_ahead(self, state: TrainingState) -> tuple[Any, int] | None:
+        """Return the batch that was collected ahead for this state."""
         if self._ahead is None:
             return None
         (key, experience, num_steps), self._ahead = self._ahead, None
         if key is state.key:
             return experience, num_steps
-        self._host.discard(num_steps)
+        self._training.collector.discard(num_steps)
         return None

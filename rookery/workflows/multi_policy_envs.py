@@ -4,29 +4,22 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rookery.agent import Agent, AgentState
+from rookery.distributed import SAME
+from rookery.learning.experience import Experience, JointExperience
 from rookery.metrics import Mean
-from rookery.rollout import Experience
 from rookery.runners.acting.policy_map import PolicyID
 from rookery.runners.envs.base_env import AgentID
 from rookery.runners.sampling import Sample
 from rookery.sample_batch import SampleBatch
-from rookery.types import Array, PyTreeData, PyTreeDict
+from rookery.spaces import Dict
+from rookery.types import PyTreeDict
 from rookery.workflows.config import TrainConfig
-from rookery.workflows.host import HostCollector, HostSource, mean_of, metrics_of, trajectory_of
+from rookery.workflows.host import HostCollector, blank_experience, mean_of, metrics_of, trajectory_of
 from rookery.workflows.policies import agents_of, assign_policies
-
-
-class JointExperience(PyTreeData):
-    """What all policies experienced in the same steps of the environments, and how many steps these were."""
-
-    experiences: PyTreeDict
-    """An `Experience` for each policy, without metrics."""
-    metrics: dict[str, Mean]
-    env_steps: Array
+from rookery.workflows.programs import experience_specs
 
 
 class MultiPolicyEnvs(HostCollector):
@@ -36,6 +29,8 @@ class MultiPolicyEnvs(HostCollector):
     an agent acts less often than others, there are rows that hold nothing (`autoreset`).
     """
 
+    obs_space: Dict
+    action_space: Dict
     policy_of: Mapping[AgentID, PolicyID]
 
     def __init__(self, train: TrainConfig, agent: Agent, num_envs: int, rollout_length: int) -> None:
@@ -46,6 +41,9 @@ class MultiPolicyEnvs(HostCollector):
             self.close()
             raise
         self.policies = list(dict.fromkeys(self.policy_of.values()))
+        spaces = {policy: self.spaces[agents_of(policy, self.policy_of)[0]] for policy in self.policies}
+        self.obs_space = Dict({policy: obs_space for policy, (obs_space, _) in spaces.items()})
+        self.action_space = Dict({policy: action_space for policy, (_, action_space) in spaces.items()})
         self._nothing: JointExperience | None = None
         self._last_episodes: dict[PolicyID, np.ndarray] = {}
         """The number of the episode that each lane was in last."""
@@ -54,33 +52,32 @@ class MultiPolicyEnvs(HostCollector):
         """How many agents have this policy in all environments together."""
         return self.num_envs * len(agents_of(policy, self.policy_of))
 
-    def make_source(self, policy: PolicyID, num_lanes: int) -> HostSource:
-        """Make the source of one policy, for one device's share of the lanes."""
-        obs_space, action_space = self.spaces[agents_of(policy, self.policy_of)[0]]
-        return HostSource(
-            agent=self._agent,
-            obs_space=obs_space,
-            action_space=action_space,
-            num_envs=num_lanes,
-            rollout_length=self._rollout_length,
-        )
-
-    def example(self, source: Mapping[PolicyID, HostSource]) -> JointExperience:
+    def example(self) -> JointExperience:
         if self._nothing is None:
-            experiences = PyTreeDict({policy: self._nothing_of(policy, of_one) for policy, of_one in source.items()})
-            names = ["rollout/ep_rew_mean", "rollout/ep_len_mean", "rollout/staleness", *map(_return_name, source)]
+            experiences = PyTreeDict({policy: self._nothing_of(policy) for policy in self.policies})
+            names = [
+                "rollout/ep_rew_mean",
+                "rollout/ep_len_mean",
+                "rollout/staleness",
+                *map(_return_name, self.policies),
+            ]
             metrics = {name: mean_of([]) for name in names}
-            self._nothing = JointExperience(experiences=experiences, metrics=metrics, env_steps=jnp.int32(0))
+            self._nothing = JointExperience(experiences=experiences, metrics=metrics, env_steps=np.int32(0))  # type: ignore[arg-type]
         return self._nothing
 
+    def experience_specs(self) -> JointExperience:
+        experiences = PyTreeDict({policy: experience_specs() for policy in self.policies})
+        return JointExperience(experiences=experiences, metrics=SAME, env_steps=SAME)  # type: ignore[arg-type]
+
     def collect(
-        self, source: Mapping[PolicyID, HostSource], agent_state: Mapping[PolicyID, AgentState], staleness: int = 0
+        self, agent: Agent, agent_state: Mapping[PolicyID, AgentState], rollout_length: int, staleness: int = 0
     ) -> tuple[JointExperience, int]:
-        agents = {policy: (of_one.agent, agent_state[policy]) for policy, of_one in source.items()}
-        sample = self.sample(agents, self._rollout_length)
-        nothing = self.example(source).experiences
+        sample = self.sample({policy: (agent, agent_state[policy]) for policy in self.policies}, rollout_length)
+        nothing = self.example().experiences
         experience = JointExperience(
-            experiences=PyTreeDict({policy: self._experience_of(sample, policy, nothing[policy]) for policy in source}),
+            experiences=PyTreeDict(
+                {policy: self._experience_of(sample, policy, nothing[policy]) for policy in self.policies}
+            ),
             metrics=metrics_of(sample, staleness) | self._returns_of(sample),
             env_steps=np.int32(sample.env_steps),  # type: ignore[arg-type]
         )
@@ -90,9 +87,11 @@ class MultiPolicyEnvs(HostCollector):
         super().close()
         self._last_episodes = {}
 
-    def _nothing_of(self, policy: PolicyID, source: HostSource) -> Experience:
-        experience = source.replace(num_envs=self.num_lanes(policy)).init(jax.random.key(0)[None])
-        experience = jax.tree.map(np.asarray, experience.replace(metrics={}))
+    def _nothing_of(self, policy: PolicyID) -> Experience:
+        num_columns, rollout_length = self.num_lanes(policy), self._rollout_length
+        experience = blank_experience(
+            self._agent, self.obs_space[policy], self.action_space[policy], num_columns, rollout_length
+        )
         env_extras = experience.trajectory.extras.env_extras
         env_extras.autoreset = np.ones_like(env_extras.autoreset)
         return experience

@@ -1,7 +1,8 @@
 """Compiled programs: many seeds and many devices around a function that knows of one seed and its own share of envs."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -9,27 +10,46 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rookery.distributed import DEVICE_AXIS
-from rookery.types import PyTreeData, Tree, pytree_field
-
-SPLIT = PartitionSpec(DEVICE_AXIS)
-"""An array whose first axis is split over the devices."""
-SAME = PartitionSpec()
-"""An array that is the same on all devices."""
+from rookery.distributed import DEVICE_AXIS, SAME, SPLIT
+from rookery.learning.experience import Experience
+from rookery.types import Tree
 
 
-class Layout(PyTreeData):
-    """How a workflow is spread: over the devices of a mesh, and over seeds, side by side or one after the other."""
+@dataclass(frozen=True)
+class Layout:
+    """How a function of one seed and one device's share becomes a program for all seeds and all devices."""
 
-    mesh: Mesh = pytree_field(static=True)
-    num_seeds: int = pytree_field(static=True)
-    side_by_side: bool = pytree_field(static=True, default=True)
+    mesh: Mesh
+    num_seeds: int = 1
+    vectorize_seeds: bool = True
+    """If True, vectorize seeds with `vmap`; otherwise loop over them."""
+    enable_jit: bool = True
+    compiler_options: Mapping[str, str] = field(default_factory=dict)
+
+    def program(
+        self,
+        function: Callable,
+        in_specs: Any,
+        out_specs: Any,
+        donate: tuple[int, ...] = (),
+        options: Mapping[str, str] | None = None,
+    ) -> "Program":
+        """Make a program of a function that each device runs on its share."""
+        on_devices = self.over_devices(function, in_specs, out_specs)
+        return Program(on_devices, self.enable_jit, donate, self.compiler_options if options is None else options)
+
+    def seeds_of(self, tree: Tree) -> list[Tree]:
+        """Bring a tree to the host and split it by seed."""
+        tree = gather(tree)
+        if self.num_seeds == 1:
+            return [tree]
+        return [jax.tree.map(lambda leaf, seed=seed: leaf[seed], tree) for seed in range(self.num_seeds)]
 
     def over_seeds(self, function: Callable) -> Callable:
         """Map a function of one seed over the leading axis of all its arguments, if there are several seeds."""
         if self.num_seeds == 1:
             return function
-        if self.side_by_side:
+        if self.vectorize_seeds:
             return jax.vmap(function)
         return lambda *args: jax.lax.map(lambda of_one_seed: function(*of_one_seed), args)
 
@@ -57,6 +77,12 @@ class Layout(PyTreeData):
         if self.num_seeds == 1:
             return specs
         return jax.tree.map(lambda spec: PartitionSpec(None, *spec) if len(spec) else spec, specs, is_leaf=_is_spec)
+
+
+def experience_specs() -> Experience:
+    """Return how experience is split over the devices: by environments."""
+    specs: dict[str, Any] = {"trajectory": PartitionSpec(None, DEVICE_AXIS), "first_carry": SPLIT, "metrics": SAME}
+    return Experience(**specs)
 
 
 def _is_spec(node: Any) -> bool:
@@ -96,12 +122,14 @@ class Program:
         function: Callable,
         enable_jit: bool,
         donate: tuple[int, ...] = (),
-        compiler_options: dict[str, str] | None = None,
+        compiler_options: Mapping[str, str] | None = None,
     ) -> None:
         self._function = function
         self._jitted = self._part_of_a_program = None
         if enable_jit:
-            self._jitted = jax.jit(function, donate_argnums=donate, compiler_options=compiler_options or None)
+            self._jitted = jax.jit(
+                function, donate_argnums=donate, compiler_options=dict(compiler_options or {}) or None
+            )
             self._part_of_a_program = jax.jit(function)  # whose options count then
         self._compiled: dict[Any, Callable] = {}
 

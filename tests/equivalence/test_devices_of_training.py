@@ -22,7 +22,8 @@ from rookery.distributed import DEVICE_AXIS
 from rookery.registry import build_workflow
 from rookery.workflows.host import experience_specs
 from rookery.workflows.on_policy import Learner
-from rookery.workflows.programs import SAME, gather
+from rookery.distributed import SAME
+from rookery.workflows.programs import gather
 
 
 def build(devices, agent, env="classic/cartpole", **settings):

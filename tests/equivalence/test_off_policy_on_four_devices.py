@@ -23,7 +23,8 @@ from rookery.distributed import DEVICE_AXIS
 from rookery.registry import build_workflow
 from rookery.agents.replay import Replayed
 from rookery.workflows.off_policy import (OffPolicyLearner)
-from rookery.workflows.programs import SAME, SPLIT, gather
+from rookery.distributed import SAME, SPLIT
+from rookery.workflows.programs import gather
 
 
 def build(devices, agent, env="classic/pendulum", mode="envpool", **settings):

@@ -13,13 +13,13 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from rookery.agents.policy import PolicyAgent
 from rookery.errors import InvalidInputError
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.fitness import weights_by_rank
 from rookery.hyperparameters import Hyperparameters, Scalar
 from rookery.types import Array, Key, Params, pytree_field
-from rookery.workflows.evolution import ECConfig, ECWorkflow
+from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.generations import ECConfig
 
 
 class ARSHyperparameters(Hyperparameters):
@@ -108,5 +108,4 @@ class ARSWorkflow(ECWorkflow):
     agent_name = "ars"
     config_class = ARSConfig
     hyperparameters_class = ARSHyperparameters
-    agent_class = PolicyAgent
     optimizer_class = ARS

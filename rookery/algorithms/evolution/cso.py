@@ -10,13 +10,13 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from rookery.agents.policy import PolicyAgent
 from rookery.errors import InvalidInputError
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.mutation import cloud_around
 from rookery.hyperparameters import Hyperparameters, Scalar
 from rookery.types import Array, Key, Params, as_mappable_key, pytree_field
-from rookery.workflows.evolution import ECConfig, ECWorkflow
+from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.generations import ECConfig
 
 
 class CSOHyperparameters(Hyperparameters):
@@ -98,5 +98,4 @@ class CSOWorkflow(ECWorkflow):
     agent_name = "cso"
     config_class = CSOConfig
     hyperparameters_class = CSOHyperparameters
-    agent_class = PolicyAgent
     optimizer_class = CSO

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from rookery.agents.policy import PolicyAgent
 from rookery.distributed import DEVICE_AXIS
 from rookery.errors import InvalidInputError
 from rookery.evolution.evosax import EvosaxOptimizer
 from rookery.hyperparameters import Hyperparameters, Scalar
 from rookery.networks.policy import PolicyConfig
-from rookery.workflows.evolution import ECConfig, ECWorkflow
+from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.generations import ECConfig
 
 
 class SearchHyperparameters(Hyperparameters):
@@ -38,7 +38,6 @@ class CMAESWorkflow(ECWorkflow):
     agent_name = "cmaes"
     config_class = CMAESConfig
     hyperparameters_class = SearchHyperparameters
-    agent_class = PolicyAgent
 
     def make_optimizer(self, config: Any, hyperparameters: Any) -> EvosaxOptimizer:
         return evosax_optimizer("CMA_ES", config, hyperparameters)
@@ -55,7 +54,6 @@ class PSOWorkflow(ECWorkflow):
     agent_name = "pso"
     config_class = PSOConfig
     hyperparameters_class = SearchHyperparameters
-    agent_class = PolicyAgent
 
     def make_optimizer(self, config: Any, hyperparameters: Any) -> EvosaxOptimizer:
         return evosax_optimizer("PSO", config, hyperparameters)
@@ -81,7 +79,6 @@ class EvosaxWorkflow(ECWorkflow):
     agent_name = "evosax"
     config_class = EvosaxConfig
     hyperparameters_class = SearchHyperparameters
-    agent_class = PolicyAgent
 
     def make_optimizer(self, config: Any, hyperparameters: Any) -> EvosaxOptimizer:
         return evosax_optimizer(config.strategy, config, hyperparameters, config.params)

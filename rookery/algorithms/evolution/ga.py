@@ -11,7 +11,6 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from rookery.agents.policy import PolicyAgent
 from rookery.errors import InvalidInputError, check_count
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.crossover import recombine, uniform
@@ -19,7 +18,8 @@ from rookery.evolution.mutation import cloud_around, gaussian
 from rookery.evolution.selection import elites, take, tournament
 from rookery.hyperparameters import Hyperparameters, Scalar
 from rookery.types import Array, Key, Params, as_mappable_key, pytree_field
-from rookery.workflows.evolution import ECConfig, ECWorkflow
+from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.generations import ECConfig
 
 
 class GAHyperparameters(Hyperparameters):
@@ -108,5 +108,4 @@ class GAWorkflow(ECWorkflow):
     agent_name = "ga"
     config_class = GAConfig
     hyperparameters_class = GAHyperparameters
-    agent_class = PolicyAgent
     optimizer_class = GA

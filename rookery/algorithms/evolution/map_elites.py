@@ -11,15 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.agents.policy import PolicyAgent
 from rookery.errors import InvalidInputError, unknown_name
-from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.archives import Archive, ArchiveState, CVTArchive, GridArchive
 from rookery.evolution.mutation import cloud_around, iso_line
 from rookery.hyperparameters import Hyperparameters, Scalar
 from rookery.types import Array, Key, Params, as_mappable_key, pytree_field, where_tree
-from rookery.workflows.evolution import ECConfig, ECWorkflow
+from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.generations import ECConfig
 
 ARCHIVES = ("grid", "cvt")
 
@@ -50,6 +49,7 @@ class MAPElites(EvoOptimizer):
     """Varies individuals drawn from the archive, and puts those that are the best of their kind back into it."""
 
     hyperparameters: MAPElitesHyperparameters = pytree_field(default_factory=MAPElitesHyperparameters)
+    descriptors: tuple[str, ...] = pytree_field(static=True)
     archive: str = pytree_field(static=True, default="grid")
     cells: tuple[int, ...] = pytree_field(static=True)
     low: tuple[float, ...] = pytree_field(static=True)
@@ -102,6 +102,25 @@ class MAPElites(EvoOptimizer):
         params, fitness = self.cell_archive.best(state.archive)
         return where_tree(jnp.isfinite(fitness), params, state.best_params)
 
+    @property
+    def measures(self) -> tuple[str, ...]:
+        return self.descriptors
+
+    def tell_episodes(self, state: MAPElitesState, returns: Array, measures: Array) -> MAPElitesState:
+        return self.tell(state, self.fitness(returns, measures), jnp.mean(measures, axis=1))
+
+    def describe(self, state: MAPElitesState) -> dict[str, Any]:
+        is_grid = isinstance(self.cell_archive, GridArchive)
+        return {
+            "kind": "archive",
+            "axes": list(self.descriptors),
+            "low": list(self.low),
+            "high": list(self.high),
+            "cells": list(self.cells) if is_grid else None,
+            "centroids": None if is_grid else np.asarray(self.cell_archive.centroids).tolist(),
+            "fitness": [float(value) if np.isfinite(value) else None for value in np.asarray(state.archive.fitness)],
+        }
+
     def report(self, state: MAPElitesState) -> dict[str, Array]:
         return {
             "coverage": self.cell_archive.coverage(state.archive),
@@ -145,30 +164,4 @@ class MAPElitesWorkflow(ECWorkflow):
     agent_name = "map_elites"
     config_class = MAPElitesConfig
     hyperparameters_class = MAPElitesHyperparameters
-    agent_class = PolicyAgent
     optimizer_class = MAPElites
-    config_only = ("descriptors",)
-    optimizer: MAPElites
-
-    @property
-    def measures(self) -> tuple[str, ...]:
-        return self.config.descriptors
-
-    def tell(self, evo_state: MAPElitesState, episodes: PopulationEpisodes) -> MAPElitesState:
-        return self.optimizer.tell(evo_state, self.fitness_of(episodes), jnp.mean(episodes.measures, axis=1))
-
-    def describe_populations(self, state: Any) -> list[dict[str, Any]]:
-        return [self._describe(archive) for archive in self.of_seeds(state.evo_state.archive)]
-
-    def _describe(self, archive: ArchiveState) -> dict[str, Any]:
-        cells = self.optimizer.cell_archive
-        is_grid = isinstance(cells, GridArchive)
-        return {
-            "kind": "archive",
-            "axes": list(self.config.descriptors),
-            "low": list(self.config.low),
-            "high": list(self.config.high),
-            "cells": list(self.config.cells) if is_grid else None,
-            "centroids": None if is_grid else np.asarray(cells.centroids).tolist(),
-            "fitness": [float(value) if np.isfinite(value) else None for value in archive.fitness],
-        }

@@ -12,9 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.agents.policy import PolicyAgent
 from rookery.errors import InvalidInputError, unknown_name
-from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.crossover import recombine, simulated_binary, uniform
 from rookery.evolution.mutation import cloud_around, polynomial
@@ -22,7 +20,8 @@ from rookery.evolution.pareto import crowding_distance, non_dominated_ranks, par
 from rookery.evolution.selection import take, tournament
 from rookery.hyperparameters import Hyperparameters, Scalar
 from rookery.types import Array, Key, Params, as_mappable_key, pytree_field
-from rookery.workflows.evolution import ECConfig, ECWorkflow
+from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.generations import ECConfig
 
 CROSSOVERS = ("sbx", "uniform")
 
@@ -131,6 +130,25 @@ class NSGA2(EvoOptimizer):
         """Return the parents `[P, ...]`, their fitness `[P, M]`, and who of them is on the Pareto front `[P]`."""
         return state.population, state.fitness, pareto_front(state.fitness)
 
+    has_best = False
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        return self.objectives
+
+    def fitness(self, returns: Array, measures: Array) -> Array:
+        return jnp.mean(measures, axis=1)
+
+    def describe(self, state: NSGA2State) -> dict[str, Any]:
+        fitness = np.asarray(state.fitness)
+        is_valid = np.isfinite(fitness).all(axis=1)
+        return {
+            "kind": "front",
+            "axes": list(self.objectives),
+            "points": fitness[is_valid].tolist(),
+            "is_front": np.asarray(pareto_front(jnp.asarray(fitness)))[is_valid].tolist(),
+        }
+
     def report(self, state: NSGA2State) -> dict[str, Array]:
         _, _, is_front = self.front(state)
         return {"front_size": jnp.sum(is_front, dtype=jnp.float32)}
@@ -150,26 +168,4 @@ class NSGA2Workflow(ECWorkflow):
     agent_name = "nsga2"
     config_class = NSGA2Config
     hyperparameters_class = NSGA2Hyperparameters
-    agent_class = PolicyAgent
     optimizer_class = NSGA2
-    optimizer: NSGA2
-    has_best = False
-
-    @property
-    def measures(self) -> tuple[str, ...]:
-        return self.config.objectives
-
-    def fitness_of(self, episodes: PopulationEpisodes) -> Array:
-        return jnp.mean(episodes.measures, axis=1)
-
-    def describe_populations(self, state: Any) -> list[dict[str, Any]]:
-        return [self._describe(fitness) for fitness in self.of_seeds(state.evo_state.fitness)]
-
-    def _describe(self, fitness: Array) -> dict[str, Any]:
-        is_valid = np.isfinite(fitness).all(axis=1)
-        return {
-            "kind": "front",
-            "axes": list(self.config.objectives),
-            "points": fitness[is_valid].tolist(),
-            "is_front": np.asarray(pareto_front(jnp.asarray(fitness)))[is_valid].tolist(),
-        }

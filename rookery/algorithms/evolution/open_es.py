@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import jax
 import optax
 
-from rookery.agents.policy import PolicyAgent
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.fitness import fitness_shaping
 from rookery.hyperparameters import Hyperparameters, Scalar
 from rookery.types import Array, Key, Params, pytree_field
-from rookery.workflows.evolution import ECConfig, ECWorkflow
+from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.generations import ECConfig
 
 ASCENTS = {"adam": optax.scale_by_adam(), "sgd": optax.identity()}
 
@@ -112,5 +112,4 @@ class OpenESWorkflow(ECWorkflow):
     agent_name = "openes"
     config_class = OpenESConfig
     hyperparameters_class = OpenESHyperparameters
-    agent_class = PolicyAgent
     optimizer_class = OpenES

@@ -9,12 +9,12 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from rookery.agents.policy import PolicyAgent
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.fitness import weights_by_rank
 from rookery.hyperparameters import Hyperparameters, Scalar
 from rookery.types import Array, Key, Params, pytree_field
-from rookery.workflows.evolution import ECConfig, ECWorkflow
+from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.generations import ECConfig
 
 
 class SepCEMHyperparameters(Hyperparameters):
@@ -107,5 +107,4 @@ class SepCEMWorkflow(ECWorkflow):
     agent_name = "sepcem"
     config_class = SepCEMConfig
     hyperparameters_class = SepCEMHyperparameters
-    agent_class = PolicyAgent
     optimizer_class = SepCEM

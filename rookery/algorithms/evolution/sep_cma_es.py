@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.agents.policy import PolicyAgent
 from rookery.errors import InvalidInputError
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.fitness import weights_by_rank
 from rookery.hyperparameters import Hyperparameters, Scalar
 from rookery.types import Array, Key, Params, pytree_field
-from rookery.workflows.evolution import ECConfig, ECWorkflow
+from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.generations import ECConfig
 
 TINY = float(np.finfo(np.float32).tiny)
 """The least step size and variance: where noise is lost in rounding they shrink, and at 0 would divide 0 by 0."""
@@ -187,5 +187,4 @@ class SepCMAESWorkflow(ECWorkflow):
     agent_name = "sep_cma_es"
     config_class = SepCMAESConfig
     hyperparameters_class = SepCMAESHyperparameters
-    agent_class = PolicyAgent
     optimizer_class = SepCMAES

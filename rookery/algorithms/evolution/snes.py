@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.agents.policy import PolicyAgent
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.fitness import weights_by_rank
 from rookery.hyperparameters import Hyperparameters, Scalar
 from rookery.types import Array, Key, Params, pytree_field
-from rookery.workflows.evolution import ECConfig, ECWorkflow
+from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.generations import ECConfig
 
 
 class SNESHyperparameters(Hyperparameters):
@@ -114,5 +114,4 @@ class SNESWorkflow(ECWorkflow):
     agent_name = "snes"
     config_class = SNESConfig
     hyperparameters_class = SNESHyperparameters
-    agent_class = PolicyAgent
     optimizer_class = SNES

@@ -10,12 +10,12 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from rookery.agents.policy import PolicyAgent
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.fitness import weights_by_rank
 from rookery.hyperparameters import Hyperparameters, Scalar
 from rookery.types import Array, Key, Params, pytree_field
-from rookery.workflows.evolution import ECConfig, ECWorkflow
+from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.generations import ECConfig
 
 
 class VanillaESHyperparameters(Hyperparameters):
@@ -74,5 +74,4 @@ class VanillaESWorkflow(ECWorkflow):
     agent_name = "vanilla_es"
     config_class = VanillaESConfig
     hyperparameters_class = VanillaESHyperparameters
-    agent_class = PolicyAgent
     optimizer_class = VanillaES

@@ -12,7 +12,7 @@ from rookery.rollout import Experience
 from rookery.sample_batch import SampleBatch
 from rookery.types import PyTreeDict
 from rookery.workflows.on_policy import Learner, take_envs, takeable
-from rookery.workflows.programs import SAME
+from rookery.distributed import SAME
 
 NUM_ENVS, ROLLOUT_LENGTH = 2, 6
 LIVE_STEPS = 8

@@ -7,7 +7,8 @@ import pytest
 
 from rookery.distributed import DEVICE_AXIS, device_mesh
 from rookery.types import Array, PyTreeDict
-from rookery.workflows.programs import SAME, SPLIT, Layout, Program, gather
+from rookery.distributed import SAME, SPLIT
+from rookery.workflows.programs import Layout, Program, gather
 
 
 def make_layout(num_seeds: int) -> Layout:

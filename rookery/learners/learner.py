@@ -1,0 +1,112 @@
+"""The learner: a method apart from where its experience comes from and from the loop around it."""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from rookery.agent import Agent, AgentState
+from rookery.distributed import SAME, check_divides
+from rookery.hyperparameters import Hyperparameters
+from rookery.learning.counter import Counter
+from rookery.learning.experience import Experience, JointExperience
+from rookery.metrics import Mean
+from rookery.spaces import Space
+from rookery.types import Key, PyTreeData, PyTreeNode, pytree_field
+
+Metrics = dict[str, Mean]
+
+
+class LearnerState(PyTreeData):
+    """Everything that changes while a learner learns."""
+
+    agent_state: AgentState
+    hyperparameters: Hyperparameters
+    iterations: Counter
+    env_steps: Counter
+    num_updates: Counter
+
+    @classmethod
+    def first(cls, agent_state: AgentState, hyperparameters: Hyperparameters, **own: Any) -> Self:
+        """Make the state before any learning; `own` are the fields that a subclass adds."""
+        return cls(
+            agent_state=agent_state,
+            hyperparameters=jax.tree.map(jnp.float32, hyperparameters),
+            iterations=Counter.zero(),
+            env_steps=Counter.zero(),
+            num_updates=Counter.zero(),
+            **own,
+        )
+
+    @property
+    def lacks_replay(self) -> bool:
+        """Whether this state comes from a checkpoint without its replay buffer."""
+        return False
+
+    def without_replay(self) -> Self:
+        """Return the state without its replay buffer, for smaller checkpoints."""
+        return self
+
+
+class LearnerConfig(Protocol):
+    """What every learner's config has; `num_envs` counts the environments of all devices."""
+
+    @property
+    def num_envs(self) -> int: ...
+    @property
+    def rollout_length(self) -> int: ...
+
+
+StateT = TypeVar("StateT", bound=PyTreeData)
+ExperienceT = TypeVar("ExperienceT", Experience, JointExperience)
+
+
+class Learner(PyTreeNode, ABC, Generic[StateT, ExperienceT]):
+    """A method: how it starts and how it learns from experience.
+
+    A learner works on one seed and on one device's share of the environments. It knows no environment, file or clock:
+    it can be vmapped over states, held by another learner, and fed from any source.
+    """
+
+    agent_class: ClassVar[type[Agent]]
+
+    agent: Agent
+    config: LearnerConfig = pytree_field(static=True)
+
+    @abstractmethod
+    def init(self, obs_space: Space, action_space: Space, hyperparameters: Hyperparameters, key: Key) -> StateT:
+        """Make the first state for an agent with these spaces."""
+
+    @abstractmethod
+    def learn(self, state: StateT, experience: ExperienceT, key: Key) -> tuple[Metrics, StateT]:
+        """Learn from experience and count it. `key` is the same on all devices."""
+
+    def acting_state(self, state: StateT) -> AgentState:
+        """Return the state that acts; it may lag behind the one that learns."""
+        return state.agent_state  # type: ignore[attr-defined]
+
+    def specs(self, state: StateT) -> StateT:
+        """Return which parts of a state are split over the devices: a tree like `state` of `SAME` and `SPLIT`."""
+        return jax.tree.map(lambda _: SAME, state)
+
+    def check(self, num_devices: int) -> None:
+        """Raise if the sizes of the config do not divide over the devices."""
+        check_divides("agent.num_envs", self.config.num_envs, num_devices)
+
+    @property
+    def warmup_steps(self) -> int:
+        """The number of env steps to store before the first update."""
+        return 0
+
+    def warmup_agent(self, obs_space: Space, action_space: Space) -> Agent:
+        """Return the agent that takes the warm-up steps."""
+        return self.agent
+
+    def store(self, state: StateT, experience: ExperienceT) -> StateT:
+        """Take experience in without learning from it. A learner without a replay buffer keeps nothing."""
+        return state
+
+    def counters(self, state: StateT) -> dict[str, Counter]:
+        """Return the counts of updates, by the name of their metric."""
+        return {"train/n_updates": state.num_updates}  # type: ignore[attr-defined]

@@ -1,0 +1,194 @@
+"""On-policy learners: learn from the trajectory of the present policy, then discard it."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+from rookery.agent import AgentState, Carry
+from rookery.agents.actor_critic import ActorCriticAgent
+from rookery.distributed import SPLIT
+from rookery.distributed.collectives import (
+    device_axis,
+    key_of_this_device,
+    mean_over_devices,
+    num_devices,
+    sum_over_devices,
+)
+from rookery.errors import check_count
+from rookery.hyperparameters import Hyperparameters, HyperparameterValues, Scalar, values_at
+from rookery.learners.learner import Learner, LearnerState, Metrics
+from rookery.learning import reward_scaling
+from rookery.learning.experience import Experience
+from rookery.learning.reward_scaling import RewardScaling
+from rookery.learning.trajectories import num_env_steps, row_weights, starts_new_episode, zero_dead_rows
+from rookery.learning.updates import Optimizer, OptimizerState, gradients_in_chunks
+from rookery.networks import ActorCriticConfig
+from rookery.spaces import Space
+from rookery.types import Array, Key, Params, Tree, pytree_field, where_tree
+
+
+@dataclass(frozen=True)
+class OnPolicyConfig:
+    """The shapes that on-policy methods have in common; `num_envs` is over all devices."""
+
+    num_envs: int = 64
+    rollout_length: int = 128
+    normalize_obs: bool = False
+    normalize_rewards: bool = False
+    optimizer: str = "adam"
+    network: ActorCriticConfig = field(default_factory=ActorCriticConfig)
+
+    def __post_init__(self) -> None:
+        check_count("num_envs", self.num_envs)
+        check_count("rollout_length", self.rollout_length)
+        Optimizer(self.optimizer)
+
+
+class OnPolicyHyperparameters(Hyperparameters):
+    """The numbers that on-policy methods have in common; `max_grad_norm=None` does not clip."""
+
+    RANGES: ClassVar = {
+        "learning_rate": (0.0, float("inf")),
+        "discount": (0.0, 1.0),
+        "entropy_coefficient": (0.0, float("inf")),
+        "value_coefficient": (0.0, float("inf")),
+        "max_grad_norm": (1e-9, float("inf")),
+    }
+
+    learning_rate: Scalar = 3e-4
+    discount: Scalar = 0.99
+    entropy_coefficient: Scalar = 0.0
+    value_coefficient: Scalar = 0.5
+    max_grad_norm: Scalar | None = 0.5
+
+
+class OnPolicyState(LearnerState):
+    """The state of an on-policy learner."""
+
+    optimizer_state: OptimizerState
+    reward_scaling: RewardScaling | None
+    actor_state: AgentState | None
+    """The agent state that acts, if it lags behind the one that learns."""
+
+
+LossFn = Callable[[AgentState, Any, Carry, HyperparameterValues], tuple[Array, dict[str, Array]]]
+"""Given the agent state, samples, their first recurrent state and the hyper-parameters, returns loss and metrics."""
+
+
+class OnPolicyLearner(Learner[OnPolicyState, Experience]):
+    """Prepares a trajectory and calls the method's `update`.
+
+    Observation statistics change after the losses have used them: the policy in `update` is the one that acted.
+    """
+
+    agent: Any
+    config: OnPolicyConfig = pytree_field(static=True)
+
+    @classmethod
+    def of(cls, config: OnPolicyConfig) -> "OnPolicyLearner":
+        """Build the learner and its agent."""
+        return cls(agent=cls.make_agent(config), config=config)
+
+    @classmethod
+    def make_agent(cls, config: OnPolicyConfig) -> ActorCriticAgent:
+        return cls.agent_class(config=config.network, normalize_obs=config.normalize_obs)  # type: ignore[call-arg, return-value]
+
+    @property
+    def actor_lag(self) -> int:
+        """The number of iterations for which the same parameters act."""
+        return 1
+
+    @abstractmethod
+    def update(
+        self, state: OnPolicyState, experience: Experience, hyperparameters: HyperparameterValues, key: Key
+    ) -> tuple[Metrics, OnPolicyState]:
+        """Learn from experience: the method itself. `key` differs between devices."""
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return Optimizer(self.config.optimizer)
+
+    def init(self, obs_space: Space, action_space: Space, hyperparameters: Hyperparameters, key: Key) -> OnPolicyState:
+        agent_state = self.agent.init(obs_space, action_space, key)
+        num_envs = self.config.num_envs // num_devices()
+        return OnPolicyState.first(
+            agent_state,
+            hyperparameters,
+            optimizer_state=self.optimizer.init(agent_state.params),
+            reward_scaling=reward_scaling.init(num_envs) if self.config.normalize_rewards else None,
+            actor_state=agent_state if self.actor_lag > 1 else None,
+        )
+
+    def specs(self, state: OnPolicyState) -> OnPolicyState:
+        specs = super().specs(state)
+        if specs.reward_scaling is not None:
+            specs = specs.replace(reward_scaling=specs.reward_scaling.replace(returns=SPLIT))
+        return specs
+
+    def acting_state(self, state: OnPolicyState) -> AgentState:
+        return state.actor_state or state.agent_state
+
+    def learn(self, state: OnPolicyState, experience: Experience, key: Key) -> tuple[Metrics, OnPolicyState]:
+        hyperparameters: HyperparameterValues = values_at(state.hyperparameters, state.env_steps.as_float())
+        trajectory, weights = zero_dead_rows(experience.trajectory), row_weights(experience.trajectory)
+        experience = experience.replace(trajectory=trajectory, weights=weights)
+        if state.reward_scaling is not None:
+            rewards, scaling = self._scale_rewards(state.reward_scaling, experience, hyperparameters.discount)
+            experience = experience.replace(trajectory=trajectory.replace(rewards=rewards))
+            state = state.replace(reward_scaling=scaling)
+        metrics, state = self.update(state, experience, hyperparameters, key_of_this_device(key))
+        agent_state = self.agent.update_obs_statistics(state.agent_state, trajectory.obs, weights, device_axis())
+        iterations, actor_state = state.iterations.add(1), state.actor_state
+        if actor_state is not None:
+            actor_state = where_tree(iterations.low % self.actor_lag == 0, agent_state, actor_state)
+        state = state.replace(
+            agent_state=agent_state,
+            actor_state=actor_state,
+            iterations=iterations,
+            env_steps=state.env_steps.add(num_env_steps(trajectory)),
+        )
+        return metrics | sum_over_devices(experience.metrics), state
+
+    @staticmethod
+    def _scale_rewards(scaling: RewardScaling, experience: Experience, discount: Array) -> tuple[Array, RewardScaling]:
+        trajectory = experience.trajectory
+        starts = starts_new_episode(trajectory)
+        if starts is not None:
+            scaling = scaling.replace(returns=jnp.where(starts, 0.0, scaling.returns))
+        return reward_scaling.scale(
+            scaling, trajectory.rewards, trajectory.dones, discount, experience.weights, device_axis()
+        )
+
+    def gradient_step(
+        self,
+        state: OnPolicyState,
+        loss_fn: LossFn,
+        samples: Tree,
+        carry: Carry,
+        hyperparameters: HyperparameterValues,
+        num_chunks: int = 1,
+    ) -> tuple[dict[str, Array], OnPolicyState]:
+        """Take one step down the gradient of `loss_fn(agent_state, samples, carry, hyperparameters)`.
+
+        Return the metrics of the loss. A loss that is a mean over samples `[N]` may be computed in chunks.
+        """
+
+        def loss(params: Params, samples: Tree) -> tuple[Array, dict[str, Array]]:
+            return loss_fn(state.agent_state.replace(params=params), samples, carry, hyperparameters)
+
+        gradients, metrics = mean_over_devices(gradients_in_chunks(loss, state.agent_state.params, samples, num_chunks))
+        params, optimizer_state, norm = self.optimizer.step(
+            gradients,
+            state.optimizer_state,
+            state.agent_state.params,
+            hyperparameters.learning_rate,
+            hyperparameters.max_grad_norm,
+        )
+        return metrics | {"train/grad_norm": norm}, state.replace(
+            agent_state=state.agent_state.replace(params=params),
+            optimizer_state=optimizer_state,
+            num_updates=state.num_updates.add(1),
+        )

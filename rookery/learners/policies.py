@@ -1,0 +1,95 @@
+"""Several policies in the same environments: one learner for each."""
+
+import jax
+import jax.numpy as jnp
+
+from rookery.distributed.collectives import sum_over_devices
+from rookery.hyperparameters import Hyperparameters
+from rookery.learners.learner import Learner, LearnerState, Metrics
+from rookery.learning.counter import Counter
+from rookery.learning.experience import JointExperience
+from rookery.learning.trajectories import num_env_steps
+from rookery.spaces import Dict, Space
+from rookery.types import Key, PyTreeData, PyTreeDict, where_tree
+
+
+class PoliciesState(PyTreeData):
+    """The state of the learner of each policy; all count the same iterations and env steps."""
+
+    policies: PyTreeDict
+
+    @property
+    def agent_state(self) -> PyTreeDict:
+        """The agent state of each policy."""
+        return PyTreeDict({policy: state.agent_state for policy, state in self.policies.items()})
+
+    @property
+    def iterations(self) -> Counter:
+        return self._any.iterations
+
+    @property
+    def env_steps(self) -> Counter:
+        return self._any.env_steps
+
+    @property
+    def lacks_replay(self) -> bool:
+        return False
+
+    def without_replay(self) -> "PoliciesState":
+        return self
+
+    @property
+    def _any(self) -> LearnerState:
+        return next(iter(self.policies.values()))
+
+
+class PolicyLearners(Learner[PoliciesState, JointExperience]):
+    """Trains several policies by one method; they meet in the environments only.
+
+    Each policy has its own parameters and optimizer, and learns from the rows of its agents alone. Spaces are `Dict`
+    spaces by policy.
+    """
+
+    learners: PyTreeDict
+    """The learner of each policy; its `num_envs` counts the agents with that policy in all environments."""
+
+    def init(self, obs_space: Space, action_space: Space, hyperparameters: Hyperparameters, key: Key) -> PoliciesState:
+        assert isinstance(obs_space, Dict), "spaces are given by policy"
+        assert isinstance(action_space, Dict), "spaces are given by policy"
+        keys = jax.random.split(key, len(self.learners))
+        states = {
+            policy: learner.init(obs_space[policy], action_space[policy], hyperparameters, policy_key)
+            for (policy, learner), policy_key in zip(self.learners.items(), keys, strict=True)
+        }
+        return PoliciesState(policies=PyTreeDict(states))
+
+    def learn(self, state: PoliciesState, experience: JointExperience, key: Key) -> tuple[Metrics, PoliciesState]:
+        metrics, states = dict(sum_over_devices(experience.metrics)), PyTreeDict()
+        keys = jax.random.split(key, len(self.learners))
+        for (policy, learner), policy_key in zip(self.learners.items(), keys, strict=True):
+            before, own = state.policies[policy], experience.experiences[policy]
+            new_metrics, after = learner.learn(before, own, policy_key)
+            # Without a single row the gradient is 0, but the momentum of the optimizer would still move the parameters.
+            has_rows = num_env_steps(own.trajectory) > 0
+            states[policy] = where_tree(has_rows, after, before).replace(
+                iterations=after.iterations, env_steps=before.env_steps.add(experience.env_steps)
+            )
+            new_metrics = where_tree(has_rows, new_metrics, jax.tree.map(jnp.zeros_like, new_metrics))
+            metrics |= {f"{policy}/{name}": mean for name, mean in new_metrics.items()}
+        return metrics, PoliciesState(policies=states)
+
+    def acting_state(self, state: PoliciesState) -> PyTreeDict:  # type: ignore[override]
+        """Return the state that acts for each policy."""
+        states = {policy: learner.acting_state(state.policies[policy]) for policy, learner in self.learners.items()}
+        return PyTreeDict(states)
+
+    def specs(self, state: PoliciesState) -> PoliciesState:
+        specs = {policy: learner.specs(state.policies[policy]) for policy, learner in self.learners.items()}
+        return PoliciesState(policies=PyTreeDict(specs))
+
+    def check(self, num_devices: int) -> None:
+        for learner in self.learners.values():
+            learner.check(num_devices)
+
+    def counters(self, state: PoliciesState) -> dict[str, Counter]:
+        return {f"{policy}/train/n_updates": own.num_updates for policy, own in state.policies.items()}

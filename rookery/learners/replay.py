@@ -1,0 +1,363 @@
+"""Off-policy learners: store experience in a replay buffer, and learn from batches sampled from it."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+
+from rookery.agent import Agent, AgentState
+from rookery.agents.random_actions import RandomActions
+from rookery.agents.replay import LossInfo, ReplayAgent, ReplayBatch
+from rookery.distributed import SAME, SPLIT, check_divides
+from rookery.distributed.collectives import (
+    device_axis,
+    key_of_this_device,
+    mean_over_devices,
+    num_devices,
+    sum_over_devices,
+)
+from rookery.errors import InvalidInputError, check_count
+from rookery.hyperparameters import Hyperparameters, HyperparameterValues, Scalar, values_at
+from rookery.learners.learner import Learner, LearnerState, Metrics
+from rookery.learning.experience import Experience, trajectory_shapes
+from rookery.learning.targets import polyak
+from rookery.learning.trajectories import num_env_steps, row_weights, starts_new_episode, zero_dead_rows
+from rookery.learning.updates import Optimizer
+from rookery.networks.policy import TrunkConfig
+from rookery.replay_buffers import PrioritizedBuffer, ReplayBuffer, ReplaySample, UniformBuffer, importance_weights
+from rookery.replay_buffers.replay_buffer import ReplayState
+from rookery.sample_batch import SampleBatch
+from rookery.spaces import Space
+from rookery.types import Array, Key, Params, PyTreeDict, pytree_field
+
+WARMUPS = ("random", "policy")
+MAX_SHARE = 0.9
+"""Weight of the largest error of a window in its priority; the mean error has the rest (Kapturowski et al., 2019)."""
+
+
+@dataclass(frozen=True)
+class OffPolicyConfig:
+    """The shapes that off-policy methods have in common; `num_envs`, `batch_size` and capacity are over all devices.
+
+    `updates_per_step` gradient steps are taken for every step of an environment, in groups after `rollout_length` steps
+    of each; here the rows in which ENVPOOL environments only reset themselves count as steps. A batch has windows of
+    rows: of `n_step` rows, whose rewards are summed up; with a recurrent core `sequence_length` of such sums, after
+    `burn_in` rows that only build up the recurrent state.
+    """
+
+    num_envs: int = 1
+    rollout_length: int = 1
+    updates_per_step: float = 1.0
+    batch_size: int = 256
+    buffer_capacity: int = 1_000_000
+    prioritized: bool = False
+    n_step: int = 1
+    sequence_length: int = 1
+    burn_in: int = 0
+    warmup_steps: int = 1000
+    warmup: str = "random"
+    normalize_obs: bool = False
+    optimizer: str = "adam"
+    network: TrunkConfig = field(default_factory=TrunkConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("num_envs", "rollout_length", "batch_size", "buffer_capacity", "n_step", "sequence_length"):
+            check_count(name, getattr(self, name))
+        if self.burn_in < 0:
+            raise InvalidInputError(f"burn_in={self.burn_in} must be at least 0.")
+        if self.warmup not in WARMUPS:
+            raise InvalidInputError(f"warmup={self.warmup!r}: choose 'random' or 'policy'.")
+        if self.buffer_capacity < self.min_warmup_steps:
+            raise InvalidInputError(
+                f"buffer_capacity={self.buffer_capacity} does not hold a window of {self.window_length} steps for each "
+                f"of num_envs={self.num_envs}: use at least {self.min_warmup_steps}."
+            )
+        if self.warmup_steps < self.min_warmup_steps:
+            raise InvalidInputError(
+                f"warmup_steps={self.warmup_steps} leaves nothing to learn from: use at least {self.min_warmup_steps}."
+            )
+        steps = self.num_envs * self.rollout_length
+        if self.num_updates < 1 or not math.isclose(self.num_updates, self.updates_per_step * steps):
+            raise InvalidInputError(
+                f"updates_per_step={self.updates_per_step:g} must make a whole number of updates after "
+                f"num_envs * rollout_length = {steps} steps: use a multiple of 1/{steps}."
+            )
+        Optimizer(self.optimizer)
+
+    @property
+    def num_updates(self) -> int:
+        """The number of gradient steps in one iteration."""
+        return round(self.updates_per_step * self.num_envs * self.rollout_length)
+
+    @property
+    def window_length(self) -> int:
+        """The number of consecutive rows in one sample."""
+        return self.burn_in + self.sequence_length + self.n_step - 1
+
+    @property
+    def min_warmup_steps(self) -> int:
+        """The number of steps after which every environment has filled a window."""
+        return self.num_envs * self.window_length
+
+
+class OffPolicyHyperparameters(Hyperparameters):
+    """The numbers that off-policy methods have in common; the two exponents matter with `prioritized` only."""
+
+    RANGES: ClassVar = {
+        "discount": (0.0, 1.0),
+        "max_grad_norm": (1e-9, float("inf")),
+        "priority_exponent": (0.0, 1.0),
+        "importance_exponent": (0.0, 1.0),
+    }
+
+    discount: Scalar = 0.99
+    max_grad_norm: Scalar | None = None
+    priority_exponent: Scalar = 0.6
+    importance_exponent: Scalar = 0.4
+
+
+class OffPolicyState(LearnerState):
+    """The state of an off-policy learner; each part of the parameters has its own optimizer state."""
+
+    target_params: Params
+    optimizer_states: PyTreeDict
+    buffer_state: ReplayState
+    """None in a checkpoint without the replay buffer."""
+
+    @property
+    def lacks_replay(self) -> bool:
+        return self.buffer_state is None
+
+    def without_replay(self) -> Self:
+        return self.replace(buffer_state=None)
+
+
+LossFn = Callable[[Params], tuple[Array, LossInfo]]
+"""Given one part of the parameters, returns its loss."""
+
+
+class ReplayLearner(Learner[OffPolicyState, Experience]):
+    """Stores experience, then calls the method's `learn_batch` on batches sampled from all that is stored.
+
+    Every device stores the experience of its own environments and samples its share of each batch from it.
+    """
+
+    target_parts: ClassVar[tuple[str, ...]]
+    """The parts of the parameters that have target parameters."""
+
+    agent: Any
+    config: OffPolicyConfig = pytree_field(static=True)
+    max_rows: int | None = pytree_field(static=True, default=None)
+    """The number of rows that will ever be stored, if known: a larger buffer would stay empty."""
+    has_dead_rows: bool = pytree_field(static=True, default=False)
+    """Whether trajectories have rows in which an environment only resets itself."""
+
+    @classmethod
+    def of(cls, config: OffPolicyConfig) -> "ReplayLearner":
+        """Build the learner and its agent."""
+        return cls(agent=cls.make_agent(config), config=config)
+
+    @classmethod
+    def make_agent(cls, config: OffPolicyConfig) -> ReplayAgent:
+        return cls.agent_class(  # type: ignore[call-arg, return-value]
+            config=config.network, normalize_obs=config.normalize_obs, n_step=config.n_step, burn_in=config.burn_in
+        )
+
+    # What a method defines.
+
+    @abstractmethod
+    def learn_batch(
+        self, state: OffPolicyState, batch: ReplayBatch, hyperparameters: HyperparameterValues, key: Key
+    ) -> tuple[Metrics, Array, OffPolicyState]:
+        """Learn from a batch: return metrics, the absolute errors of its rows `[T, N]`, and the state."""
+
+    def gradient_step(
+        self,
+        state: OffPolicyState,
+        part: str,
+        loss_fn: LossFn,
+        learning_rate: Array,
+        max_grad_norm: Array | None = None,
+    ) -> tuple[LossInfo, OffPolicyState]:
+        """Take one step down the gradient of the loss of one part of the parameters."""
+        params = state.agent_state.params
+        gradients, info = jax.grad(loss_fn, has_aux=True)(params[part])
+        gradients, metrics = mean_over_devices((gradients, info.metrics))
+        changed, optimizer_state, _ = self.optimizer.step(
+            gradients, state.optimizer_states[part], params[part], learning_rate, max_grad_norm
+        )
+        return info.replace(metrics=metrics), state.replace(
+            agent_state=state.agent_state.replace(params=params.replace(**{part: changed})),
+            optimizer_states=state.optimizer_states.replace(**{part: optimizer_state}),
+        )
+
+    def update_targets(self, state: OffPolicyState, rate: Array) -> OffPolicyState:
+        """Move the target parameters towards the trained ones (soft update)."""
+        trained = PyTreeDict({part: state.agent_state.params[part] for part in self.target_parts})
+        return state.replace(target_params=polyak(state.target_params, trained, rate))
+
+    # What the interface asks for.
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return Optimizer(self.config.optimizer)
+
+    @property
+    def buffer(self) -> ReplayBuffer:
+        """The replay buffer of this device."""
+        config = self.config
+        capacity = config.buffer_capacity if self.max_rows is None else min(config.buffer_capacity, self.max_rows)
+        shape = {
+            "capacity": capacity // num_devices(),
+            "num_envs": config.num_envs // num_devices(),
+            "sequence_length": config.window_length,
+        }
+        return PrioritizedBuffer(**shape, axis_name=device_axis()) if config.prioritized else UniformBuffer(**shape)
+
+    def init(self, obs_space: Space, action_space: Space, hyperparameters: Hyperparameters, key: Key) -> OffPolicyState:
+        agent_state = self.agent.init(obs_space, action_space, key)
+        params = agent_state.params
+        state = OffPolicyState.first(
+            agent_state,
+            hyperparameters,
+            target_params=PyTreeDict({part: params[part] for part in self.target_parts}),
+            optimizer_states=PyTreeDict({part: self.optimizer.init(params[part]) for part in params}),
+            buffer_state=self.buffer.init(self._row(obs_space, action_space)),
+        )
+        return state.replace(agent_state=self.acting_state(state))
+
+    def specs(self, state: OffPolicyState) -> OffPolicyState:
+        buffer_specs = jax.tree.map(lambda leaf: SPLIT if leaf.ndim else SAME, state.buffer_state)
+        return super().specs(state).replace(buffer_state=buffer_specs)
+
+    def check(self, num_devices: int) -> None:
+        super().check(num_devices)
+        check_divides("agent.batch_size", self.config.batch_size, num_devices)
+        core, sequence_length, burn_in = self.config.network.core, self.config.sequence_length, self.config.burn_in
+        if core is None and (sequence_length > 1 or burn_in > 0):
+            raise InvalidInputError(
+                f"agent.sequence_length={sequence_length} and agent.burn_in={burn_in} are for recurrent networks: set "
+                "agent.network.core=gru, or leave them at 1 and 0."
+            )
+        if core is not None and sequence_length < 2:
+            raise InvalidInputError(
+                f"agent.network.core={core} learns from sequences: set agent.sequence_length, to 16 for example, and "
+                "agent.burn_in, to 8."
+            )
+
+    def acting_state(self, state: OffPolicyState) -> AgentState:
+        """Return the agent state with the exploration of the present env step."""
+        return self.agent.explore_with(state.agent_state, values_at(state.hyperparameters, state.env_steps.as_float()))
+
+    @property
+    def warmup_steps(self) -> int:
+        return self.config.warmup_steps
+
+    def warmup_agent(self, obs_space: Space, action_space: Space) -> Agent:
+        if self.config.warmup == "policy":
+            return self.agent
+        return RandomActions(agent=self.agent, obs_space=obs_space, action_space=action_space)
+
+    def learn(self, state: OffPolicyState, experience: Experience, key: Key) -> tuple[Metrics, OffPolicyState]:
+        hyperparameters: HyperparameterValues = values_at(state.hyperparameters, state.env_steps.as_float())
+        state = self.store(state.replace(agent_state=self.acting_state(state)), experience)
+        metrics, state = self.update(state, hyperparameters, key)
+        return metrics | sum_over_devices(experience.metrics), state.replace(iterations=state.iterations.add(1))
+
+    def store(self, state: OffPolicyState, experience: Experience) -> OffPolicyState:
+        trajectory = zero_dead_rows(experience.trajectory)
+        agent_state = self.agent.update_obs_statistics(
+            state.agent_state, trajectory.obs, row_weights(trajectory), device_axis()
+        )
+        buffer_state, starts = state.buffer_state, starts_new_episode(trajectory)
+        if starts is not None and self.config.window_length > 1:
+            buffer_state = with_last_rows_done(buffer_state, starts)
+        return state.replace(
+            agent_state=agent_state,
+            buffer_state=self.buffer.add(buffer_state, rows_of(trajectory)),
+            env_steps=state.env_steps.add(num_env_steps(trajectory)),
+        )
+
+    def update(
+        self, state: OffPolicyState, hyperparameters: HyperparameterValues, key: Key
+    ) -> tuple[Metrics, OffPolicyState]:
+        """Take the gradient steps of one iteration, each on a new batch."""
+        buffer, batch_size = self.buffer, self.config.batch_size // num_devices()
+
+        def step(state: OffPolicyState, step_key: Key) -> tuple[OffPolicyState, Metrics]:
+            sample_key, learn_key = jax.random.split(step_key)
+            sample = buffer.sample(state.buffer_state, sample_key, batch_size)
+            batch = self._batch(buffer, state, sample, hyperparameters)
+            metrics, errors, state = self.learn_batch(state, batch, hyperparameters, learn_key)
+            buffer_state = buffer.update_priorities(
+                state.buffer_state, sample.indexes, priorities_of(errors), hyperparameters.priority_exponent
+            )
+            return state.replace(buffer_state=buffer_state, num_updates=state.num_updates.add(1)), metrics
+
+        step_keys = jax.random.split(key_of_this_device(key), self.config.num_updates)
+        state, metrics = jax.lax.scan(step, state, step_keys)
+        return jax.tree.map(jnp.sum, metrics), state
+
+    def _batch(
+        self, buffer: ReplayBuffer, state: OffPolicyState, sample: ReplaySample, hyperparameters: HyperparameterValues
+    ) -> ReplayBatch:
+        importance = None
+        if self.config.prioritized:
+            importance = importance_weights(
+                sample.probabilities,
+                buffer.num_windows(state.buffer_state),
+                hyperparameters.importance_exponent,
+                device_axis(),
+            )
+        return ReplayBatch(windows=sample.sequence, importance=importance)
+
+    def _row(self, obs_space: Space, action_space: Space) -> SampleBatch:
+        """Return the shapes of one stored row."""
+        trajectory = trajectory_shapes(self.agent, obs_space, action_space, num_envs=1, length=1)
+        if self.has_dead_rows:
+            env_extras = trajectory.extras.env_extras.replace(autoreset=trajectory.rewards)
+            trajectory = trajectory.replace(extras=trajectory.extras.replace(env_extras=env_extras))
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), rows_of(trajectory))
+
+
+def rows_of(trajectory: SampleBatch) -> SampleBatch:
+    """Return what is stored of a trajectory: `next_obs` is the true successor, also where an episode is done."""
+    env_extras, policy_extras = trajectory.extras.env_extras, trajectory.extras.policy_extras
+    kept = {name: env_extras[name] for name in ("termination", "autoreset") if name in env_extras}
+    starts = {"episode_start": policy_extras.episode_start} if "episode_start" in policy_extras else {}
+    return SampleBatch(
+        obs=trajectory.obs,
+        actions=trajectory.actions,
+        rewards=trajectory.rewards,
+        next_obs=env_extras.ori_obs,
+        dones=trajectory.dones,
+        extras=PyTreeDict(policy_extras=starts, env_extras=kept),
+    )
+
+
+def with_last_rows_done(buffer_state: ReplayState, envs: Array) -> ReplayState:
+    """Mark the newest row of these envs `[B]` as done: a window must not continue behind it.
+
+    It is no termination: the value of its `next_obs` still counts.
+    """
+    layout, num_rows = buffer_state.layout, next(iter(buffer_state.storage.values())).shape[1]
+    newest = (buffer_state.head - 1) % num_rows
+
+    def read(ring: Array) -> Array:
+        return jnp.swapaxes(jax.lax.dynamic_slice_in_dim(ring, newest, 1, axis=1), 0, 1)  # [1, B, columns]
+
+    def write(ring: Array, row: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(ring, jnp.swapaxes(row, 0, 1), newest, axis=1)
+
+    row: SampleBatch = layout.unpack(jax.tree.map(read, buffer_state.storage))
+    row = row.replace(dones=jnp.maximum(row.dones, envs[None].astype(row.dones.dtype)))
+    return buffer_state.replace(storage=jax.tree.map(write, buffer_state.storage, layout.pack(jax.tree.leaves(row))))
+
+
+def priorities_of(errors: Array) -> Array:
+    """Return the priorities `[N]` of windows from the absolute errors `[T, N]` of their rows."""
+    return MAX_SHARE * jnp.max(errors, axis=0) + (1.0 - MAX_SHARE) * jnp.mean(errors, axis=0)

@@ -1,0 +1,144 @@
+"""Choosing how a run trains: the one place that asks whether environments are on the device or on the host."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+from rookery.agent import Agent
+from rookery.agents.network import NetworkAgent
+from rookery.envs import AutoresetMode, MultiAgentEnv, VectorWrapper, create_env
+from rookery.envs.config import EnvConfig
+from rookery.errors import InvalidInputError
+from rookery.evaluators import Evaluator
+from rookery.evaluators.measures import Measure
+from rookery.evolution import EvoOptimizer
+from rookery.learners.learner import Learner
+from rookery.learners.on_policy import OnPolicyLearner
+from rookery.learners.policies import PolicyLearners
+from rookery.rollout import RolloutSource
+from rookery.types import PyTreeDict
+from rookery.workflows.config import Settings
+from rookery.workflows.device_training import DeviceTraining
+from rookery.workflows.generations import REFERENCE_ENVS, DeviceGenerations, ECConfig, HostGenerations
+from rookery.workflows.host import HostCollector, HostEnvs
+from rookery.workflows.host_evaluator import HostEvaluator
+from rookery.workflows.host_population import HostPopulation
+from rookery.workflows.host_training import HostTraining
+from rookery.workflows.multi_policy_envs import MultiPolicyEnvs
+from rookery.workflows.multi_policy_evaluator import MultiPolicyEvaluator
+from rookery.workflows.programs import Layout
+from rookery.workflows.training import Training
+
+
+def train_by_gradient(settings: Settings, layout: Layout, learner: Learner) -> Training:
+    """Train a learner on the configured environment."""
+    train = settings.train
+    num_devices, num_envs = layout.mesh.size, learner.config.num_envs
+    learner.check(num_devices)
+    if not train.env.is_on_host:
+        env = make_env(train.env, num_envs // num_devices, train.env.autoreset_mode)
+        source = RolloutSource(env=env, agent=learner.agent, rollout_length=learner.config.rollout_length)
+        return DeviceTraining(
+            source,
+            learner,
+            settings.hyperparameters,
+            layout,
+            make_evaluator(settings, learner.agent),
+            train.evaluation.num_episodes,
+        )
+    if train.env.has_several_agents:
+        return _train_policies(settings, layout, learner)
+    collector = HostEnvs(train, learner.agent, num_envs, learner.config.rollout_length)
+    with close_on_error(collector):
+        evaluator = HostEvaluator(train, learner.agent, num_envs)
+        return HostTraining(collector, learner, settings.hyperparameters, layout, evaluator, train)
+
+
+def _train_policies(settings: Settings, layout: Layout, learner: Learner) -> Training:
+    """Train several policies in the same environments, each by its own copy of a learner."""
+    if not isinstance(learner, OnPolicyLearner):
+        raise several_agents_error(settings)
+    train, agent, config = settings.train, learner.agent, learner.config
+    collector = MultiPolicyEnvs(train, agent, config.num_envs, config.rollout_length)
+    with close_on_error(collector):
+        learners = {policy: with_num_envs(learner, collector.num_lanes(policy)) for policy in collector.policies}
+        joint = PolicyLearners(agent=agent, config=config, learners=PyTreeDict(learners))
+        joint.check(layout.mesh.size)
+        evaluator = MultiPolicyEvaluator(train, agent, config.num_envs, collector.policy_of)
+        return HostTraining(collector, joint, settings.hyperparameters, layout, evaluator, train)
+
+
+def with_num_envs(learner: OnPolicyLearner, num_envs: int) -> OnPolicyLearner:
+    """Return the same learner for another number of environments."""
+    return learner.replace(config=dataclasses.replace(learner.config, num_envs=num_envs))
+
+
+def train_by_evolution(
+    settings: Settings, layout: Layout, optimizer: EvoOptimizer, agent: NetworkAgent, config: ECConfig
+) -> Training:
+    """Evolve the parameters of an agent on the configured environment."""
+    train, num_episodes = settings.train, settings.train.evaluation.num_episodes
+    common = optimizer, agent, config, settings.hyperparameters, layout
+    if train.env.has_several_agents:
+        raise several_agents_error(settings)
+    if not train.env.is_on_host:
+        reference_env = None
+        if config.fixed_obs_statistics:
+            reference_env = make_env(train.env, REFERENCE_ENVS, AutoresetMode.NORMAL)
+        return DeviceGenerations(*common, make_evaluator(settings, agent), num_episodes, reference_env)
+    player = HostPopulation(
+        train,
+        agent,
+        num_slots=min(config.num_lanes, config.population_size * config.num_episodes),
+        explore=config.explore,
+        track_obs=config.normalize_obs and not config.fixed_obs_statistics,
+        measures=tuple(Measure.parse(text) for text in optimizer.measures),
+    )
+    with close_on_error(player):
+        return HostGenerations(*common, player, HostEvaluator(train, agent, player.num_slots), num_episodes)
+
+
+def several_agents_error(settings: Settings) -> InvalidInputError:
+    """Return the error of a method for one agent on an environment with several."""
+    return InvalidInputError(
+        f"{settings.train.env.name} has several agents, and {settings.agent_name} trains one: choose another method, "
+        "such as ppo."
+    )
+
+
+def make_env(env: EnvConfig, num_envs: int, autoreset_mode: AutoresetMode) -> VectorWrapper:
+    """Make copies of the configured device environment."""
+    return create_env(
+        env.name,
+        episode_length=env.episode_length,
+        parallel=num_envs,
+        autoreset_mode=autoreset_mode,
+        record_ori_obs=True,
+        **env.kwargs,
+    )
+
+
+def make_evaluator(settings: Settings, agent: Agent) -> Evaluator:
+    """Make the evaluator on device environments."""
+    train = settings.train
+    env = make_env(train.env, train.evaluation.num_episodes, AutoresetMode.DISABLED)
+    if env.max_episode_steps is None:
+        raise InvalidInputError(f"{train.env.name} has no time limit of its own: set env.episode_length.")
+    if isinstance(env.unwrapped, MultiAgentEnv):
+        raise InvalidInputError(f"{train.env.name} has several agents, and {settings.agent_name} trains one.")
+    return Evaluator(
+        env=env,
+        agent_fn=agent.evaluate_actions,
+        initial_carry_fn=agent.initial_carry,
+        max_episode_steps=env.max_episode_steps,
+    )
+
+
+@contextlib.contextmanager
+def close_on_error(environments: HostCollector | HostPopulation) -> Iterator[None]:
+    """Close environments if what is built on them cannot be built."""
+    try:
+        yield
+    except BaseException:
+        environments.close()
+        raise

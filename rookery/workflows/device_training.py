@@ -1,0 +1,138 @@
+"""Training on the device: environments, agent and learner in one compiled program."""
+
+import jax
+import jax.numpy as jnp
+
+from rookery.compilation import run_once_options
+from rookery.control_flow import any_true
+from rookery.distributed import DEVICE_AXIS, SAME
+from rookery.distributed.collectives import key_of_this_device
+from rookery.evaluators import Evaluator
+from rookery.hyperparameters import Hyperparameters
+from rookery.learners.learner import Learner, LearnerState, Metrics
+from rookery.learning.counter import Counter
+from rookery.learning.experience import Experience
+from rookery.rollout import RolloutSource, RolloutState
+from rookery.types import Array, Key
+from rookery.workflows.programs import Layout, experience_specs
+from rookery.workflows.training import (
+    Training,
+    TrainingState,
+    advance_program,
+    state_specs,
+    timed,
+)
+
+ROWS_TO_TIME = 128
+"""Shorter rollouts are timed several at once: otherwise the call itself would dominate."""
+
+
+class DeviceTraining(Training):
+    """Collects from a compiled source and learns; all iterations between two records are one program."""
+
+    def __init__(
+        self,
+        source: RolloutSource,
+        learner: Learner,
+        hyperparameters: Hyperparameters,
+        layout: Layout,
+        evaluator: Evaluator,
+        num_episodes: int,
+    ) -> None:
+        self.source = source
+        self.learner = learner
+        self.agent = learner.agent
+        self.layout = layout
+        self.evaluator = evaluator
+        self.evaluation = self._make_evaluation(num_episodes, is_compiled=True)
+        self._hyperparameters = hyperparameters
+        self._warmup_source = source.replace(
+            agent=learner.warmup_agent(source.obs_space, source.action_space), rollout_length=1
+        )
+        iterate = layout.over_seeds(self._iterate)
+        if layout.enable_jit:
+            iterate = jax.jit(iterate)  # so that it is traced once for all the programs that contain it
+        specs = self.specs()
+        self._init = layout.program(layout.over_seeds(self._start), (SAME,), specs, options=run_once_options())
+        self._step = layout.program(iterate, (specs,), (SAME, specs))
+        self.advance = advance_program(layout, iterate, specs)
+
+    def init(self, key: Key) -> TrainingState:
+        return self._init(key)
+
+    def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
+        return self._step(state)
+
+    def state_shape(self, key: Key) -> TrainingState:
+        return jax.eval_shape(self._init, key)
+
+    def specs(self) -> TrainingState:
+        learner: LearnerState = jax.eval_shape(self._start_learner, jax.random.key(0))
+        return state_specs(self.learner.specs(learner))
+
+    def metrics_shape(self, state: TrainingState) -> Metrics:
+        return jax.eval_shape(self._step, state)[0]
+
+    def counters(self, state: TrainingState) -> dict[str, Counter]:
+        return self.learner.counters(state.learner)
+
+    # One seed, and this device's share of the environments.
+
+    def _start(self, key: Key) -> TrainingState:
+        key, eval_key, learner_key, env_key, warmup_key = jax.random.split(key, 5)
+        state = TrainingState(
+            key=key,
+            eval_key=eval_key,
+            learner=self._start_learner(learner_key),
+            source_state=self._start_envs(env_key),
+        )
+        return self._warm_up(state, warmup_key) if self.learner.warmup_steps else state
+
+    def _start_learner(self, key: Key) -> LearnerState:
+        return self.learner.init(self.source.obs_space, self.source.action_space, self._hyperparameters, key)
+
+    def _start_envs(self, key: Key) -> RolloutState:
+        """Start this device's environments; together they are the same for any number of devices."""
+        num_devices, num_envs = self.layout.mesh.size, self.source.num_envs
+        env_keys = jax.random.split(key, num_devices * num_envs).reshape(num_devices, num_envs)
+        return self.source.init(env_keys[jax.lax.axis_index(DEVICE_AXIS)])
+
+    def _warm_up(self, state: TrainingState, key: Key) -> TrainingState:
+        warmup_steps = Counter.of(self.learner.warmup_steps)
+
+        def is_cold(carry: tuple[Array, TrainingState]) -> Array:
+            return any_true(carry[1].env_steps.is_below(warmup_steps))
+
+        def warm_up(carry: tuple[Array, TrainingState]) -> tuple[Array, TrainingState]:
+            num_rounds, state = carry
+            round_key = key_of_this_device(jax.random.fold_in(key, num_rounds))
+            experience, source_state = self._warmup_source.collect(state.agent_state, state.source_state, round_key)
+            learner = self.learner.store(state.learner, experience)
+            return num_rounds + 1, state.replace(learner=learner, source_state=source_state)
+
+        return jax.lax.while_loop(is_cold, warm_up, (jnp.zeros((), jnp.int32), state))[1]
+
+    def _iterate(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
+        key, collect_key, learn_key = jax.random.split(state.key, 3)
+        experience, source_state = self.source.collect(
+            self.learner.acting_state(state.learner), state.source_state, key_of_this_device(collect_key)
+        )
+        metrics, learner = self.learner.learn(state.learner, experience, learn_key)
+        return metrics, state.replace(key=key, learner=learner, source_state=source_state)
+
+    def collect_seconds(self, state: TrainingState) -> float:
+        """Time collecting by itself: inside of a program nothing can be timed."""
+        source = self.source
+        num_rounds = max(1, ROWS_TO_TIME // source.rollout_length)
+
+        def collect(state: TrainingState) -> Experience:
+            def collect_again(index: Array, carry: tuple[Experience, RolloutState]) -> tuple[Experience, RolloutState]:
+                key = jax.random.fold_in(key_of_this_device(state.key), index)
+                return source.collect(state.agent_state, carry[1], key)
+
+            shapes, _ = jax.eval_shape(source.collect, state.agent_state, state.source_state, state.key)
+            nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+            return jax.lax.fori_loop(0, num_rounds, collect_again, (nothing, state.source_state))[0]
+
+        program = self.layout.program(self.layout.over_seeds(collect), (self.specs(),), experience_specs())
+        return timed(program, state, num_calls=3) / num_rounds

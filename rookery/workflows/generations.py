@@ -1,0 +1,442 @@
+"""Evolution: ask a strategy for a population, play its episodes, tell the strategy how fit the individuals are."""
+
+import time
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rookery.agent import AgentState, RandomAgent
+from rookery.agents.network import NetworkAgent
+from rookery.compilation import run_once_options
+from rookery.configuration import field_names
+from rookery.distributed import DEVICE_AXIS, SAME, SPLIT, check_divides
+from rookery.distributed.collectives import sum_over_devices
+from rookery.envs import VectorWrapper
+from rookery.errors import InvalidInputError, check_count
+from rookery.evaluators import Evaluator, PopulationEvaluator
+from rookery.evaluators.lanes import PopulationEpisodes
+from rookery.evaluators.measures import Measure
+from rookery.evolution import ECState, EvoOptimizer
+from rookery.hyperparameters import Hyperparameters, LinearSchedule, values_at
+from rookery.learners.learner import LearnerState, Metrics
+from rookery.learning import running_statistics
+from rookery.learning.counter import Counter
+from rookery.metrics import EvaluateMetric, Mean
+from rookery.networks.policy import PolicyConfig
+from rookery.rollout import rollout
+from rookery.spaces import Space
+from rookery.types import Array, Key, Params, as_one_key
+from rookery.workflows.host import check_not_traced
+from rookery.workflows.host_evaluator import HostEvaluator
+from rookery.workflows.host_population import HostPopulation
+from rookery.workflows.programs import Layout, Program
+from rookery.workflows.training import Training, TrainingState, advance_program, state_specs, timed
+
+REFERENCE_ENVS, REFERENCE_STEPS = 64, 128
+"""The batch of random play for `fixed_obs_statistics`."""
+
+MAX_PARAMS_WITH_PATH = 100
+"""Up to this number of parameters, records contain the first two parameters of the center: the path of the search."""
+
+QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
+
+
+@dataclass(frozen=True)
+class ECConfig:
+    """The shapes that all evolutionary methods have in common.
+
+    `num_episodes` are those of each individual in a generation, whose mean return is its fitness; `num_lanes` is how
+    many episodes are played side by side on a device, or how many environments there are on the host, which makes no
+    difference to the result.
+    """
+
+    population_size: int = 128
+    num_episodes: int = 1
+    num_lanes: int = 16
+    explore: bool = False
+    normalize_obs: bool = False
+    fixed_obs_statistics: bool = False
+    network: PolicyConfig = field(default_factory=PolicyConfig)
+
+    def __post_init__(self) -> None:
+        check_count("population_size", self.population_size)
+        check_count("num_episodes", self.num_episodes)
+        check_count("num_lanes", self.num_lanes)
+        if self.fixed_obs_statistics and not self.normalize_obs:
+            raise InvalidInputError("fixed_obs_statistics=true has no effect without normalize_obs=true.")
+
+
+class EvolutionState(LearnerState):
+    """The state of a search; `agent_state` is its center."""
+
+    evo_state: ECState
+
+
+class Generations(Training):
+    """Evolves the parameters of an agent; an iteration is a generation.
+
+    The population is split over the devices. All individuals of a generation see observations normalized by the same
+    statistics: those of all observations of earlier generations, or with `fixed_obs_statistics` those of random play.
+    """
+
+    def __init__(
+        self,
+        optimizer: EvoOptimizer,
+        agent: NetworkAgent,
+        config: ECConfig,
+        hyperparameters: Hyperparameters,
+        layout: Layout,
+    ) -> None:
+        self.optimizer = optimizer
+        self.agent = agent
+        self.config = config
+        self.layout = layout
+        self._hyperparameters = hyperparameters
+        check_divides("agent.population_size", config.population_size, layout.mesh.size)
+        whole = layout.mesh.size * optimizer.group_size
+        if config.population_size % whole:
+            raise InvalidInputError(
+                f"agent.population_size={config.population_size} does not split into pairs over {layout.mesh.size} "
+                f"devices: use a multiple of {whole}."
+            )
+        if isinstance(getattr(hyperparameters, "initial_std", None), LinearSchedule):
+            raise InvalidInputError("agent.initial_std is used once, at the start: give a number, not a schedule.")
+        self.measures = tuple(Measure.parse(text) for text in optimizer.measures)
+        self.tracks_obs = config.normalize_obs and not config.fixed_obs_statistics
+
+    agent: NetworkAgent
+    _init: Program
+
+    @property
+    @abstractmethod
+    def spaces(self) -> tuple[Space, Space]:
+        """The spaces of observations and of actions."""
+
+    def state_shape(self, key: Key) -> TrainingState:
+        return jax.eval_shape(self._init, key)
+
+    def specs(self) -> TrainingState:
+        fields: dict[str, Any] = dict.fromkeys(field_names(EvolutionState), SAME)
+        return state_specs(EvolutionState(**fields)).replace(source_state=SAME)
+
+    def agents(self, state: TrainingState) -> dict[str, AgentState]:
+        agents = super().agents(state)
+        if self.optimizer.has_best:
+            agents["eval/best_"] = state.agent_state.replace(params=state.learner.evo_state.best_params)  # type: ignore[attr-defined]
+        return agents
+
+    def counters(self, state: TrainingState) -> dict[str, Counter]:
+        counts = state.learner.evo_state.num_invalid.astype(jnp.uint32)  # type: ignore[attr-defined]
+        return super().counters(state) | {"evolution/num_invalid": Counter(low=counts, high=jnp.zeros_like(counts))}
+
+    def populations(self, state: TrainingState) -> list[dict[str, Any]]:
+        described = map(self.optimizer.describe, self.layout.seeds_of(state.learner.evo_state))  # type: ignore[attr-defined]
+        return [population for population in described if population is not None]
+
+    # One seed, and this device's share of the population.
+
+    def _start(self, key: Key) -> TrainingState:
+        key, eval_key, agent_key, evo_key, reference_key = jax.random.split(key, 5)
+        agent_state = self._with_reference_statistics(self.agent.init(*self.spaces, agent_key), reference_key)
+        # A strategy takes numbers; schedules are evaluated here.
+        optimizer = self.optimizer.replace(hyperparameters=values_at(self._hyperparameters, 0.0))
+        learner = EvolutionState.first(
+            agent_state, self._hyperparameters, evo_state=optimizer.init(agent_state.params, evo_key)
+        )
+        return TrainingState(key=key, eval_key=eval_key, learner=learner, source_state=())
+
+    def _with_reference_statistics(self, agent_state: AgentState, key: Key) -> AgentState:
+        """Set the observation statistics that stay fixed, if there are any."""
+        return agent_state
+
+    def _ask(self, state: TrainingState) -> tuple[TrainingState, Params, Key]:
+        """Begin a generation: return the state, this device's share of the population, and the key of its episodes."""
+        key, play_key = jax.random.split(state.key)
+        learner: Any = state.learner
+        hyperparameters = values_at(learner.hyperparameters, learner.env_steps.as_float())
+        population, evo_state = self.optimizer.ask(learner.evo_state.replace(hyperparameters=hyperparameters))
+        learner = learner.replace(evo_state=evo_state.replace(asked=None))
+        return state.replace(key=key, learner=learner), population, play_key
+
+    def _tell(
+        self, state: TrainingState, population: Params, episodes: PopulationEpisodes
+    ) -> tuple[Metrics, TrainingState]:
+        """End a generation; the observation statistics are those of all devices."""
+        learner: Any = state.learner
+        evo_state = self.optimizer.tell_episodes(
+            learner.evo_state.replace(asked=population), episodes.episode_returns, episodes.measures
+        )
+        agent_state = learner.agent_state.replace(params=self.optimizer.center(evo_state))
+        if episodes.obs_statistics is not None:
+            statistics = running_statistics.merge(agent_state.obs_preprocessor_state, episodes.obs_statistics)
+            agent_state = agent_state.replace(obs_preprocessor_state=statistics)
+        num_steps = sum_over_devices(jnp.sum(episodes.episode_lengths, dtype=jnp.int32))
+        metrics = self._metrics(evo_state, episodes)
+        learner = learner.replace(
+            agent_state=agent_state,
+            evo_state=evo_state,
+            iterations=learner.iterations.add(1),
+            env_steps=learner.env_steps.add(num_steps),
+            num_updates=learner.num_updates.add(1),
+        )
+        return metrics, state.replace(learner=learner)
+
+    def _metrics(self, evo_state: ECState, episodes: PopulationEpisodes) -> Metrics:
+        played = {
+            "rollout/ep_rew_mean": Mean.where(jnp.isfinite(episodes.episode_returns), episodes.episode_returns),
+            "rollout/ep_len_mean": Mean.where(episodes.episode_lengths > 0, episodes.episode_lengths),
+        }
+        metrics: Metrics = sum_over_devices(played)
+        fitness = self.optimizer.gathered(self.optimizer.fitness(episodes.episode_returns, episodes.measures))
+        columns = {"fitness": fitness} if fitness.ndim == 1 else {}
+        for index in range(fitness.shape[1] if fitness.ndim > 1 else 0):
+            columns[f"objective_{index}"] = fitness[:, index]
+        for name, values in columns.items():
+            valid = jnp.where(jnp.isfinite(values), values, jnp.nan)
+            numbers = {quantile: jnp.nanquantile(valid, share) for quantile, share in QUANTILES.items()}
+            numbers |= {"mean": jnp.nanmean(valid), "std": jnp.nanstd(valid)}
+            metrics |= {f"evolution/{name}_{kind}": _if_finite(number) for kind, number in numbers.items()}
+        metrics |= {
+            f"evolution/{name}": _if_finite(number) for name, number in self.optimizer.report(evo_state).items()
+        }
+        if fitness.ndim == 1:
+            metrics["evolution/best_fitness"] = _if_finite(evo_state.best_fitness)
+        center = jax.tree.leaves(self.optimizer.center(evo_state))
+        if 2 <= sum(leaf.size for leaf in center) <= MAX_PARAMS_WITH_PATH:
+            first, second = jnp.concatenate([leaf.ravel() for leaf in center])[:2]
+            metrics |= {"evolution/center_0": _if_finite(first), "evolution/center_1": _if_finite(second)}
+        return metrics
+
+
+class DeviceGenerations(Generations):
+    """Plays the episodes of a population inside of the compiled program."""
+
+    def __init__(
+        self,
+        optimizer: EvoOptimizer,
+        agent: NetworkAgent,
+        config: ECConfig,
+        hyperparameters: Hyperparameters,
+        layout: Layout,
+        evaluator: Evaluator,
+        num_episodes: int,
+        reference_env: VectorWrapper | None,
+    ) -> None:
+        super().__init__(optimizer, agent, config, hyperparameters, layout)
+        self.evaluator = evaluator
+        self.evaluation = self._make_evaluation(num_episodes, is_compiled=True)
+        self._reference_env = reference_env
+        self.player = PopulationEvaluator(
+            env=evaluator.env,
+            agent_fn=agent.compute_actions if config.explore else agent.evaluate_actions,
+            initial_carry_fn=agent.initial_carry,
+            max_episode_steps=evaluator.max_episode_steps,
+            num_lanes=min(config.num_lanes, config.population_size * config.num_episodes // layout.mesh.size),
+            measures=self.measures,
+            track_obs=self.tracks_obs,
+        )
+        if self.measures:
+            jax.eval_shape(self._measure_one_step, jax.random.key(0))  # raises for what the environment does not have
+        iterate = layout.over_seeds(self._iterate)
+        if layout.enable_jit:
+            iterate = jax.jit(iterate)  # so that it is traced once for all the programs that contain it
+        self._init = layout.program(layout.over_seeds(self._start), (SAME,), SAME, options=run_once_options())
+        self._step = layout.program(iterate, (SAME,), (SAME, SAME))
+        self.advance = advance_program(layout, iterate, self.specs())
+
+    @property
+    def spaces(self) -> tuple[Space, Space]:
+        return self.evaluator.env.obs_space, self.evaluator.env.action_space  # type: ignore[union-attr]
+
+    def init(self, key: Key) -> TrainingState:
+        return self._init(key)
+
+    def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
+        return self._step(state)
+
+    def metrics_shape(self, state: TrainingState) -> Metrics:
+        return jax.eval_shape(self._step, state)[0]
+
+    def collect_seconds(self, state: TrainingState) -> float:
+        """Time the episodes of a generation by themselves: inside of a program nothing can be timed."""
+
+        def play(state: TrainingState) -> Array:
+            population, _ = self.optimizer.ask(state.learner.evo_state)  # type: ignore[attr-defined]
+            return self._play(state.agent_state, population, state.key).episode_returns
+
+        return timed(self.layout.program(self.layout.over_seeds(play), (SAME,), SAME), state)
+
+    def _iterate(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
+        state, population, play_key = self._ask(state)
+        return self._tell(state, population, self._play(state.agent_state, population, play_key))
+
+    def _play(self, agent_state: AgentState, population: Params, key: Key) -> PopulationEpisodes:
+        """Play the episodes of this device's share of the population."""
+        size = self.optimizer.share_size
+        shared = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), agent_state.replace(params=None)
+        )
+        first = jax.lax.axis_index(DEVICE_AXIS) * size
+        episodes = self.player.play(shared.replace(params=population), key, self.config.num_episodes, first)
+        if episodes.obs_statistics is None:
+            return episodes
+        observed = running_statistics.merge_over_axis(episodes.obs_statistics, DEVICE_AXIS)
+        return episodes.replace(obs_statistics=observed)
+
+    def _with_reference_statistics(self, agent_state: AgentState, key: Key) -> AgentState:
+        """Take the observation statistics from random play, as virtual batch normalization does."""
+        env = self._reference_env
+        if env is None:
+            return agent_state
+        reset_key, player_key, play_key = jax.random.split(key, 3)
+        player = RandomAgent()
+        player_state = player.init(env.obs_space, env.action_space, player_key)
+        trajectory, _ = rollout(
+            env.step, player.compute_actions, env.reset(reset_key), player_state, play_key, REFERENCE_STEPS
+        )
+        return self.agent.update_obs_statistics(agent_state, trajectory.obs)
+
+    def _measure_one_step(self, key: Key) -> list[Array]:
+        env = self.player.single_env
+        action = env.action_space.sample(key)
+        env_state = env.step(env.reset(key), action)
+        return [measure.at_step(action, env_state) for measure in self.player.measures]
+
+
+class HostGenerations(Generations):
+    """Plays the episodes of a population in host environments, between two compiled programs."""
+
+    advance: "HostAdvance"
+    evaluator: HostEvaluator
+
+    def __init__(
+        self,
+        optimizer: EvoOptimizer,
+        agent: NetworkAgent,
+        config: ECConfig,
+        hyperparameters: Hyperparameters,
+        layout: Layout,
+        player: HostPopulation,
+        evaluator: HostEvaluator,
+        num_episodes: int,
+    ) -> None:
+        super().__init__(optimizer, agent, config, hyperparameters, layout)
+        self.player = player
+        self.evaluator = evaluator
+        self.evaluation = self._make_evaluation(num_episodes, is_compiled=False)
+        self._init = layout.program(self._start, (SAME,), SAME, options=run_once_options())
+        of_each: dict[str, Any] = dict.fromkeys(("episode_returns", "episode_lengths", "measures"), SPLIT)
+        of_all: Any = SAME
+        self._episode_specs = specs = PopulationEpisodes(**of_each, obs_statistics=of_all)
+        self._example = layout.place(player.no_episodes(config.population_size, config.num_episodes), specs)
+        self._ask_all = layout.program(self._ask, (SAME,), (SAME, SPLIT, SAME))
+        self._tell_all = layout.program(self._tell, (SAME, SPLIT, specs), (SAME, SAME))
+        self.advance = HostAdvance(self, self._ask_all, self._example, specs)
+
+    @property
+    def spaces(self) -> tuple[Space, Space]:
+        return self.player.obs_space, self.player.action_space
+
+    def init(self, key: Key) -> TrainingState:
+        state: TrainingState = self._init(key)
+        if not self.config.fixed_obs_statistics:
+            return state
+        seed = int(jax.random.bits(as_one_key(key)))
+        obs, weights = self.player.play_at_random(REFERENCE_ENVS, REFERENCE_STEPS, seed)
+        agent_state = self.agent.update_obs_statistics(state.agent_state, obs, weights)
+        agent_state = self.layout.place(agent_state, SAME)
+        return state.replace(learner=state.learner.replace(agent_state=agent_state))
+
+    def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
+        state, population, play_key = self._ask_all(state)
+        return self._tell_all(state, population, self.play(state, population, play_key))
+
+    def metrics_shape(self, state: TrainingState) -> Metrics:
+        asked, population, _ = jax.eval_shape(self._ask_all, state)
+        return jax.eval_shape(self._tell_all, asked, population, self._example)[0]
+
+    def collect_seconds(self, state: TrainingState) -> float:
+        return self.advance.collect_seconds
+
+    def describe_episodes(self, episodes: EvaluateMetric, prefix: str) -> dict[str, Array]:
+        left_out = {f"{prefix}episodes_left_out": jnp.float32(self.evaluator.num_left_out)}
+        return super().describe_episodes(episodes, prefix) | left_out
+
+    def report(self) -> dict[str, float]:
+        return self.player.report()
+
+    def get_state(self) -> dict[str, Any]:
+        return self.player.get_state()
+
+    def set_state(self, outside: dict[str, Any]) -> None:
+        self.player.set_state(outside)
+
+    def describe_restart(self) -> str:
+        return f"{self.player.env_name} restarts, as in every generation"
+
+    def close(self) -> None:
+        self.player.close()
+
+    def play(self, state: TrainingState, population: Params, key: Key) -> PopulationEpisodes:
+        """Play the episodes of a population; agents act on one device."""
+        check_not_traced(self.player.env_name, population)
+        device = self.layout.mesh.devices.flat[0]
+        agent_state, population, key = jax.device_put((state.agent_state, population, key), device)
+        episodes = self.player.play(agent_state, population, key, self.config.num_episodes)
+        return self.layout.place(episodes, self._episode_specs)
+
+
+class HostAdvance:
+    """The loop of evolution on the host: ask in a program, play on the host, tell in a program, and again."""
+
+    def __init__(
+        self, training: HostGenerations, ask: Program, example: PopulationEpisodes, episode_specs: PopulationEpisodes
+    ) -> None:
+        self._training = training
+        self._ask = ask
+        self._example = example
+        self._is_compiled = False
+        self._seconds = 0.0
+        self._num_played = 0
+
+        def tell(
+            state: TrainingState, metrics: Metrics, population: Params, episodes: PopulationEpisodes
+        ) -> tuple[TrainingState, Metrics]:
+            new_metrics, state = training._tell(state, population, episodes)
+            return state, jax.tree.map(jnp.add, metrics, new_metrics)
+
+        self._tell = training.layout.program(tell, (SAME, SAME, SPLIT, episode_specs), (SAME, SAME), donate=(0, 1))
+
+    def is_ready(self, *args: Any) -> bool:
+        return self._is_compiled
+
+    def compile(self, *args: Any) -> float:
+        state, metrics, *_ = args
+        seconds = self._ask.compile(state)
+        asked, population, _ = self._ask(state)
+        self._is_compiled = True
+        return seconds + self._tell.compile(asked, metrics, population, self._example)
+
+    def __call__(self, state: TrainingState, metrics: Metrics, num_iterations: Any, until: Counter) -> Any:
+        num_done = 0
+        while num_done < int(num_iterations) and int(state.env_steps) < int(until):
+            state, population, play_key = self._ask(state)
+            start = time.perf_counter()
+            episodes = self._training.play(state, population, play_key)
+            self._seconds += time.perf_counter() - start
+            self._num_played += 1
+            state, metrics = self._tell(state, metrics, population, episodes)
+            num_done += 1
+        return state, metrics
+
+    @property
+    def collect_seconds(self) -> float:
+        """The mean time of playing a generation."""
+        return self._seconds / max(self._num_played, 1)
+
+
+def _if_finite(number: Array) -> Mean:
+    return Mean.where(jnp.isfinite(number), number)

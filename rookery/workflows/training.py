@@ -1,0 +1,189 @@
+"""How an iteration happens: the interface of training on the device, on the host, and by generations."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from rookery.agent import Agent, AgentState
+from rookery.distributed import SAME, SPLIT
+from rookery.evaluators import Evaluator
+from rookery.hyperparameters import Hyperparameters
+from rookery.learners.learner import LearnerState, Metrics
+from rookery.learning.counter import Counter
+from rookery.metrics import EvaluateMetric
+from rookery.types import Array, Key, PyTreeDict, State
+from rookery.workflows.host_evaluator import EpisodePlayer
+from rookery.workflows.programs import Layout, Program
+
+
+class TrainingState(State):
+    """Everything that changes while a workflow trains. Evaluation has its own key, so it does not change training."""
+
+    eval_key: Key
+    learner: LearnerState
+    source_state: Any
+    """The state of device environments; empty if environments are on the host."""
+
+    @property
+    def agent_state(self) -> AgentState:
+        return self.learner.agent_state
+
+    @property
+    def hyperparameters(self) -> Hyperparameters:
+        return self.learner.hyperparameters
+
+    @property
+    def iterations(self) -> Counter:
+        return self.learner.iterations
+
+    @property
+    def env_steps(self) -> Counter:
+        return self.learner.env_steps
+
+    @property
+    def num_updates(self) -> Counter:
+        return self.learner.num_updates
+
+
+class Advance(Protocol):
+    """Trains for some iterations: `(state, metrics, num_iterations, until) -> (state, metrics)`.
+
+    It stops at `until` env steps, adds to the metrics, and overwrites the state and the metrics that it is given.
+    """
+
+    def is_ready(self, *args: Any) -> bool:
+        """Return whether there is nothing to compile for arguments like these."""
+
+    def compile(self, *args: Any) -> float:
+        """Compile for arguments like these; return the seconds it took."""
+
+    def __call__(self, *args: Any) -> Any: ...
+
+
+class Training(ABC):
+    """Makes iterations. A workflow chooses one, and asks it for everything that depends on where environments are."""
+
+    agent: Agent
+    layout: Layout
+    evaluator: Evaluator | EpisodePlayer
+    evaluation: Program
+    """`evaluation(agents, eval_key)` plays greedy episodes; returns metrics and the next key."""
+    advance: Advance
+
+    @abstractmethod
+    def init(self, key: Key) -> TrainingState:
+        """Make the first state, from one key per seed."""
+
+    @abstractmethod
+    def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
+        """Train for one iteration; the state that is given stays valid."""
+
+    @abstractmethod
+    def state_shape(self, key: Key) -> TrainingState:
+        """Return the shapes of what `init` returns."""
+
+    @abstractmethod
+    def specs(self) -> TrainingState:
+        """Return which parts of a state are split over the devices."""
+
+    @abstractmethod
+    def metrics_shape(self, state: TrainingState) -> Metrics:
+        """Return the shapes of the metrics of an iteration."""
+
+    @abstractmethod
+    def collect_seconds(self, state: TrainingState) -> float:
+        """Return how long one iteration spends on gathering experience."""
+
+    def agents(self, state: TrainingState) -> dict[str, AgentState]:
+        """Return the agents that `evaluate` plays with, by the prefix of their metrics."""
+        return {"eval/": state.agent_state}
+
+    def counters(self, state: TrainingState) -> dict[str, Counter]:
+        """Return the counts of a record besides env steps and iterations."""
+        return {"train/n_updates": state.num_updates}
+
+    def populations(self, state: TrainingState) -> list[dict[str, Any]]:
+        """Describe the final population of each seed as JSON data for the report; empty without populations."""
+        return []
+
+    # What changes outside of the state. Environments on the device are part of the state.
+
+    def report(self) -> dict[str, float]:
+        """Return figures of the environments for a record."""
+        return {}
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what changes outside of the state and is saved with it, as JSON data."""
+        return {}
+
+    def set_state(self, outside: dict[str, Any]) -> None:  # noqa: B027
+        """Continue from what `get_state` returned."""
+
+    def describe_restart(self) -> str:
+        """Describe what a resumed run starts again because checkpoints do not contain it; empty if nothing."""
+        return ""
+
+    def close(self) -> None:  # noqa: B027
+        """Close environments; calling it twice does no harm."""
+
+    def _make_evaluation(self, num_episodes: int, is_compiled: bool) -> Program:
+        def evaluate(agents: dict[str, AgentState], eval_key: Key) -> tuple[PyTreeDict, Key]:
+            next_key, play_key = jax.random.split(eval_key)
+            metrics = PyTreeDict()
+            for prefix, agent_state in agents.items():  # the same episodes for all, so that they can be compared
+                episodes = self.evaluator.evaluate(agent_state, play_key, num_episodes)
+                metrics |= self.describe_episodes(episodes, prefix)
+            return metrics, next_key
+
+        return Program(
+            self.layout.over_seeds(evaluate),
+            self.layout.enable_jit and is_compiled,
+            compiler_options=self.layout.compiler_options,
+        )
+
+    def describe_episodes(self, episodes: EvaluateMetric, prefix: str) -> dict[str, Array]:
+        """Return the metrics of the episodes of an evaluation."""
+        return {
+            f"{prefix}mean_reward": jnp.mean(episodes.episode_returns),
+            f"{prefix}std_reward": jnp.std(episodes.episode_returns),
+            f"{prefix}mean_ep_length": jnp.mean(episodes.episode_lengths.astype(jnp.float32)),
+        }
+
+
+def advance_program(layout: Layout, iterate: Callable, specs: TrainingState) -> Program:
+    """Make the program of many iterations on the device, which adds up their metrics."""
+
+    def advance(state: TrainingState, metrics: Metrics, num_iterations: Array, until: Counter) -> tuple[Any, Any]:
+        def is_unfinished(carry: tuple[Array, TrainingState, Metrics]) -> Array:
+            num_done, state, _ = carry
+            return (num_done < num_iterations) & jnp.any(state.env_steps.is_below(until))
+
+        def body(carry: tuple[Array, TrainingState, Metrics]) -> tuple[Array, TrainingState, Metrics]:
+            num_done, state, metrics = carry
+            new_metrics, state = iterate(state)
+            return num_done + 1, state, jax.tree.map(jnp.add, metrics, new_metrics)
+
+        return jax.lax.while_loop(is_unfinished, body, (jnp.zeros((), jnp.int32), state, metrics))[1:]
+
+    return layout.program(advance, (specs, SAME, SAME, SAME), (specs, SAME), donate=(0, 1))
+
+
+def state_specs(learner: LearnerState) -> TrainingState:
+    """Return the specs of a state, given those of its learner: environments are split, keys are the same."""
+    specs: dict[str, Any] = {"key": SAME, "eval_key": SAME, "learner": learner, "source_state": SPLIT}
+    return TrainingState(**specs)
+
+
+def timed(program: Program, state: TrainingState, num_calls: int = 1) -> float:
+    """Return the seconds of the fastest call of a program, without compiling."""
+    jax.block_until_ready(program(state))
+    durations = []
+    for _ in range(num_calls):
+        start = time.perf_counter()
+        jax.block_until_ready(program(state))
+        durations.append(time.perf_counter() - start)
+    return min(durations)
