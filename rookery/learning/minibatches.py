@@ -6,7 +6,7 @@ for indexes in epoch_indexes(key, num_samples, num_minibatches):    # one key pe
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from rookery.errors import InvalidInputError, ShapeError, check_count
 from rookery.learning.experience import Weighted
 from rookery.learning.updates import num_chunks_for
 from rookery.metrics import Mean
-from rookery.spaces import Shape
+from rookery.packing import RowLayout
 from rookery.types import Key, PyTreeData, as_one_key, pytree_field
 
 State = TypeVar("State")
@@ -26,11 +26,11 @@ Samples = TypeVar("Samples", bound=Weighted)
 Metrics = dict[str, Mean]
 
 NUM_ROUNDS = 6
-"""With fewer, the places of two neighbors still know of each other when there are less than a hundred samples."""
+"""With fewer rounds, the positions of two neighbors are still correlated for fewer than a hundred samples."""
 
 
 def epoch_indexes(key: Key, num_samples: int, num_minibatches: int) -> UInt32[Array, "num_minibatches size"]:
-    """Deal the indexes `0..num_samples - 1` out to minibatches of equal size, each index exactly once."""
+    """Split a random permutation of `0..num_samples - 1` into minibatches of equal size."""
     check_num_minibatches(num_samples, num_minibatches)
     return shuffled_indexes(key, num_samples).reshape(num_minibatches, num_samples // num_minibatches)
 
@@ -70,7 +70,7 @@ def scan_minibatches(
 
 
 def check_num_minibatches(num_samples: int, num_minibatches: int) -> None:
-    """Raise unless `num_samples` can be dealt out to minibatches of equal size."""
+    """Raise unless `num_samples` can be split into minibatches of equal size."""
     check_count("num_samples", num_samples)
     check_count("num_minibatches", num_minibatches)
     if num_samples % num_minibatches == 0:
@@ -84,11 +84,11 @@ def check_num_minibatches(num_samples: int, num_minibatches: int) -> None:
 
 
 def shuffled_indexes(key: Key, size: int) -> UInt32[Array, " size"]:
-    """Permute `0..size - 1` at random: what `jax.random.permutation` does by sorting, in a few operations per index.
+    """Permute `0..size - 1` at random in a few operations per index; `jax.random.permutation` sorts.
 
     Each round is a bijection of the numbers below a power of two: multiply by an odd number, add, fold the upper half
-    of the bits into the lower. Where `size` is no power of two, an index that leaves the range is sent on until it
-    comes back ("cycle walking": Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+    of the bits into the lower. If `size` is not a power of two, the rounds are repeated for indexes out of range until
+    they are in range ("cycle walking": Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
     """
     check_count("size", size)
     num_bits = (size - 1).bit_length()
@@ -112,48 +112,25 @@ def shuffled_indexes(key: Key, size: int) -> UInt32[Array, " size"]:
     )
 
 
-class _Columns(NamedTuple):
-    """Where a leaf lies in the rows of its width, and what it was."""
-
-    width: int
-    start: int
-    shape: Shape
-    dtype: np.dtype
-
-    @property
-    def stop(self) -> int:
-        return self.start + int(np.prod(self.shape, dtype=int))
-
-
 class Packed(PyTreeData):
-    """Samples side by side in one array per width of number, so that one gather fetches all their fields.
+    """Samples packed into rows, so that one gather fetches all fields of a width, bit for bit."""
 
-    The arrays hold the bits as unsigned integers: what comes out is what went in, NaNs included.
-    """
-
-    rows: dict[int, Shaped[Array, "N columns"]]
-    columns: tuple[_Columns, ...] = pytree_field(static=True)
-    structure: Any = pytree_field(static=True)
+    rows: dict[str, Shaped[Array, "N columns"]]
+    layout: RowLayout = pytree_field(static=True)
 
     def take(self, indexes: Shaped[Array, " M"]) -> Any:
-        """Return the samples at `indexes`, which must lie in range, as a tree like the one that was packed."""
-        taken = {
-            width: rows.at[indexes].get(mode="promise_in_bounds", unique_indices=True)
-            for width, rows in self.rows.items()
-        }
-        leaves = [
-            _from_bits(taken[place.width][:, place.start : place.stop], place.dtype).reshape(len(indexes), *place.shape)
-            for place in self.columns
-        ]
-        return jax.tree.unflatten(self.structure, leaves)
+        """Return the samples at `indexes`, which must be in range, as a tree like the packed one."""
+        return self.layout.unpack(
+            {
+                storage: rows.at[indexes].get(mode="promise_in_bounds", unique_indices=True)
+                for storage, rows in self.rows.items()
+            }
+        )
 
 
 def pack(samples: Any) -> Packed:
-    """Lay a tree of numbers and booleans `[N, ...]` out for `Packed.take`."""
-    paths_and_leaves, structure = jax.tree.flatten_with_path(samples)
-    columns: list[_Columns] = []
-    parts: dict[int, list[Array]] = {}
-    num_columns: dict[int, int] = {}
+    """Pack a tree of numbers and booleans `[N, ...]` for `Packed.take`."""
+    paths_and_leaves, _ = jax.tree.flatten_with_path(samples)
     for path, leaf in paths_and_leaves:
         num_samples = paths_and_leaves[0][1].shape[:1]
         if leaf.ndim == 0 or leaf.shape[:1] != num_samples:
@@ -161,20 +138,6 @@ def pack(samples: Any) -> Packed:
                 f"samples{jax.tree_util.keystr(path)} has shape {list(leaf.shape)}: expected [N, ...] with the same N "
                 f"for all fields, {list(num_samples)} as in the first."
             )
-        width = leaf.dtype.itemsize
-        place = _Columns(width, num_columns.get(width, 0), leaf.shape[1:], leaf.dtype)
-        columns.append(place)
-        num_columns[width] = place.stop
-        parts.setdefault(width, []).append(_to_bits(leaf).reshape(leaf.shape[0], place.stop - place.start))
-    rows = {width: jnp.concatenate(leaves, axis=1) for width, leaves in parts.items()}
-    return Packed(rows=rows, columns=tuple(columns), structure=structure)
-
-
-def _to_bits(leaf: Array) -> Array:
-    if leaf.dtype == jnp.bool_:
-        return leaf.astype(jnp.uint8)
-    return jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}")
-
-
-def _from_bits(bits: Array, dtype: np.dtype) -> Array:
-    return bits.astype(dtype) if dtype == jnp.bool_ else jax.lax.bitcast_convert_type(bits, dtype)
+    sample = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), samples)
+    layout = RowLayout.of(sample, as_bits=True)
+    return Packed(rows=layout.pack(jax.tree.leaves(samples)), layout=layout)

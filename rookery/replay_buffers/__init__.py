@@ -1,6 +1,6 @@
-"""Replay on the device: a ring of rows for each env, from which windows of consecutive rows are drawn.
+"""Replay on the device: a ring of rows for each env, from which windows of consecutive rows are sampled.
 
-One-step, n-step and sequence replay differ in the `sequence_length` of the windows alone.
+One-step, n-step and sequence replay differ only in the `sequence_length` of their windows.
 """
 
 from rookery.replay_buffers.prioritized import PrioritizedBuffer, importance_weights

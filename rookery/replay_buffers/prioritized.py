@@ -1,6 +1,6 @@
-"""Replay that draws windows in proportion to their priorities (Schaul et al., "Prioritized experience replay", 2016).
+"""Prioritized experience replay (Schaul et al., 2016): windows are sampled in proportion to their priorities.
 
-The proportional variant (section 3.3) with stratified draws (appendix B.2.1) and importance weights (section 3.4).
+The proportional variant (section 3.3) with stratified sampling (appendix B.2.1) and importance weights (section 3.4).
 """
 
 from typing import Any
@@ -16,24 +16,24 @@ from rookery.replay_buffers.replay_buffer import ReplayBuffer, ReplaySample, Rep
 from rookery.types import Key, PyTreeData, as_one_key, pytree_field
 
 EPSILON = 1e-6
-"""Added to every priority, so that a window whose error was 0 is drawn again some day."""
+"""Added to every priority, so that a window with error 0 can be sampled again."""
 MIN_PRIORITY, MAX_PRIORITY = 1e-12, 1e12
-"""Between these, the sum over all windows, the share of each and the inverse of that are finite float32 numbers."""
+"""Within these bounds, the sum of priorities, each probability and its inverse are finite in float32."""
 
 
 class Priorities(PyTreeData):
-    """Priorities to the power of the exponent; windows that cannot be drawn have 0, all others more."""
+    """Priorities to the power of the exponent: 0 for incomplete windows, positive for all others."""
 
     levels: sum_tree.Levels
     """One tree per env, with a leaf for the window that starts at each row of the ring."""
     max_priority: Array
-    """The largest so far, which new windows get."""
+    """The largest priority so far, which new windows receive."""
 
 
 class PrioritizedBuffer(ReplayBuffer):
-    """Draws each window in proportion to its priority; a new one has the largest priority seen so far.
+    """Samples windows in proportion to their priorities; new windows receive the largest priority so far.
 
-    Under a mapped device axis, give its name: the largest priority is then that of all devices.
+    `axis_name` is the mapped device axis, if there is one: the largest priority is shared by all devices.
     """
 
     axis_name: str | None = pytree_field(static=True, default=None)
@@ -45,7 +45,7 @@ class PrioritizedBuffer(ReplayBuffer):
     def add(self, state: ReplayState, transitions: Any) -> ReplayState:
         state = super().add(state, transitions)
         num_added = jax.tree.leaves(transitions)[0].shape[0]
-        # The windows that the new rows complete or overwrite, from the one that starts at the newest row backwards.
+        # Windows that the new rows complete or overwrite, backwards from the one that starts at the newest row.
         num_touched = min(num_added + self.sequence_length - 1, self.rows)
         places = (state.head - 1 - jnp.arange(num_touched, dtype=jnp.int32)) % self.rows
         weights = jnp.where(self._is_window(state, places), state.priorities.max_priority, 0.0)
@@ -56,7 +56,7 @@ class PrioritizedBuffer(ReplayBuffer):
     def sample(self, state: ReplayState, key: Key, batch_size: int) -> ReplaySample:
         check_count("batch_size", batch_size)
         positions = stratified_positions(key, batch_size)
-        envs, places, probabilities = sum_tree.draw(state.priorities.levels, positions)
+        envs, places, probabilities = sum_tree.sample(state.priorities.levels, positions)
         indexes = envs * self.rows + places
         return ReplaySample(sequence=self.windows(state, indexes), indexes=indexes, probabilities=probabilities)
 
@@ -67,10 +67,10 @@ class PrioritizedBuffer(ReplayBuffer):
         priorities: Float[Array, " N"],
         exponent: float | Float[Array, ""] = 0.6,
     ) -> ReplayState:
-        """Give the windows at these indexes of a sample new priorities, such as their TD errors; signs do not matter.
+        """Set the priorities of sampled windows, such as their TD errors; signs do not matter.
 
-        A priority that is NaN or infinite counts as the largest so far. Where a window has been overwritten since it
-        was drawn, the priority goes to the one that has taken its place, if that is already whole.
+        A NaN or infinite priority counts as the largest so far. If a window was overwritten since it was sampled, the
+        window that replaced it receives the priority, if that window is complete.
         """
         largest = state.priorities.max_priority
         weights = (jnp.abs(priorities.astype(jnp.float32)) + EPSILON) ** exponent
@@ -84,13 +84,13 @@ class PrioritizedBuffer(ReplayBuffer):
         return state.replace(priorities=Priorities(levels=levels, max_priority=largest))
 
     def _is_window(self, state: ReplayState, places: Array) -> Array:
-        """Tell whether the rows that follow from here have all been written, before the head comes."""
+        """Tell whether the windows that start at these rows are complete."""
         age = (state.head - 1 - places) % self.rows
         return (age >= self.sequence_length - 1) & (age < state.num_rows)
 
 
 def stratified_positions(key: Key, batch_size: int) -> UInt32[Array, " N"]:
-    """Draw one position in each of `batch_size` equal parts of `0..2^32 - 1`."""
+    """Sample one position in each of `batch_size` equal parts of `0..2^32 - 1`."""
     starts = (np.arange(batch_size, dtype=np.uint64) * 2**32 // batch_size).astype(np.uint32)
     return jax.random.bits(as_one_key(key), (batch_size,), jnp.uint32) // np.uint32(batch_size) + starts
 
@@ -101,10 +101,10 @@ def importance_weights(
     exponent: float | Float[Array, ""],
     axis_name: str | None = None,
 ) -> Float[Array, " N"]:
-    """Weigh samples so that rarely drawn ones count as much as they would if all windows were equally likely.
+    """Return importance weights that correct for non-uniform sampling.
 
-    `exponent` is the beta of the paper: 1 corrects in full, 0 not at all. The largest weight of the batch is 1; under
-    a mapped device axis, that of the batches of all devices.
+    `exponent` is beta in the paper: 1 corrects fully, 0 not at all. The largest weight of the batch is 1, or of the
+    batches of all devices along `axis_name`.
     """
     relative = probabilities * jnp.asarray(num_windows).astype(probabilities.dtype)
     weights = relative**-exponent

@@ -1,8 +1,8 @@
-"""Trees of sums, from which leaves are drawn in proportion to their weights.
+"""Sum trees, which sample leaves in proportion to their weights.
 
 A forest of B trees with the same number of leaves is a tuple of levels: the weights of the leaves `[B, leaves]`, then
-the sums of every `FAN_OUT` neighbors, and so on up to the roots `[B, 1]`. Levels are padded with zeros. A sum is always
-computed from what it sums, never adjusted, so errors do not add up over updates.
+the sums of every `FAN_OUT` neighbors, and so on up to the roots `[B, 1]`. Levels are padded with zeros. Sums
+are always recomputed, never adjusted, so rounding errors do not accumulate over updates.
 """
 
 import jax.numpy as jnp
@@ -12,11 +12,11 @@ from jaxtyping import Array, Float, Float32, Int, UInt32
 Levels = tuple[Array, ...]
 
 FAN_OUT = 8
-"""Wider trees have fewer levels, but more to add up on each: 8 was the fastest on a CPU for a million leaves."""
+"""Wider trees have fewer levels but longer sums: 8 was the fastest on a CPU for a million leaves."""
 
 
 def level_sizes(num_leaves: int) -> tuple[int, ...]:
-    """Return how many nodes the levels of a tree have, from its leaves to its root."""
+    """Return the number of nodes on each level of a tree, from leaves to root."""
     sizes = []
     while num_leaves > 1:
         num_leaves = -(-num_leaves // FAN_OUT)
@@ -25,7 +25,7 @@ def level_sizes(num_leaves: int) -> tuple[int, ...]:
 
 
 def build(weights: Float[Array, "B leaves"]) -> Levels:
-    """Make one tree for each row of weights, none of which may be negative."""
+    """Make one tree for each row of non-negative weights."""
     num_trees, num_leaves = weights.shape
     levels: list[Array] = []
     for size in level_sizes(num_leaves):
@@ -40,9 +40,9 @@ def update(
     weights: Float[Array, "*B N"],
     trees: Int[Array, " N"] | slice = slice(None),
 ) -> Levels:
-    """Set the weights of some leaves, either one for each pair of `trees` and `leaves`, or `[B, N]` in all trees alike.
+    """Set the weights of some leaves: `[N]` for pairs of `trees` and `leaves`, or `[B, N]` for all trees.
 
-    A leaf that is named twice gets one of its two weights.
+    If a leaf occurs twice, it receives one of the two weights.
     """
     updated = [levels[0].at[trees, leaves].set(weights, mode="promise_in_bounds")]
     nodes = leaves
@@ -53,18 +53,18 @@ def update(
     return tuple(updated)
 
 
-def draw(
+def sample(
     levels: Levels, positions: UInt32[Array, " N"]
 ) -> tuple[Int[Array, " N"], Int[Array, " N"], Float[Array, " N"]]:
-    """Find the leaves in which these positions lie if all weights are laid end to end.
+    """Find the leaves at these positions of the cumulative sum of all weights.
 
-    A position is given in parts of 2^-32 of the total. Returns the trees, their leaves, and what part of the total
-    these weigh. A leaf of weight 0 is never found unless there are no others; then it is the first.
+    Positions are multiples of 2^-32 of the total. Returns the trees, their leaves, and the shares of these leaves in
+    the total. A leaf of weight 0 is found only if all weights are 0; then it is the first.
     """
     roots = build(levels[-1].reshape(1, -1))
     total = roots[-1][0, 0]
     share = total * 2.0**-32
-    # A float32 holds 24 of the 32 bits. The other 8 come in at the last step, where the values have become small.
+    # A float32 holds 24 of the 32 bits. The other 8 are added at the last level, where the values are small.
     values = (positions & np.uint32(0xFFFFFF00)).astype(jnp.float32) * share
     remainders = (positions & np.uint32(0xFF)).astype(jnp.float32) * share
     trees, values, _ = _descend(roots, jnp.zeros(positions.shape, jnp.int32), values)
@@ -78,9 +78,9 @@ def _descend(
     values: Float32[Array, " N"],
     remainders: Float32[Array, " N"] | None = None,
 ) -> tuple[Int[Array, " N"], Float32[Array, " N"], Float32[Array, " N"]]:
-    """Walk down from the roots to the leaves in which `values + remainders` lie.
+    """Walk down from the roots to the leaves that contain `values + remainders`.
 
-    Returns these, how far into each of them the values lie, and their weights.
+    Returns these leaves, the offsets of the values within them, and their weights.
     """
     nodes = jnp.zeros_like(trees)
     weights = levels[-1].at[trees, nodes].get(mode="promise_in_bounds")
@@ -89,19 +89,18 @@ def _descend(
             values = values + remainders
         children = _children(level, nodes, trees)  # [N, FAN_OUT]
         before = jnp.dot(children, np.triu(np.ones((FAN_OUT, FAN_OUT), np.float32), 1), precision="highest")
-        # The last child that begins at or before the value. Whatever the rounding, it is one that weighs something:
-        # nothing lies before the first of those.
+        # The last child with positive weight that begins at or before the value. There is always one, whatever the
+        # rounding: `before` is exactly 0 for the first child with positive weight.
         is_reached = (children > 0.0) & (before <= values[:, None])
         numbers = jnp.broadcast_to(jnp.arange(FAN_OUT, dtype=jnp.int32), children.shape)
         child = jnp.max(jnp.where(is_reached, numbers, 0), axis=1)
         values = values - jnp.max(jnp.where(is_reached, before, 0.0), axis=1)
-        # Not read from the level once more: that read could come after the next update, which would then have to leave
-        # the level as it is and work on a copy.
+        # A second read of the level could be scheduled after the next update, which would then have to copy the level.
         weights = jnp.max(jnp.where(numbers == child[:, None], children, 0.0), axis=1)
         nodes = nodes * FAN_OUT + child
     return nodes, values, weights
 
 
 def _children(level: Array, nodes: Int[Array, " N"], trees: Int[Array, " N"] | slice) -> Float[Array, "*B N children"]:
-    """Return the nodes of this level that lie below nodes of the next."""
+    """Return the nodes of this level that are children of `nodes` of the next level."""
     return level.reshape(level.shape[0], -1, FAN_OUT).at[trees, nodes].get(mode="promise_in_bounds")

@@ -1,4 +1,4 @@
-"""Replay that draws every window equally often (Lin, 1992)."""
+"""Uniform experience replay (Lin, 1992)."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -9,12 +9,12 @@ from rookery.types import Key
 
 
 class UniformBuffer(ReplayBuffer):
-    """Draws uniformly from all windows of all envs."""
+    """Samples uniformly from all windows of all envs."""
 
     def sample(self, state: ReplayState, key: Key, batch_size: int) -> ReplaySample:
         check_count("batch_size", batch_size)
         num_windows = self.num_windows(state)
-        # Windows are numbered from the oldest to the newest, those of all envs at one row side by side.
+        # Windows are numbered from oldest to newest; those of all envs at one row are adjacent.
         numbers = uniform_indexes(key, batch_size, num_windows)
         oldest = (state.head - state.num_rows) % self.rows
         envs, places = numbers % self.num_envs, (oldest + numbers // self.num_envs) % self.rows
@@ -33,5 +33,5 @@ class UniformBuffer(ReplayBuffer):
         priorities: Float[Array, " N"],
         exponent: float | Float[Array, ""] = 0.6,
     ) -> ReplayState:
-        """Return the state as it is: all windows stay equally likely."""
+        """Return `state` unchanged: all windows stay equally likely."""
         return state

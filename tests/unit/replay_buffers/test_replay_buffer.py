@@ -257,8 +257,8 @@ def test_legacy_keys_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"capacity": 10, "num_envs": 4, "sequence_length": 3}, "keeps 2 rows .* use a capacity of at least 12"),
-        ({"capacity": 3, "num_envs": 4}, "keeps 0 rows .* use a capacity of at least 4"),
+        ({"capacity": 10, "num_envs": 4, "sequence_length": 3}, "stores 2 rows .* use a capacity of at least 12"),
+        ({"capacity": 3, "num_envs": 4}, "stores 0 rows .* use a capacity of at least 4"),
         ({"capacity": 0, "num_envs": 1}, "capacity=0 must be an integer of at least 1"),
         ({"capacity": 10, "num_envs": 1, "sequence_length": 0}, "sequence_length=0 must be"),
         ({"capacity": 2**30 + 1, "num_envs": 1}, r"at most 2\^30"),
@@ -310,7 +310,7 @@ def test_a_transition_of_scalars_where_rows_were_expected_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("transition", "message"),
-    [({}, "holds no arrays"), ({"key": jax.random.key(0)}, r"transition\['key'\] is a random key")],
+    [({}, "has no arrays"), ({"key": jax.random.key(0)}, r"transition\['key'\] is a random key")],
 )
 def test_transitions_that_cannot_be_kept_are_refused(transition: Any, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):

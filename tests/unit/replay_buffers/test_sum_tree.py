@@ -68,7 +68,7 @@ def test_a_draw_finds_the_leaf_in_which_the_position_lies(num_trees: int, num_le
     rng = np.random.default_rng(2)
     weights = (rng.integers(0, 4, (num_trees, num_leaves)) + np.eye(num_trees, num_leaves)).astype(np.float32)
     fractions = rng.random(2000)
-    trees, leaves, shares = sum_tree.draw(sum_tree.build(jnp.asarray(weights)), positions_of(fractions))
+    trees, leaves, shares = sum_tree.sample(sum_tree.build(jnp.asarray(weights)), positions_of(fractions))
     ends = np.cumsum(weights.ravel().astype(np.float64))
     expected = np.searchsorted(ends, fractions * ends[-1], side="right")
     found = np.asarray(trees) * num_leaves + np.asarray(leaves)
@@ -81,7 +81,7 @@ def test_a_leaf_of_weight_0_is_never_found() -> None:
     rng = np.random.default_rng(3)
     extremes = np.array([0, 1, 2**8, 2**31, 2**32 - 2, 2**32 - 1])
     positions = jnp.asarray(np.append(extremes, rng.integers(0, 2**32, 3000)).astype(np.uint32))
-    draw = jax.jit(sum_tree.draw)
+    draw = jax.jit(sum_tree.sample)
     for _ in range(50):
         weights = 10.0 ** rng.uniform(-6, 6, (3, 100)) * (rng.random((3, 100)) < rng.random())
         weights[rng.integers(3), rng.integers(100)] = 0.1
@@ -91,7 +91,7 @@ def test_a_leaf_of_weight_0_is_never_found() -> None:
 
 
 def test_a_forest_without_weights_gives_the_first_leaf() -> None:
-    trees, leaves, _ = sum_tree.draw(sum_tree.build(jnp.zeros((3, 20))), positions_of(np.array([0.0, 0.5, 0.999])))
+    trees, leaves, _ = sum_tree.sample(sum_tree.build(jnp.zeros((3, 20))), positions_of(np.array([0.0, 0.5, 0.999])))
     assert not np.asarray(trees).any()
     assert not np.asarray(leaves).any()
 
@@ -103,7 +103,7 @@ def test_small_weights_behind_a_large_one_are_each_found_as_often_as_they_weigh(
     weights[0, 0] = 2.0**24 - 800.0
     num_positions_each = 2**32 // 2**26
     positions = np.arange(2**32 - num_small * num_positions_each, 2**32, 4).astype(np.uint32)
-    _, leaves, _ = sum_tree.draw(sum_tree.build(jnp.asarray(weights)), jnp.asarray(positions))
+    _, leaves, _ = sum_tree.sample(sum_tree.build(jnp.asarray(weights)), jnp.asarray(positions))
     counts = np.bincount(np.asarray(leaves), minlength=1 + num_small)
     # Those that share a parent with the large one have the error of one rounding.
     np.testing.assert_allclose(counts[8:], num_positions_each // 4, atol=1)
