@@ -1,13 +1,14 @@
-"""Options of the compiler: for programs that run once, and for results that do not depend on neighbours.
+"""Compiler options for programs that run once and for batch-invariant results, and tracing of other libraries' code.
 
-The result of an agent should not depend on how many agents are computed side by side. But on CPU, XLA hands large sums
-to a library that adds up in another order than its own code, and whether a sum is large depends on the number of lanes.
-That is so for a population, in which every lane has parameters of its own; products with shared parameters are another
-matter, and may still differ in the last bit between batches of one or two and larger ones.
+The result of an individual should not depend on the size of its population. On CPU, XLA passes large sums to a library
+that adds in a different order than XLA's own code, and the size of a sum depends on the population size. The options
+prevent this for populations, where each individual has its own parameters. Products with shared parameters may still
+differ in the last bit between batches of one or two and larger batches.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -18,17 +19,17 @@ SIMPLE_CODE = {"xla_backend_optimization_level": "0", "xla_cpu_use_fusion_emitte
 
 
 def batch_invariant_options() -> dict[str, str]:
-    """The `compiler_options` of `jax.jit` that do it."""
+    """Return the `compiler_options` of `jax.jit` for batch-invariant results."""
     return _known(SAME_SUMS_IN_ANY_BATCH)
 
 
 def run_once_options() -> dict[str, str]:
-    """The `compiler_options` for a program that is run once: compiled in a third of the time, to slower code."""
+    """Return the `compiler_options` for a program that runs once: a third of the compile time, slower code."""
     return _known(SIMPLE_CODE) if jax.default_backend() == "cpu" else {}
 
 
 def _known(options: dict[str, str]) -> dict[str, str]:
-    """Leave out the options that this version of XLA does not know."""
+    """Drop the options that this version of XLA does not know."""
     return {name: value for name, value in options.items() if _is_known(name, value)}
 
 
@@ -42,7 +43,7 @@ def _is_known(name: str, value: str) -> bool:
 
 
 def batch_invariant_jit(function: Callable, static_argnames: tuple[str, ...]) -> Callable:
-    """Compile `function` with these options, unless it is called inside another program, whose options then count."""
+    """Compile `function` with batch-invariant options; inside another program, that program's options apply."""
     part_of_a_program = jax.jit(function, static_argnames=static_argnames)
 
     @functools.cache
@@ -55,3 +56,10 @@ def batch_invariant_jit(function: Callable, static_argnames: tuple[str, ...]) ->
         return (part_of_a_program if is_traced else program())(*args, **kwargs)
 
     return call
+
+
+@contextlib.contextmanager
+def relaxed_promotion() -> Iterator[None]:
+    """Trace code of a library that mixes dtypes and ranks, even if promotion is strict elsewhere."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield

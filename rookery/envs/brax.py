@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rookery.compilation import relaxed_promotion
 from rookery.envs.env import Env, EnvState
-from rookery.envs.library import as_arrays, library_promotion
+from rookery.envs.library import as_arrays
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.spaces import Box, Dict, Space
 from rookery.types import Array, Key, PyTreeDict, as_key
@@ -38,12 +39,12 @@ class BraxAdapter(Env):
         self._obs_space = _unbounded_space(jax.eval_shape(self.reset, jax.random.key(0)).obs)
 
     def reset(self, key: Key) -> EnvState:
-        with library_promotion():
+        with relaxed_promotion():
             return _env_state(self.brax_env.reset(as_key(key)))
 
     def step(self, env_state: EnvState, action: Array) -> EnvState:
         self.action_space.check(action, "action")
-        with library_promotion():
+        with relaxed_promotion():
             stepped = _env_state(self.brax_env.step(env_state.env_state, jnp.asarray(action, jnp.float32)))
         return stepped.replace(info=env_state.info.replace(**stepped.info), _internal=env_state._internal)
 
@@ -61,7 +62,7 @@ class BraxAdapter(Env):
 
     def render(self, env_state: EnvState) -> np.ndarray:
         """Draw with MuJoCo, which needs OpenGL: without a display, start Python with `MUJOCO_GL=egl`."""
-        with library_promotion():
+        with relaxed_promotion():
             return self.brax_env.render([env_state.env_state.pipeline_state])[0]
 
 
@@ -80,7 +81,7 @@ def make(name: str, episode_length: int | None = None, **kwargs: Any) -> Env:
             raise InvalidInputError(
                 f"brax/{name} takes no argument {argument!r}: it takes {', '.join(sorted(accepted))}."
             )
-    with warnings.catch_warnings(), library_promotion():
+    with warnings.catch_warnings(), relaxed_promotion():
         warnings.filterwarnings("ignore", message="Brax System", category=UserWarning)
         brax_env = brax.envs.get_environment(name, **kwargs)
     env = BraxAdapter(brax_env, DEFAULT_EPISODE_LENGTH if episode_length is None else episode_length)

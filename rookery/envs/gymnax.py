@@ -12,8 +12,9 @@ import numpy as np
 from gymnax.environments import spaces as gymnax_spaces
 from gymnax.environments.environment import Environment, EnvParams
 
+from rookery.compilation import relaxed_promotion
 from rookery.envs.env import Env, EnvState
-from rookery.envs.library import as_arrays, library_promotion
+from rookery.envs.library import as_arrays
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.spaces import ArraySpace, Box, Dict, Discrete, Space, Tuple
 from rookery.types import Array, Key, PyTreeData, PyTreeDict, as_key
@@ -49,7 +50,7 @@ class GymnaxAdapter(Env):
             action = gymnax_env.action_space(self.params).sample(key)
             return obs, action, gymnax_env.step_env(key, state, action, self.params)[-1]
 
-        with library_promotion():
+        with relaxed_promotion():
             obs, action, self._metrics = jax.eval_shape(first_step, jax.random.key(0))
             self._obs_space = _to_space(gymnax_env.observation_space(self.params), obs)
             self._action_space = _to_space(gymnax_env.action_space(self.params), action)
@@ -58,7 +59,7 @@ class GymnaxAdapter(Env):
 
     def reset(self, key: Key) -> EnvState:
         reset_key, steps_key = jax.random.split(as_key(key))
-        with library_promotion():
+        with relaxed_promotion():
             obs, state = self.gymnax_env.reset_env(reset_key, self.params)
         zero = jnp.zeros((), jnp.float32)
         metrics = jax.tree.map(lambda metric: jnp.zeros(metric.shape, jnp.float32), self._metrics)
@@ -77,7 +78,7 @@ class GymnaxAdapter(Env):
         before: GymnaxState = env_state.env_state
         # Unlike a chain of splits, this costs nothing where the env draws no random numbers.
         step_key = jax.random.fold_in(before.key, before.num_steps)
-        with library_promotion():
+        with relaxed_promotion():
             obs, state, reward, terminated, metrics = self.gymnax_env.step_env(
                 step_key, before.state, action, self.params
             )
@@ -124,7 +125,7 @@ def make(name: str, episode_length: int | None = None, **kwargs: Any) -> Env:
     arguments = {argument: value for argument, value in kwargs.items() if argument in constructor_names}
     changes = {argument: value for argument, value in kwargs.items() if argument not in constructor_names}
     try:
-        with library_promotion():
+        with relaxed_promotion():
             gymnax_env, params = gymnax.make(name, **arguments)
     except OSError as error:
         raise InvalidInputError(

@@ -24,8 +24,9 @@ import numpy as np
 from jumanji import specs
 from PIL import Image
 
+from rookery.compilation import relaxed_promotion
 from rookery.envs.env import Env, EnvState
-from rookery.envs.library import as_arrays, library_promotion
+from rookery.envs.library import as_arrays
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.spaces import ArraySpace, Box, Dict, Discrete, MultiDiscrete, Space
 from rookery.types import Array, Key, PyTreeDict, as_key
@@ -53,14 +54,14 @@ class JumanjiAdapter(Env):
         self._action_space = _action_space(jumanji_env)
 
     def reset(self, key: Key) -> EnvState:
-        with library_promotion():
+        with relaxed_promotion():
             state, timestep = self.jumanji_env.reset(as_key(key))
         return self._env_state(state, timestep, truncated=jnp.zeros((), bool))
 
     def step(self, env_state: EnvState, action: Array) -> EnvState:
         self.action_space.check(action, "action")
         action = jnp.asarray(action, self.action_space.sample_dtype)
-        with library_promotion():
+        with relaxed_promotion():
             state, timestep = self.jumanji_env.step(env_state.env_state, action)
             _, timeless = self._timeless_env.step(env_state.env_state, action)
             terminated = timeless.last() & (timeless.discount == 0)
@@ -90,7 +91,7 @@ class JumanjiAdapter(Env):
         return getattr(self.jumanji_env.unwrapped, "time_limit", None)
 
     def render(self, env_state: EnvState) -> np.ndarray:
-        with warnings.catch_warnings(), library_promotion():
+        with warnings.catch_warnings(), relaxed_promotion():
             warnings.filterwarnings("ignore", message=".*cannot be shown", category=UserWarning)
             frame = self.jumanji_env.render(env_state.env_state)
         if frame is None:  # unless its viewer is asked for arrays, the env draws into the current figure
@@ -126,7 +127,7 @@ def make(name: str, episode_length: int | None = None, **kwargs: Any) -> Env:
     if episode_length is not None and "time_limit" in constructor_arguments:
         kwargs["time_limit"] = episode_length
     try:
-        with library_promotion():
+        with relaxed_promotion():
             jumanji_env = jumanji.make(name, **kwargs)
     except OSError as error:
         raise InvalidInputError(

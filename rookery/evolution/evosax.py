@@ -6,8 +6,6 @@ started at; its cost is the fitness with the other sign; and as soon as a fitnes
 """
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -15,6 +13,7 @@ import jax.numpy as jnp
 from evosax.algorithms import algorithms, population_based_algorithms
 from jax.flatten_util import ravel_pytree
 
+from rookery.compilation import relaxed_promotion
 from rookery.errors import InvalidInputError, check_count, unknown_name
 from rookery.evolution.fitness import next_below
 from rookery.evolution.optimizer import ECState, EvoOptimizer
@@ -175,13 +174,6 @@ def _algorithm(strategy: str, population_size: int, num_dims: int) -> Any:
             return algorithms[strategy](population_size, jnp.zeros(num_dims))
     except AssertionError as error:
         raise InvalidInputError(f"population_size={population_size} does not fit {strategy}: {error}") from error
-
-
-@contextmanager
-def relaxed_promotion() -> Iterator[None]:
-    """Trace code that is not written for strict promotion."""
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 def with_strong_types(tree: Any) -> Any:

@@ -10,6 +10,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
+from rookery.compilation import relaxed_promotion
 from rookery.errors import unknown_name
 from rookery.types import Params
 
@@ -61,7 +62,7 @@ class Optimizer:
         norm = jnp.linalg.norm(vector)
         if max_grad_norm is not None:
             vector = vector * jnp.where(norm > max_grad_norm, max_grad_norm / norm, 1.0)
-        with jax.numpy_dtype_promotion("standard"):  # optax raises a float to the power of an integer
+        with relaxed_promotion():  # optax raises a float to the power of an integer
             direction, optimizer_state = RULES[self.name].update(vector, optimizer_state)
         params = jax.tree.map(lambda leaf, change: leaf - change, params, as_tree(learning_rate * direction))
         return params, optimizer_state, norm

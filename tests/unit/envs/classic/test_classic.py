@@ -47,7 +47,7 @@ def test_arguments_reach_the_class_and_unknown_ones_are_named_beside_those_it_ta
     assert env.gravity == 9.81
     with pytest.raises(InvalidInputError, match="classic/pendulum: unknown argument 'g'; it takes gravity"):
         classic.make("pendulum", g=9.81)
-    with pytest.raises(InvalidInputError, match="classic/acrobot: unknown argument 'g'; it takes none"):
+    with pytest.raises(InvalidInputError, match="classic/acrobot: unknown argument 'g'; it takes no arguments"):
         classic.make("acrobot", g=9.81)
 
 
