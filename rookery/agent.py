@@ -1,4 +1,4 @@
-"""What acts: the `Agent` interface, its state, and the agent that acts at random."""
+"""The `Agent` interface, its state, and an agent that acts at random."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -11,17 +11,17 @@ import numpy as np
 from rookery.errors import ShapeError
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Discrete, MultiDiscrete, Shape, Space
-from rookery.types import Array, Key, Params, PyTreeData, PyTreeDict, PyTreeNode, as_key, pytree_field
+from rookery.types import Action, Array, Key, Obs, Params, PyTreeData, PyTreeDict, PyTreeNode, as_key, pytree_field
 
 ACTION_MASK = "action_mask"
-"""The entry of a dict observation that says which discrete actions are allowed."""
+"""The entry of a dict observation that marks the allowed discrete actions with 1."""
 
 Carry = Any
-"""What a recurrent agent remembers between two steps; `()` for one that remembers nothing."""
+"""The recurrent state of an agent between two steps; `()` for agents without one."""
 
 
 class AgentState(PyTreeData):
-    """All that changes about an agent."""
+    """Parameters of an agent and all other values that change during training."""
 
     params: Params = None
     obs_preprocessor_state: Any = None
@@ -30,53 +30,59 @@ class AgentState(PyTreeData):
 
 
 class Agent(PyTreeNode, ABC):
-    """Static logic that turns observations into actions, given an `AgentState`.
+    """Static logic that maps observations to actions, given an `AgentState`.
 
-    A recurrent agent finds its memory in `sample_batch.extras.policy_extras.carry`, clears it where
-    `policy_extras.episode_start` is 1, and hands back the next one as `policy_extras["carry"]`; `initial_carry` makes
-    the first. The recurrent forms of rollouts and evaluators do the carrying.
+    A recurrent agent reads its carry from `sample_batch.extras.policy_extras.carry`, resets it where
+    `policy_extras.episode_start` is 1, and returns the next one as `policy_extras["carry"]`. `initial_carry` makes the
+    first. Recurrent rollouts and evaluators pass the carry from step to step.
     """
 
     @abstractmethod
     def init(self, obs_space: Space, action_space: Space, key: Key) -> AgentState:
-        """Make the first state for these spaces."""
+        """Make the initial state for these spaces."""
 
     @abstractmethod
-    def compute_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
-        """Act to explore, for training: return the actions and what the loss will want to know about them."""
+    def compute_actions(
+        self, agent_state: AgentState, sample_batch: SampleBatch, key: Key
+    ) -> tuple[Action, PyTreeDict]:
+        """Sample actions for training; return them with the extras that the loss needs."""
 
     @abstractmethod
-    def evaluate_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
-        """Act as well as the agent knows, for evaluation."""
+    def evaluate_actions(
+        self, agent_state: AgentState, sample_batch: SampleBatch, key: Key
+    ) -> tuple[Action, PyTreeDict]:
+        """Choose greedy actions for evaluation."""
 
     def extras_of_logged(
-        self, agent_state: AgentState, sample_batch: SampleBatch, actions: Any, key: Key
+        self, agent_state: AgentState, sample_batch: SampleBatch, actions: Action, key: Key
     ) -> PyTreeDict:
-        """Say what `compute_actions` would have said beside these actions, had it chosen them.
+        """Return the extras that `compute_actions` would have returned with these actions.
 
-        For actions that an external simulator took itself. Agents whose extras depend on the action define it.
+        It is called for actions that an external simulator chose. Agents whose extras depend on the action override it.
         """
         return self.compute_actions(agent_state, sample_batch, key)[1]
 
     def initial_carry(self, batch_shape: Shape = ()) -> Carry:
-        """Make the memory with which an episode starts."""
+        """Make the carry at the start of an episode."""
         return ()
 
 
 class RandomAgentState(PyTreeData):
-    """The spaces, which the agent learns in `init`; they are part of the compiled program."""
+    """The spaces passed to `init`; they are part of the compiled program."""
 
     obs_space: Space = pytree_field(static=True)
     action_space: Space = pytree_field(static=True)
 
 
 class RandomAgent(Agent):
-    """Acts uniformly at random in any action space, for any batch shape; honours an action mask."""
+    """Acts uniformly at random in any action space and for any batch shape; respects action masks."""
 
     def init(self, obs_space: Space, action_space: Space, key: Key) -> AgentState:
         return AgentState(extra_state=RandomAgentState(obs_space=obs_space, action_space=action_space))
 
-    def compute_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
+    def compute_actions(
+        self, agent_state: AgentState, sample_batch: SampleBatch, key: Key
+    ) -> tuple[Action, PyTreeDict]:
         spaces: RandomAgentState = agent_state.extra_state
         mask = action_mask_of(sample_batch.obs)
         if mask is not None:
@@ -84,20 +90,21 @@ class RandomAgent(Agent):
         batch_shape = spaces.obs_space.batch_shape_of(sample_batch.obs)
         return spaces.action_space.sample(key, batch_shape), PyTreeDict()
 
-    def evaluate_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
+    def evaluate_actions(
+        self, agent_state: AgentState, sample_batch: SampleBatch, key: Key
+    ) -> tuple[Action, PyTreeDict]:
         return self.compute_actions(agent_state, sample_batch, key)
 
 
-def action_mask_of(obs: Any) -> Array | None:
-    """Return the action mask of a dict observation, or None if it has none."""
+def action_mask_of(obs: Obs) -> Array | None:
+    """Return the action mask of a dict observation; None without one."""
     return obs[ACTION_MASK] if isinstance(obs, Mapping) and ACTION_MASK in obs else None
 
 
 def sample_allowed(key: Key, mask: Array, action_space: Space) -> Array:
-    """Draw uniformly among the actions whose mask is 1, or among all where it allows none.
+    """Sample uniformly from the actions whose mask is 1, or from all actions where the mask is all 0.
 
-    The mask is `[..., n]` for `Discrete`, and holds the values of all components one after the other for
-    `MultiDiscrete`.
+    The mask is `[..., n]` for `Discrete`; for `MultiDiscrete` it concatenates the masks of all components.
     """
     match action_space:
         case Discrete():

@@ -1,8 +1,8 @@
-"""Branches that stay branches when the code around them is mapped.
+"""Conditional branches that stay conditional under `vmap`.
 
-Under `jax.vmap`, `lax.cond` on a mapped predicate computes both sides for everybody. Here the predicate asks whether
-anybody in any mapped axis needs the branch, so work that nobody needs is not computed, mapped or not. The branch
-itself must then be right for those who do not need it: mask inside with `where_tree`.
+Under `jax.vmap`, `lax.cond` with a mapped predicate computes both branches. `cond_any` computes the branch only if the
+predicate is true for any member of any mapped axis. The branch then runs for all members, so it must mask its result
+with `where_tree`.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from rookery.types import Array
 
 @custom_vmap
 def any_true(mask: Array) -> Array:
-    """Tell whether an entry of `mask` is true, for any member of any mapped axis."""
+    """Tell whether any entry of `mask` is true for any member of any mapped axis."""
     return jnp.any(mask)
 
 
@@ -27,8 +27,8 @@ def _any_true_in_batch(axis_size: int, in_batched: Any, mask: Array) -> tuple[Ar
 
 
 def cond_any(mask: Array, branch: Callable, *operands: Any) -> Any:
-    """Return `branch(*operands)` if `mask` is true anywhere, else the operands as they are.
+    """Return `branch(*operands)` if `mask` is true anywhere, else the operands unchanged.
 
-    One operand is handed back as itself, several as a tuple.
+    A single operand is returned as itself, several as a tuple.
     """
     return jax.lax.cond(any_true(mask), branch, lambda *same: same[0] if len(same) == 1 else same, *operands)

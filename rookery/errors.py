@@ -1,4 +1,4 @@
-"""Every error Rookery raises on purpose: what was given, what was expected, what to do."""
+"""The errors that Rookery raises: what was given, what was expected, what to do."""
 
 import difflib
 import numbers
@@ -6,27 +6,27 @@ from collections.abc import Iterable
 
 
 class RookeryError(Exception):
-    """The base of all errors that Rookery raises on purpose."""
+    """The base class of all errors that Rookery raises."""
 
 
 class InvalidInputError(RookeryError, ValueError):
-    """A value that was given cannot be used; the message names the values that can."""
+    """An argument is invalid; the message names valid values."""
 
 
 class ShapeError(RookeryError, ValueError):
-    """An array has another shape or dtype than its place requires; raised while tracing."""
+    """An array has the wrong shape or dtype; raised while tracing."""
 
 
 class UnknownNameError(RookeryError, LookupError):
-    """A name that nothing answers to; the message offers the nearest ones."""
+    """A name is unknown; the message suggests similar names."""
 
 
 class MissingExtraError(RookeryError, ImportError):
-    """An optional library is not installed; the message holds the command that installs it."""
+    """An optional library is not installed; the message contains the command that installs it."""
 
 
 class EnvironmentCheckError(RookeryError):
-    """An environment breaks the contract it claims to follow."""
+    """An environment violates its interface."""
 
 
 def check_count(name: str, value: object) -> None:
@@ -36,13 +36,13 @@ def check_count(name: str, value: object) -> None:
 
 
 def check_discount(discount: float) -> None:
-    """Raise unless `discount` lies between 0 and 1."""
+    """Raise unless `discount` is between 0 and 1."""
     if not 0.0 <= discount <= 1.0:
         raise InvalidInputError(f"discount={discount} must lie between 0 and 1.")
 
 
 def unknown_name(kind: str, name: str, candidates: Iterable[str], hint: str = "") -> UnknownNameError:
-    """Build the error for a name that does not exist, with the nearest ones that do."""
+    """Build the error for an unknown name, with similar names as suggestions."""
     candidates = sorted(candidates)
     near = nearest_names(name, candidates)
     if near:
@@ -55,7 +55,7 @@ def unknown_name(kind: str, name: str, candidates: Iterable[str], hint: str = ""
 
 
 def nearest_names(name: str, candidates: Iterable[str]) -> list[str]:
-    """Return up to two candidates that `name` may be a misspelling of, upper and lower case alike."""
+    """Return up to two candidates similar to `name`, ignoring case."""
     by_folded = {candidate.casefold(): candidate for candidate in candidates}
     matches = difflib.get_close_matches(name.casefold(), by_folded, n=2, cutoff=0.6)
     return [by_folded[match] for match in matches]

@@ -1,4 +1,4 @@
-"""What training and evaluation report."""
+"""Metrics of training and evaluation."""
 
 from collections.abc import Mapping
 from typing import Self
@@ -9,16 +9,16 @@ from rookery.types import Array, PyTreeData, PyTreeDict
 
 
 class EvaluateMetric(PyTreeData):
-    """One entry per episode: the (discounted) sum of its rewards and the number of its steps."""
+    """Return (sum of possibly discounted rewards) and number of steps of each episode."""
 
     episode_returns: Array
     episode_lengths: Array
 
 
 class Mean(PyTreeData):
-    """A mean that can still be added to: what was summed, and how many there were.
+    """A mean as total and weight.
 
-    Two are added leaf by leaf, so a run of any length is reduced on the device to one number per metric.
+    Means are combined by adding them leaf by leaf, so the device reduces a run of any length to one mean per metric.
     """
 
     total: Array
@@ -26,20 +26,20 @@ class Mean(PyTreeData):
 
     @classmethod
     def of(cls, value: Array, weight: Array | float = 1.0) -> Self:
-        """The mean of one value that stands for `weight` of them."""
+        """Return the mean of a value with this weight."""
         weight = jnp.asarray(weight, jnp.float32)
         return cls(total=jnp.where(weight > 0, value.astype(jnp.float32) * weight, 0.0), weight=weight)
 
     @classmethod
     def where(cls, mask: Array, values: Array) -> Self:
-        """The mean of the values at which the mask is 1."""
+        """Return the mean of the values where the mask is 1."""
         mask = mask.astype(bool)
         chosen = jnp.where(mask, values.astype(jnp.float32), 0.0)
         return cls(total=jnp.sum(chosen), weight=jnp.sum(mask, dtype=jnp.float32))
 
     @property
     def value(self) -> Array:
-        """The mean; NaN if there was nothing to average."""
+        """The mean; NaN without samples."""
         return self.total / self.weight
 
 

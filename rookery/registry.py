@@ -1,4 +1,4 @@
-"""The methods by name: what `agent=ppo` stands for. A method is imported when it is asked for."""
+"""The methods by name, as in `agent=ppo`. A method is imported on first use."""
 
 import importlib
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rookery.configuration import plain
 from rookery.errors import InvalidInputError, unknown_name
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # an import at run time would load JAX for `rookery list`
     from rookery.workflows.workflow import Workflow
 
 AGENTS = {
@@ -32,11 +32,11 @@ AGENTS = {
     "nsga2": "rookery.algorithms.evolution.nsga2:NSGA2Workflow",
     "map_elites": "rookery.algorithms.evolution.map_elites:MAPElitesWorkflow",
 }
-"""Every method: its name, and the module and class of its workflow."""
+"""The module and class of the workflow of each method."""
 
 
 def agent_names() -> list[str]:
-    """The names of all methods."""
+    """Return the names of all methods."""
     return list(AGENTS)
 
 

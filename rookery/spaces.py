@@ -1,8 +1,8 @@
-"""The sets that observations and actions are drawn from, and their conversion from and to Gymnasium's.
+"""Observation and action spaces, and their conversion from and to Gymnasium spaces.
 
-A space is static logic: immutable, compared and hashed by value, so it can be part of a compiled program. Its arrays
-are NumPy's; `dtype` is the declared one, kept as Gymnasium gave it, while samples take the dtype JAX has for it
-(`int64` is sampled as `int32` unless x64 is enabled).
+A space is immutable, compared and hashed by value, so it can be part of a compiled program. Its arrays are NumPy
+arrays. `dtype` is the declared dtype; samples have the dtype that JAX uses for it (`int64` is sampled as `int32` unless
+x64 is enabled).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Shape = tuple[int, ...]
 
 
 class Space(ABC):
-    """A set with a way to draw from it."""
+    """A set of values that can be sampled."""
 
     @abstractmethod
     def sample(self, key: Key, batch_shape: Shape = ()) -> Any:
-        """Draw uniformly where the space is bounded; `batch_shape` draws many at once, in bulk."""
+        """Sample uniformly if the space is bounded; `batch_shape` adds leading axes of independent samples."""
 
     @abstractmethod
     def contains(self, x: Any) -> Any:
-        """Tell whether `x` is in the space: a Python bool for concrete values, a traced one under tracing."""
+        """Tell whether `x` is in the space: a Python bool for concrete values, a traced bool under tracing."""
 
     @abstractmethod
     def check(self, x: Any, what: str, batch_shape: Shape = ()) -> None:
@@ -44,12 +44,12 @@ class Space(ABC):
 
     @abstractmethod
     def batch_shape_of(self, x: Any) -> Shape:
-        """Return the leading axes that `x` has beyond this space's own."""
+        """Return the leading axes of `x`, before the shape of this space."""
 
     @property
     @abstractmethod
     def _value(self) -> tuple:
-        """What identifies the space; hashable."""
+        """The hashable value by which spaces are compared."""
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self._value == other._value
@@ -114,12 +114,12 @@ class ArraySpace(Space):
 
     @property
     def sample_dtype(self) -> np.dtype:
-        """The dtype samples have: the declared one as far as JAX has it."""
+        """The dtype of samples: the one that JAX uses for `dtype`."""
         return jax.dtypes.canonicalize_dtype(self.dtype)
 
 
 class Box(ArraySpace):
-    """An n-dimensional box; each side may be closed, half open or unbounded."""
+    """An n-dimensional box; each side may be bounded, half bounded or unbounded."""
 
     def __init__(self, low: Any, high: Any, shape: Sequence[int] | None = None, dtype: Any = np.float32) -> None:
         self.dtype = np.dtype(dtype)
@@ -143,7 +143,7 @@ class Box(ArraySpace):
         return bool(np.all(np.isfinite(self.low)) and np.all(np.isfinite(self.high)))
 
     def sample(self, key: Key, batch_shape: Shape = ()) -> Array:
-        """Draw uniformly between finite bounds, shifted exponential with one, standard normal with none."""
+        """Sample uniformly between two finite bounds, exponentially from one, normally without bounds."""
         key, shape = as_key(key), (*batch_shape, *self.shape)
         dtype = self.sample_dtype
         if dtype == np.bool_:
@@ -153,7 +153,7 @@ class Box(ArraySpace):
             return _sample_integers(key, shape, self.low, self.high, dtype)
         low, high = (jnp.broadcast_to(_as_dtype(bound, dtype), shape) for bound in (self.low, self.high))
         if self.bounded:
-            # Half the range at a time: high - low may not be representable.
+            # In halves: high - low may overflow.
             unit = jax.random.uniform(key, shape, dtype, -1.0, 1.0)
             return jnp.clip((low / 2 + high / 2) + unit * (high / 2 - low / 2), low, high)
         uniform_key, normal_key, tail_key = jax.random.split(key, 3)
@@ -262,11 +262,11 @@ class Dict(Space):
 
     @property
     def spaces(self) -> Mapping[str, Space]:
-        """The named spaces, in the order of their declaration."""
+        """The named spaces in the order of declaration."""
         return types.MappingProxyType(self._spaces)
 
     def sample(self, key: Key, batch_shape: Shape = ()) -> PyTreeDict:
-        # Keys follow the sorted names, so the order of declaration makes no difference to what is drawn.
+        # Keys follow the sorted names, so the order of declaration does not affect samples.
         keys = dict(zip(sorted(self.spaces), jax.random.split(as_key(key), max(1, len(self.spaces))), strict=False))
         return PyTreeDict({name: space.sample(keys[name], batch_shape) for name, space in self.spaces.items()})
 
@@ -348,7 +348,7 @@ class Tuple(Space):
 
 
 def check_discrete_range(space: Space, x: Any, what: str) -> None:
-    """Raise if a discrete value, alone or in a batch, is out of range; under tracing there is no value to look at."""
+    """Raise if a discrete value or a batch of them is out of range; traced values are not checked."""
     match space:
         case Dict():
             for name, part in space.spaces.items():
@@ -405,28 +405,28 @@ def to_gymnasium(space: Space) -> gymnasium.Space:
 
 
 def _sample_integers(key: Key, shape: Shape, low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> Array:
-    """Draw integers between `low` and `high`, both included, as far as `dtype` holds them."""
+    """Sample integers between `low` and `high`, both included, clipped to the range of `dtype`."""
     limits = np.iinfo(dtype)
     low, high = (np.broadcast_to(np.clip(bound, limits.min, limits.max).astype(dtype), shape) for bound in (low, high))
     spans = high.astype(np.float64) - low.astype(np.float64)
     span = int(spans.flat[0]) if spans.size else 0
     if np.all(spans == span) and span < 2**32 and span & (span + 1) == 0:
-        # 2^k values are the lowest bits of one draw, exactly; the general case needs two draws and a division.
+        # 2^k values are exactly the lowest bits of one random number; the general case needs two and a division.
         bits = jax.random.bits(key, shape, jnp.uint32) & jnp.uint32(span)
         return jnp.asarray(low) + bits.astype(dtype)
     wide = np.promote_types(dtype, np.int32) if dtype.itemsize < 4 else dtype
     low, high, limits = low.astype(wide), high.astype(wide), np.iinfo(wide)
     if np.all(high < limits.max):
         return jax.random.randint(key, shape, jnp.asarray(low), jnp.asarray(high + 1), wide).astype(dtype)
-    # randint excludes its upper end, which here is past the dtype: draw from the range one below.
+    # randint excludes its upper bound, which overflows here: sample from the range shifted down by one.
     shifted = np.maximum(low, limits.min + 1) - 1
     return jax.random.randint(key, shape, jnp.asarray(shifted), jnp.asarray(high), wide) + 1
 
 
 def _between(x: Any, low: np.ndarray, high: np.ndarray) -> Any:
-    """Tell whether `low <= x <= high`, for a NumPy or traced array of the kind of the bounds but of any width."""
+    """Tell whether `low <= x <= high`; `x` has the kind of the bounds but may have another width."""
     if np.issubdtype(low.dtype, np.floating):
-        # A float32 value on a float64 bound that float32 cannot hold is inside: compare in the value's dtype.
+        # Compare in the dtype of `x`: a float32 value equal to a rounded float64 bound is inside.
         x = x.astype(np.float32) if jnp.issubdtype(x.dtype, np.integer) else x
         return (x >= low.astype(x.dtype)) & (x <= high.astype(x.dtype))
     if np.issubdtype(low.dtype, np.integer) and isinstance(x, jax.core.Tracer):
@@ -446,7 +446,7 @@ def _as_array(x: Any) -> Any:
 
 
 def _same_kind(dtype: np.dtype, expected: np.dtype) -> bool:
-    """Floats may stand for floats and integers for integers of any width; integers may stand for floats."""
+    """Tell whether `dtype` is of the expected kind, whatever its width; integers are accepted as floats."""
     if np.issubdtype(expected, np.inexact):
         return jnp.issubdtype(dtype, np.floating) or jnp.issubdtype(dtype, np.integer)
     if np.issubdtype(expected, np.integer):
@@ -462,13 +462,13 @@ def _cast_bound(bound: Any, dtype: np.dtype) -> np.ndarray:
     limits = np.iinfo(dtype)
     finite = np.where(np.isfinite(bound), bound, 0)
     if np.any(finite < limits.min) or np.any(finite > limits.max) or np.any(finite != np.floor(finite)):
-        raise InvalidInputError(f"Box: the bound {bound} is not a whole number that {dtype} can hold.")
+        raise InvalidInputError(f"Box: the bound {bound} is not a whole number in the range of {dtype}.")
     cast = finite.astype(dtype)
     return np.where(np.isposinf(bound), limits.max, np.where(np.isneginf(bound), limits.min, cast)).astype(dtype)
 
 
 def _as_dtype(bound: np.ndarray, dtype: np.dtype) -> Array:
-    """Cast a bound to the dtype of samples; a finite bound that it cannot hold becomes its largest number."""
+    """Cast a bound to the dtype of samples; a finite bound that overflows becomes the largest finite number."""
     limit = np.finfo(dtype).max
     return jnp.asarray(np.where(np.isfinite(bound), np.clip(bound, -limit, limit), bound).astype(dtype))
 

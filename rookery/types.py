@@ -1,7 +1,6 @@
-"""Containers for everything that changes, and for the logic that changes it.
+"""Containers for state and logic, all of them JAX pytrees whose key paths name their fields.
 
-An object holds static logic and is never modified after it is built; what changes lives in an explicit state that
-is passed in and handed back. All containers are JAX pytrees whose key paths name their fields.
+Objects hold static logic and are immutable. State is explicit: functions take it as an argument and return the new one.
 """
 
 import dataclasses
@@ -22,21 +21,27 @@ from rookery.errors import InvalidInputError, ShapeError, nearest_names
 Array = jax.Array
 Key = jax.Array
 """One typed key (`jax.random.key`) or an array of them; a legacy `PRNGKey` array is accepted wherever a key is."""
-Params = Any
-"""A tree of arrays that a method trains."""
+PyTree = Any
+"""A tree of arrays."""
+Params = PyTree
+"""The tree of arrays that a method trains."""
+Obs = PyTree
+"""An observation or a batch of them: an element of an observation space."""
+Action = PyTree
+"""An action or a batch of them: an element of an action space."""
 
 PRNG_IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 def make_key(seed: int, impl: str = "threefry2x32") -> Key:
-    """Make a typed key from a seed with the chosen generator."""
+    """Make a typed key from a seed; `impl` is the random number generator."""
     if impl not in PRNG_IMPLEMENTATIONS:
         raise InvalidInputError(f"prng implementation {impl!r}: choose one of {', '.join(PRNG_IMPLEMENTATIONS)}.")
     return jax.random.key(seed, impl=impl)
 
 
 def as_key(key: Key) -> Key:
-    """Return `key` as a typed key, whether it came typed or as a legacy `uint32` array."""
+    """Convert a typed key or a legacy `uint32` array to a typed key."""
     if not isinstance(key, (jax.Array, np.ndarray)):
         raise InvalidInputError(f"expected a random key, got {key!r}: make one with jax.random.key(seed).")
     if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
@@ -49,7 +54,7 @@ def as_key(key: Key) -> Key:
 
 
 def as_one_key(key: Key) -> Key:
-    """Return `key` as a typed key; raise if it is an array of several."""
+    """Convert `key` to a typed key; raise if it is an array of keys."""
     key = as_key(key)
     if key.shape != ():
         raise ShapeError(f"expected one random key, got keys of shape {list(key.shape)}.")
@@ -57,10 +62,10 @@ def as_one_key(key: Key) -> Key:
 
 
 def as_mappable_key(key: Key) -> Key:
-    """Return a threefry key made of `key`, so that `vmap` over keys draws independently for each.
+    """Derive a threefry key from `key`, so that `vmap` over keys gives independent random numbers.
 
-    The `rbg` generators draw a whole batch from the first key of a batch of keys: environments mapped over such keys
-    would share their random numbers.
+    Under `vmap`, the `rbg` generators use only the first of a batch of keys: mapped environments would share their
+    random numbers.
     """
     key = as_key(key)
     if str(jax.random.key_impl(key)) == "threefry2x32":
@@ -69,10 +74,10 @@ def as_mappable_key(key: Key) -> Key:
 
 
 class PyTreeDict(dict):
-    """An attribute-access dict that is a pytree, for open bags: extras, info, metrics.
+    """A dict with attribute access that is a pytree, for open collections: extras, info, metrics.
 
-    `d.a` is `d["a"]`; nested plain dicts become `PyTreeDict`; the order of insertion makes no difference to its
-    tree. A key that is also a method of dict (`items`, `copy`, ...) is reached by `d["items"]` only.
+    `d.a` is `d["a"]`. Nested plain dicts become `PyTreeDict`. The order of insertion does not affect the tree. A key
+    that is also a method of dict (`items`, `copy`, ...) is available only as `d["items"]`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -83,7 +88,7 @@ class PyTreeDict(dict):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"no entry {name!r}; there are: {', '.join(map(str, self)) or 'none'}") from None
+            raise AttributeError(f"no entry {name!r}; entries: {', '.join(map(str, self)) or 'none'}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(type(self), name):
@@ -119,7 +124,7 @@ class PyTreeDict(dict):
         return type(self)(self)
 
     def replace(self, **changes: Any) -> Self:
-        """Return a new dict with these entries changed or added; this one stays as it is."""
+        """Return a copy with these entries changed or added."""
         return type(self)({**self, **changes})
 
     def __repr__(self) -> str:
@@ -160,9 +165,9 @@ jax.export.register_pytree_node_serialization(
 
 
 def pytree_field(*, static: bool = False, **kwargs: Any) -> Any:
-    """Declare a field of `PyTreeData` or `PyTreeNode`; a static one is part of the compiled program.
+    """Declare a field of `PyTreeData` or `PyTreeNode`; static fields are part of the compiled program.
 
-    Static values must be hashable. The other arguments are those of `dataclasses.field`.
+    Static values must be hashable. `kwargs` are arguments of `dataclasses.field`.
     """
     metadata = {**kwargs.pop("metadata", {}), "static": static}
     return dataclasses.field(metadata=metadata, **kwargs)
@@ -183,7 +188,7 @@ def _register_fields(cls: type) -> None:
         return tuple(zip(keys, children, strict=True)), static_values
 
     def unflatten(static_values: tuple, children: Any) -> Any:
-        # `__init__` is not run: JAX also rebuilds trees of placeholders, which no validation would accept.
+        # Skips `__init__`: JAX also unflattens placeholders, which validation would reject.
         instance: Any = object.__new__(cls)
         instance.__dict__.update(zip(data, children, strict=True))
         instance.__dict__.update(zip(static, static_values, strict=True))
@@ -207,7 +212,7 @@ def _register_fields(cls: type) -> None:
 
 
 def _register_for_export(cls: type, **serialization: Any) -> None:
-    """Register `cls` with `jax.export` under its full name; a redefinition (a notebook cell) gets a numbered one."""
+    """Register `cls` with `jax.export` under its full name; a redefinition (notebook cell) gets a number appended."""
     full_name = f"{cls.__module__}.{cls.__qualname__}"
     for attempt in itertools.count(1):
         name = full_name if attempt == 1 else f"{full_name}#{attempt}"
@@ -223,7 +228,7 @@ def _lists_to_tuples(value: Any) -> Any:
 
 
 def _allow_derived_fields(cls: type, derived: set[str]) -> None:
-    """Let `__post_init__` assign the derived fields of a frozen dataclass, and check that it did."""
+    """Allow `__post_init__` to assign the derived fields of a frozen dataclass, and check that it does."""
     generated_init = cls.__init__  # type: ignore[misc]
     frozen_setattr = cls.__setattr__
 
@@ -252,7 +257,7 @@ def _allow_derived_fields(cls: type, derived: set[str]) -> None:
 class PyTreeData:
     """A frozen keyword-only dataclass that is a pytree: subclass it and annotate the fields.
 
-    Two instances are equal only if they are the same object; compare their leaves with `jax.tree`.
+    Instances are compared by identity; compare their leaves with `jax.tree`.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -261,7 +266,7 @@ class PyTreeData:
         _register_fields(cls)
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with these fields changed; this one stays as it is."""
+        """Return a copy with these fields changed."""
         names = [field.name for field in dataclasses.fields(self) if field.init]  # type: ignore[arg-type]
         for name in changes:
             if name not in names:
@@ -272,10 +277,9 @@ class PyTreeData:
 
 
 class PyTreeNode(PyTreeData):
-    """The same for logic classes (`Agent`, `Evaluator`, ...), which may derive fields when they are built.
+    """A `PyTreeData` for logic (`Agent`, `Evaluator`, ...), which may have derived fields.
 
-    Its `__post_init__` may set the fields declared with `init=False`, and must set each; nothing may be set
-    afterwards.
+    `__post_init__` must set every field declared with `init=False`. Fields cannot be set afterwards.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -286,13 +290,13 @@ class PyTreeNode(PyTreeData):
 
 
 class State(PyTreeData):
-    """The state of a workflow: all that changes while it trains. Workflows subclass it and declare their fields."""
+    """The training state of a workflow. Workflows subclass it and declare their fields."""
 
     key: Key
 
 
 Tree = TypeVar("Tree")
-"""Any pytree: in a signature, the result has the structure of the argument."""
+"""A pytree whose structure the result shares with the argument."""
 
 
 def where_tree(condition: Array, if_true: Tree, if_false: Tree) -> Tree:
@@ -304,3 +308,8 @@ def where_tree(condition: Array, if_true: Tree, if_false: Tree) -> Tree:
         return jnp.where(mask, on_true, on_false)
 
     return jax.tree.map(select, if_true, if_false)
+
+
+def index_tree(tree: Tree, index: Any) -> Tree:
+    """Index every leaf: `leaf[index]`."""
+    return jax.tree.map(lambda leaf: leaf[index], tree)

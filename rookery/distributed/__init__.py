@@ -1,4 +1,4 @@
-"""Many devices: the mesh that always exists, of length one on a laptop."""
+"""The device mesh, which always exists; on a laptop it has length one."""
 
 from rookery.distributed.mesh import (
     DEVICE_AXIS,

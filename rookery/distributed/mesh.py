@@ -1,4 +1,4 @@
-"""The device mesh, its one axis, and where arrays lie on it."""
+"""The device mesh with its one axis, and the placement of arrays on it."""
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ SAME = PartitionSpec()
 
 
 def device_mesh(num_devices: int | None = None) -> Mesh:
-    """Make a mesh of the first `num_devices` devices, or of all."""
+    """Make a mesh of the first `num_devices` devices; of all devices if None."""
     devices = jax.devices()
     if num_devices is None:
         num_devices = len(devices)
@@ -24,14 +24,12 @@ def device_mesh(num_devices: int | None = None) -> Mesh:
         advice = ""
         if devices[0].platform == "cpu":
             advice = f" To use cores of a CPU as devices, set JAX_NUM_CPU_DEVICES={num_devices} before JAX starts."
-        raise InvalidInputError(
-            f"devices={num_devices}: there are {len(devices)} of kind {devices[0].platform}.{advice}"
-        )
+        raise InvalidInputError(f"devices={num_devices}: JAX has {len(devices)} of kind {devices[0].platform}.{advice}")
     return Mesh(np.array(devices[:num_devices]), (DEVICE_AXIS,))
 
 
 def check_divides(name: str, size: int, num_devices: int) -> None:
-    """Raise unless `size` things can be split evenly over the devices; the message names sizes that can."""
+    """Raise unless `size` is a positive multiple of the number of devices; the message suggests sizes."""
     if size % num_devices == 0 and size > 0:
         return
     below = size // num_devices * num_devices
@@ -47,11 +45,11 @@ def shard_leading_axis(tree: Tree, mesh: Mesh) -> Tree:
     """Split the first axis of every leaf over the devices."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if leaf.ndim == 0:
-            raise InvalidInputError(f"{jax.tree_util.keystr(path)} is a scalar: there is no axis to split.")
+            raise InvalidInputError(f"{jax.tree_util.keystr(path)} is a scalar and cannot be split over devices.")
         check_divides(f"the first axis of {jax.tree_util.keystr(path) or 'the array'}", leaf.shape[0], mesh.size)
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(DEVICE_AXIS)))
 
 
 def replicate(tree: Tree, mesh: Mesh) -> Tree:
-    """Put a copy of every leaf on each device."""
+    """Copy every leaf to each device."""
     return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))

@@ -27,7 +27,7 @@ class EnvState(PyTreeData):
 
 
 class Env(ABC):
-    """One environment, or `num_envs` of them side by side if it is vectorised."""
+    """One environment, or `num_envs` of them side by side if it is vectorized."""
 
     @abstractmethod
     def reset(self, key: Key) -> EnvState:
@@ -58,7 +58,7 @@ class Env(ABC):
 
     @property
     def batch_shape(self) -> Shape:
-        """`(num_envs,)` for a vectorised env, `()` for a single one."""
+        """`(num_envs,)` for a vectorized env, `()` for a single one."""
         return ()
 
     @property

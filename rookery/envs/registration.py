@@ -154,7 +154,7 @@ def create_env(
     pool_size: int = 1,
     **library_kwargs: Any,
 ) -> VectorWrapper:
-    """Make any environment by its name, vectorised over `parallel` envs: `create_env("brax/hopper", parallel=16)`.
+    """Make any environment by its name, vectorized over `parallel` envs: `create_env("brax/hopper", parallel=16)`.
 
     The arguments are those of `wrap_env`; `library_kwargs` go to the library.
     """

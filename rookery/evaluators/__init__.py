@@ -1,4 +1,4 @@
-"""How good is an agent, or each agent of a population."""
+"""Evaluation of one agent or of each agent of a population."""
 
 from rookery.evaluators.evaluator import Evaluator
 from rookery.evaluators.population import PopulationEvaluator

@@ -1,4 +1,4 @@
-"""Evaluation of one agent: exactly so many episodes, each counted once and up to its first done."""
+"""Evaluation of one agent on an exact number of episodes, each up to its first done."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,11 +17,11 @@ from rookery.types import Key, PyTreeNode, as_one_key, pytree_field
 
 
 class Evaluator(PyTreeNode):
-    """Runs an agent in a vectorised env; one that resets by itself is fine too.
+    """Evaluates an agent in a vectorized env, with or without autoreset.
 
-    `agent_fn` (or `action_fn`, another name for it) is `agent.evaluate_actions`. A recurrent agent also needs
-    `initial_carry_fn=agent.initial_carry`. Which episodes are counted is fixed before they are played: counting the
-    first to finish would favour the short ones.
+    `agent_fn` (alias `action_fn`) is `agent.evaluate_actions`. A recurrent agent also needs
+    `initial_carry_fn=agent.initial_carry`. The episodes to count are fixed before they start: counting the first to
+    finish would favor short episodes.
     """
 
     env: Env = pytree_field(static=True)
@@ -33,17 +33,15 @@ class Evaluator(PyTreeNode):
 
     def __post_init__(self) -> None:
         if (self.agent_fn is None) == (self.action_fn is None):
-            raise InvalidInputError(
-                "Evaluator takes either agent_fn or action_fn: for instance agent.evaluate_actions."
-            )
+            raise InvalidInputError("Evaluator takes either agent_fn or action_fn, for example agent.evaluate_actions.")
         check_is_env(self.env)
         check_count("max_episode_steps", self.max_episode_steps)
         check_discount(self.discount)
         if not self.env.batch_shape:
-            raise InvalidInputError("Evaluator needs a vectorised environment: make it with create_env or wrap_env.")
+            raise InvalidInputError("Evaluator needs a vectorized environment: make it with create_env or wrap_env.")
 
     def evaluate(self, agent_state: AgentState, key: Key, num_episodes: int) -> EvaluateMetric:
-        """Play exactly `num_episodes` episodes; return the return and the length of each."""
+        """Play `num_episodes` episodes; return the return and length of each."""
         check_count("num_episodes", num_episodes)
         return self._evaluate(agent_state, as_one_key(key), num_episodes)
 
@@ -51,7 +49,7 @@ class Evaluator(PyTreeNode):
     def _evaluate(self, agent_state: AgentState, key: Key, num_episodes: int) -> EvaluateMetric:
         (num_envs,) = self.env.batch_shape
         num_rounds = -(-num_episodes // num_envs)
-        # Envs left over in the last round are done from the start: nobody waits for them.
+        # Surplus envs of the last round are done from the start, so the round does not wait for them.
         left_over = jnp.arange(num_rounds * num_envs).reshape(num_rounds, num_envs) >= num_episodes
 
         def play_round(inputs: tuple[Key, Any]) -> EvaluateMetric:

@@ -1,6 +1,4 @@
-"""What the lanes are on which the episodes of a population are played, inside of a compiled program."""
-
-from typing import Any
+"""Lanes, which play the episodes of a population inside a compiled program."""
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +7,13 @@ from rookery.agent import AgentState, Carry
 from rookery.envs import EnvState
 from rookery.learning import running_statistics
 from rookery.learning.running_statistics import RunningStatistics
-from rookery.types import Array, Key, PyTreeData, pytree_field, where_tree
+from rookery.types import Array, Key, Obs, PyTreeData, pytree_field, where_tree
 
 
 class PopulationEpisodes(PyTreeData):
-    """The episodes of a population: one entry for each agent and episode, `[P, E]`.
+    """Results of a population: one entry per agent and episode, `[P, E]`.
 
-    `measures` are `[P, E, M]`; `obs_statistics` are those of all observations that the agents acted on.
+    `measures` is `[P, E, M]`; `obs_statistics` covers all observations that the agents acted on.
     """
 
     episode_returns: Array
@@ -25,7 +23,7 @@ class PopulationEpisodes(PyTreeData):
 
 
 class Lanes(PyTreeData):
-    """What is being played: one entry per lane, `[L, ...]`. A lane whose `job` is past the queue is idle."""
+    """The episodes being played: one entry per lane, `[L, ...]`. A lane whose `job` is past the queue is idle."""
 
     job: Array
     agent_state: AgentState
@@ -42,7 +40,7 @@ class Lanes(PyTreeData):
 class Queue(PyTreeData):
     """The episodes to play: job j is episode j % num_episodes of agent j // num_episodes.
 
-    `first_agent` is the number of the first agent in the population that these are a part of.
+    `first_agent` is the index of the first agent in the whole population.
     """
 
     agent_states: AgentState
@@ -52,7 +50,7 @@ class Queue(PyTreeData):
     num_jobs: int = pytree_field(static=True)
 
     def agent_of(self, job: Array) -> Array:
-        """Return the agent of a job; of one past the queue, any."""
+        """Return the agent of a job; for a job past the queue, any agent."""
         return jnp.minimum(job, self.num_jobs - 1) // self.num_episodes
 
     def key_of(self, job: Array) -> Key:
@@ -62,7 +60,7 @@ class Queue(PyTreeData):
 
 
 def load_agents(loaded: AgentState, agent_states: AgentState, needed: Array, agent: Array) -> AgentState:
-    """Exchange the agents of the lanes that need another one, lane by lane: the others' parameters are not touched."""
+    """Load the agents of the lanes marked in `needed`, lane by lane: other lanes are not copied."""
 
     def load_next(state: tuple[Array, AgentState]) -> tuple[Array, AgentState]:
         needed, loaded = state
@@ -76,13 +74,13 @@ def load_agents(loaded: AgentState, agent_states: AgentState, needed: Array, age
 
 
 def where_lanes(ended: Array, fresh: Lanes, kept: Lanes) -> Lanes:
-    """Restart the lanes that ended; the agents are on their lanes already."""
+    """Restart the lanes whose episode ended; their agents are already loaded."""
     without_agents = where_tree(ended, fresh.replace(agent_state=None), kept.replace(agent_state=None))
     return without_agents.replace(agent_state=kept.agent_state)
 
 
-def observed(statistics: RunningStatistics | None, obs: Any) -> RunningStatistics | None:
-    """Take an observation into the statistics, unless it is not finite: one that diverges must not spoil all."""
+def observed(statistics: RunningStatistics | None, obs: Obs) -> RunningStatistics | None:
+    """Add an observation to the statistics if it is finite: one diverging episode must not spoil them."""
     if statistics is None:
         return None
     is_finite = jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(obs)])

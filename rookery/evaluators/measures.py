@@ -1,8 +1,8 @@
-"""What else an episode can be measured by: objectives beside the return, descriptors of behavior.
+"""Measures of an episode besides its return: further objectives, behavior descriptors.
 
-A measure is written `sum:metrics.reward_ctrl`, `mean:action.0` or `last:obs.1`: how the steps of an episode are
-reduced, what is looked at, and which of its numbers. What is looked at is `reward`, `action`, `obs` (the one after the
-step), or an entry of the environment's `info`.
+A measure is written `sum:metrics.reward_ctrl`, `mean:action.0` or `last:obs.1`: the reduction over the steps of the
+episode, the source, and the index of one of its numbers. The source is `reward`, `action`, `obs` (after the step), or
+an entry of the environment's `info`.
 """
 
 import re
@@ -15,7 +15,7 @@ import numpy as np
 
 from rookery.envs import EnvState
 from rookery.errors import InvalidInputError, unknown_name
-from rookery.types import Array
+from rookery.types import Action, Array, Obs
 
 PATTERN = re.compile(r"(?P<reduction>sum|mean|last):(?P<source>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)(\.(?P<index>\d+))?")
 
@@ -30,7 +30,7 @@ class Measure:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a measure as it is written in a config."""
+        """Parse a measure of a config."""
         match = PATTERN.fullmatch(text)
         if match is None:
             raise InvalidInputError(
@@ -40,25 +40,25 @@ class Measure:
         index = match["index"]
         return cls(match["reduction"], match["source"], None if index is None else int(index))
 
-    def at_step(self, action: Any, env_state: EnvState) -> Array:
-        """Return what one step contributes."""
+    def at_step(self, action: Action, env_state: EnvState) -> Array:
+        """Return the value at one step."""
         value = self._look_up(action, env_state.reward, env_state.obs, env_state.info)
         return self._choose(jnp.ravel(jnp.asarray(value, jnp.float32)))
 
-    def at_host_step(self, action: Any, reward: float, obs: Any, info: Mapping[str, Any]) -> float:
-        """Return what one step of an environment on the host contributes."""
+    def at_host_step(self, action: Action, reward: float, obs: Obs, info: Mapping[str, Any]) -> float:
+        """Return the value at one step of a host environment."""
         value = self._look_up(action, reward, obs, info)
         return float(self._choose(np.ravel(np.asarray(value, np.float32))))
 
     def accumulate(self, total: Any, value: Any) -> Any:
-        """Take in one more step."""
+        """Add the value of one step."""
         return value if self.reduction == "last" else total + value
 
     def result(self, total: Any, length: Any) -> Any:
         """Return the measure of a whole episode."""
         return total / length.astype(total.dtype) if self.reduction == "mean" else total
 
-    def _look_up(self, action: Any, reward: Any, obs: Any, info: Mapping[str, Any]) -> Any:
+    def _look_up(self, action: Action, reward: Any, obs: Obs, info: Mapping[str, Any]) -> Any:
         value: Any = {**info, "reward": reward, "action": action, "obs": obs}
         for name in self.source.split("."):
             if not isinstance(value, Mapping) or name not in value:
@@ -70,5 +70,5 @@ class Measure:
         if self.index is None and numbers.size != 1:
             raise InvalidInputError(f"measure {self.source} has {numbers.size} numbers: choose one, {self.source}.0.")
         if self.index is not None and self.index >= numbers.size:
-            raise InvalidInputError(f"measure {self.source}.{self.index}: there are {numbers.size} numbers.")
+            raise InvalidInputError(f"measure {self.source}.{self.index}: it has {numbers.size} numbers.")
         return numbers[self.index or 0]

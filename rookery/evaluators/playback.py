@@ -1,4 +1,4 @@
-"""Episodes to watch: played one at a time on the device, drawn on the host."""
+"""Episodes for videos: played one at a time on the device, rendered on the host."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from rookery.types import Key, as_one_key
 
 
 class RenderError(RookeryError):
-    """An environment could not be drawn."""
+    """An environment cannot be rendered."""
 
 
 @dataclass(frozen=True)
 class PlayedEpisode:
-    """One episode: the states from its start to its end, and the sum of its rewards."""
+    """One episode: its states from first to last, and the sum of its rewards."""
 
     env: Env
     states: tuple[EnvState, ...]
@@ -33,44 +33,44 @@ class PlayedEpisode:
         return len(self.states) - 1
 
     def frames(self) -> Iterator[np.ndarray]:
-        """Draw the episode, each frame `uint8[height, width, 3]` when it is asked for; there is one more than steps."""
-        return (draw(self.env, state) for state in self.states)
+        """Render the states lazily: `length + 1` frames `uint8[height, width, 3]`."""
+        return (render(self.env, state) for state in self.states)
 
 
 def play_episodes(
     env: Env, agent: Agent, agent_state: AgentState, key: Key, max_steps: int, num_episodes: int = 1
 ) -> list[PlayedEpisode]:
-    """Let `agent` play as well as it knows, and keep what is needed to draw it.
+    """Play greedy episodes with `agent` and keep their states for rendering.
 
-    `env` is vectorised; a single one of its envs is played, up to its first done or for `max_steps`. Raises
-    `RenderError` before anything is played if the env cannot be drawn.
+    `env` is vectorized; one of its envs is played, up to its first done or for `max_steps`. Raises `RenderError` before
+    the first step if the env cannot be rendered.
     """
     check_count("max_steps", max_steps)
     check_count("num_episodes", num_episodes)
     if not isinstance(env, VectorWrapper) or isinstance(env.unwrapped, MultiAgentEnv):
         raise InvalidInputError(
-            "play_episodes needs a vectorised environment with one agent: make it with create_env or wrap_env."
+            "play_episodes needs a vectorized environment with one agent: make it with create_env or wrap_env."
         )
     single = VmapWrapper(env.env, 1)
     episode_keys = jax.random.split(as_one_key(key), num_episodes)
     return [_play(single, agent, agent_state, episode_key, max_steps) for episode_key in episode_keys]
 
 
-def draw(env: Env, env_state: EnvState) -> np.ndarray:
-    """Draw one state; raise `RenderError` with the reason if that is not possible."""
+def render(env: Env, env_state: EnvState) -> np.ndarray:
+    """Render one state; raise `RenderError` with the reason if that fails."""
     name = type(env.unwrapped).__name__
     try:
         return env.render(env_state)
     except NotImplementedError:
-        raise RenderError(f"{name} cannot be drawn: it has no render method, so there is no video of it.") from None
+        raise RenderError(f"{name} cannot be rendered: it has no render method.") from None
     except Exception as error:
-        raise RenderError(f"{name} could not be drawn: its render raised {error!r}.") from error
+        raise RenderError(f"{name} cannot be rendered: render() raised {error!r}.") from error
 
 
 def _play(env: VmapWrapper, agent: Agent, agent_state: AgentState, key: Key, max_steps: int) -> PlayedEpisode:
     reset_key, action_key = jax.random.split(key)
     env_state, carry = env.reset(reset_key), agent.initial_carry(env.batch_shape)
-    draw(env, env_state)
+    render(env, env_state)
     states, episode_return = [env_state], 0.0
     while len(states) <= max_steps and not env_state.done[0]:
         step_key = jax.random.fold_in(action_key, len(states))

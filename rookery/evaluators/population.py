@@ -1,13 +1,12 @@
-"""The fitness of a population: many agents, several episodes each, on a fixed number of lanes.
+"""Evaluation of a population: many agents, several episodes each, on a fixed number of lanes.
 
-Mapping an episode over the population costs the longest episode for everybody. Here a lane that finishes an episode
-takes the next (agent, episode) from the queue at once, so the cost is the sum of the episode lengths over the number of
+With `vmap` over the population, every agent costs as much as the longest episode. Here a lane that finishes an episode
+takes the next (agent, episode) from a queue, so the cost is the sum of the episode lengths divided by the number of
 lanes.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,19 +23,19 @@ from rookery.learning import running_statistics
 from rookery.learning.running_statistics import RunningStatistics
 from rookery.metrics import EvaluateMetric
 from rookery.rollout import ActionFn, act
-from rookery.types import Array, Key, PyTreeNode, Tree, as_mappable_key, as_one_key, pytree_field
+from rookery.types import Action, Array, Key, PyTreeNode, Tree, as_mappable_key, as_one_key, index_tree, pytree_field
 
 
 class PopulationEvaluator(PyTreeNode):
     """Plays `num_episodes` of every agent of a population on `num_lanes` lanes.
 
-    `env` is a single env with episodes, or a vectorised one, whose single env is then taken. `agent_fn` is
-    `agent.evaluate_actions`; a recurrent agent also needs `initial_carry_fn=agent.initial_carry`. `play` also takes the
-    `measures` of every episode, and with `track_obs` the statistics of the observations.
+    `env` is a single env with episodes, or a vectorized env, whose single env is used. `agent_fn` is
+    `agent.evaluate_actions`; a recurrent agent also needs `initial_carry_fn=agent.initial_carry`. `play` also returns
+    the `measures` of every episode and, with `track_obs`, the statistics of the observations.
 
-    An episode's randomness depends on the key, the agent's index and the episode's index only, so the result does not
-    depend on the number of lanes; on CPU to the bit. (Inside a compiled program of your own, give that program the
-    options of `rookery.compilation.batch_invariant_options`.)
+    The randomness of an episode depends only on the key, the index of the agent and the index of the episode, so the
+    result does not depend on the number of lanes; on CPU bit for bit. (If you call it inside your own compiled program,
+    compile that program with `rookery.compilation.batch_invariant_options`.)
     """
 
     env: Env = pytree_field(static=True)
@@ -51,29 +50,27 @@ class PopulationEvaluator(PyTreeNode):
     def __post_init__(self) -> None:
         check_is_env(self.env)
         if isinstance(self.env.unwrapped, MultiAgentEnv):
-            raise InvalidInputError(
-                "PopulationEvaluator evaluates single agents, and this is a multi-agent environment."
-            )
+            raise InvalidInputError("PopulationEvaluator does not support multi-agent environments.")
         check_count("max_episode_steps", self.max_episode_steps)
         check_count("num_lanes", self.num_lanes)
         check_discount(self.discount)
 
     @property
     def single_env(self) -> Env:
-        """The env that each lane plays."""
+        """The env of one lane."""
         return self.env.env if isinstance(self.env, VectorWrapper) else self.env
 
     def evaluate(self, agent_states: AgentState, key: Key, num_episodes: int = 1) -> EvaluateMetric:
-        """Return returns and lengths `[P, E]`; every leaf of `agent_states` has the population as its first axis."""
+        """Return returns and lengths `[P, E]`; the first axis of every leaf of `agent_states` is the population."""
         episodes = self.play(agent_states, key, num_episodes)
         return EvaluateMetric(episode_returns=episodes.episode_returns, episode_lengths=episodes.episode_lengths)
 
     def play(
         self, agent_states: AgentState, key: Key, num_episodes: int = 1, first_agent: Array | int = 0
     ) -> PopulationEpisodes:
-        """Play and return all there is to know; `first_agent` numbers the agents where they are part of a population.
+        """Play and return all results; `first_agent` is the index of the first agent in the whole population.
 
-        An agent's episodes depend on its number, so they are the same in whichever part it is evaluated.
+        The episodes of an agent depend on its index, so they are the same in whichever part it is evaluated.
         """
         check_count("num_episodes", num_episodes)
         return self._play(agent_states, as_one_key(key), num_episodes, jnp.asarray(first_agent, jnp.int32))
@@ -97,7 +94,7 @@ class PopulationEvaluator(PyTreeNode):
         )
 
     def _play_all(self, queue: Queue) -> PopulationEpisodes:
-        """Play all jobs; return what came out, `[jobs, ...]`, with statistics for each job."""
+        """Play all jobs; return the results `[jobs, ...]`, with statistics for each job."""
         no_statistics = running_statistics.init(self.single_env.obs_space) if self.track_obs else None
         lanes = self._first_lanes(queue, no_statistics)
         results = PopulationEpisodes(
@@ -124,7 +121,7 @@ class PopulationEvaluator(PyTreeNode):
         env_state, carry, action_key = jax.vmap(partial(self._start, queue))(jobs)
         return Lanes(
             job=jobs,
-            agent_state=jax.tree.map(lambda leaf: leaf[queue.agent_of(jobs)], queue.agent_states),
+            agent_state=index_tree(queue.agent_states, queue.agent_of(jobs)),
             env_state=env_state,
             carry=carry,
             action_key=action_key,
@@ -138,7 +135,7 @@ class PopulationEvaluator(PyTreeNode):
     def _step(
         self, queue: Queue, state: tuple[Lanes, PopulationEpisodes, Array]
     ) -> tuple[Lanes, PopulationEpisodes, Array]:
-        """Take a step on all lanes; those whose episode is over take the next job."""
+        """Step all lanes; lanes whose episode ended take the next job."""
         lanes, results, next_job = state
         lanes = jax.vmap(self._step_lane)(lanes)
         ended = (lanes.env_state.done > 0) | (lanes.lengths >= self.max_episode_steps)
@@ -159,8 +156,8 @@ class PopulationEvaluator(PyTreeNode):
             obs_statistics=observed(lane.obs_statistics, lane.env_state.obs),
         )
 
-    def _measured(self, totals: Array, action: Any, env_state: EnvState) -> Array:
-        """Take one step of an episode into its measures `[M]`."""
+    def _measured(self, totals: Array, action: Action, env_state: EnvState) -> Array:
+        """Add one step of an episode to its measures `[M]`."""
         values = [
             measure.accumulate(total, measure.at_step(action, env_state))
             for measure, total in zip(self.measures, totals, strict=True)
@@ -170,7 +167,7 @@ class PopulationEvaluator(PyTreeNode):
     def _refill(
         self, queue: Queue, ended: Array, lanes: Lanes, results: PopulationEpisodes, next_job: Array
     ) -> tuple[Lanes, PopulationEpisodes, Array]:
-        """Write down the episodes that ended, and start the next ones in their place."""
+        """Store the results of ended episodes and start the next ones on their lanes."""
         where = jnp.where(ended, lanes.job, queue.num_jobs)
         played = PopulationEpisodes(
             episode_returns=lanes.returns,
@@ -199,7 +196,7 @@ class PopulationEvaluator(PyTreeNode):
         return where_lanes(ended, fresh, kept), results, next_job + jnp.sum(ended)
 
     def _finished(self, episodes: PopulationEpisodes) -> Array:
-        """Return the measures of whole episodes, `[jobs, M]`."""
+        """Return the measures of complete episodes, `[jobs, M]`."""
         columns = [
             measure.result(episodes.measures[:, index], episodes.episode_lengths)
             for index, measure in enumerate(self.measures)
@@ -208,37 +205,34 @@ class PopulationEvaluator(PyTreeNode):
 
 
 def merge_all(statistics: RunningStatistics) -> RunningStatistics:
-    """Merge statistics `[N]` pair by pair: in an order that does not depend on who finished first."""
+    """Merge statistics `[N]` pairwise, in an order that does not depend on which episode finished first."""
     size = statistics.count.high.shape[0]
     while size > 1:
         half = size // 2
         first, second, rest = (
-            jax.tree.map(lambda leaf, start=start, end=end: leaf[start:end], statistics)
-            for start, end in ((0, half), (half, 2 * half), (2 * half, size))
+            index_tree(statistics, slice(start, end)) for start, end in ((0, half), (half, 2 * half), (2 * half, size))
         )
         merged = jax.vmap(running_statistics.merge)(first, second)
         statistics = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), merged, rest)
         size -= half
-    return jax.tree.map(lambda leaf: leaf[0], statistics)
+    return index_tree(statistics, 0)
 
 
 def _repeated(tree: Tree, count: int) -> Tree:
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), tree)
 
 
-def population_size_of(agent_states: Any) -> int:
-    """The common first axis of all leaves."""
+def population_size_of(agent_states: AgentState) -> int:
+    """Return the common first axis of all leaves."""
     leaves = jax.tree_util.tree_leaves_with_path(agent_states)
     if not leaves:
-        raise InvalidInputError(
-            "agent_states has no arrays, so it is no population: evaluate one with Evaluator instead."
-        )
+        raise InvalidInputError("agent_states has no arrays and is no population: use Evaluator for one agent.")
     sizes = {jax.tree_util.keystr(path): jnp.shape(leaf)[:1] for path, leaf in leaves}
     first_path, first_size = next(iter(sizes.items()))
     for path, size in sizes.items():
         if not size or size != first_size:
             raise InvalidInputError(
-                f"every leaf of agent_states needs the population as its first axis: {first_path} has {first_size}, "
+                f"the first axis of every leaf of agent_states must be the population: {first_path} has {first_size}, "
                 f"{path} has {size}. Make the states with jax.vmap over agent.init."
             )
     return first_size[0]

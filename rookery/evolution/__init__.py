@@ -1,4 +1,4 @@
-"""What evolution is made of: the interface of strategies, fitness shaping, variation and selection."""
+"""Parts of evolutionary strategies: their interface, fitness shaping, variation and selection."""
 
 from rookery.evolution.optimizer import ECState, EvoOptimizer
 

@@ -1,8 +1,8 @@
-"""Archives of quality diversity: the fittest individual for every kind of behavior.
+"""Quality-diversity archives: the fittest individual of each cell of a behavior space.
 
-A descriptor says in K numbers how an individual behaves; an archive divides their space into cells and keeps the best
-of each. Descriptors beyond the bounds count as on the border. Individuals with a fitness or descriptor that is NaN or
-infinite are rejected and counted.
+A descriptor describes the behavior of an individual by K numbers. An archive divides the space of descriptors into
+cells and keeps the best individual of each. Descriptors are clipped to the bounds. Individuals with a NaN or infinite
+fitness or descriptor are rejected and counted.
 """
 
 import functools
@@ -16,13 +16,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from rookery.errors import InvalidInputError, ShapeError, check_count
-from rookery.types import Key, Params, PyTreeData, PyTreeNode, pytree_field
+from rookery.types import Key, Params, PyTreeData, PyTreeNode, index_tree, pytree_field
 
 AnyArray = TypeVar("AnyArray", Array, np.ndarray)
 
 
 class ArchiveState(PyTreeData):
-    """What lies in the cells, `[C, ...]`: an empty one has the fitness minus infinity."""
+    """The contents of the cells, `[C, ...]`; empty cells have fitness minus infinity."""
 
     params: Params
     fitness: Array
@@ -35,7 +35,7 @@ class ArchiveState(PyTreeData):
 
 
 class Archive(PyTreeNode, ABC):
-    """Cells between the bounds `low` and `high` of each of the K numbers of a descriptor."""
+    """Cells between the bounds `low` and `high` of the K numbers of a descriptor."""
 
     low: tuple[float, ...] = pytree_field(static=True)
     high: tuple[float, ...] = pytree_field(static=True)
@@ -52,7 +52,7 @@ class Archive(PyTreeNode, ABC):
     @property
     @abstractmethod
     def num_cells(self) -> int:
-        """How many cells there are."""
+        """The number of cells."""
 
     @property
     @abstractmethod
@@ -61,10 +61,10 @@ class Archive(PyTreeNode, ABC):
 
     @abstractmethod
     def cells_of_shares(self, shares: Float[Array, "N K"]) -> Int[Array, " N"]:
-        """Return the cells of descriptors that are given as shares of the way from `low` to `high`."""
+        """Return the cells of descriptors scaled to 0 at `low` and 1 at `high`."""
 
     def cells_of(self, descriptors: Float[Array, "N K"]) -> Int[Array, " N"]:
-        """Return the cells that descriptors belong to."""
+        """Return the cells of descriptors."""
         low, high = jnp.asarray([self.low], descriptors.dtype), jnp.asarray([self.high], descriptors.dtype)
         return self.cells_of_shares(jnp.clip((descriptors - low) / (high - low), 0.0, 1.0))
 
@@ -80,17 +80,17 @@ class Archive(PyTreeNode, ABC):
     def add(
         self, state: ArchiveState, params: Params, fitness: Float[Array, " N"], descriptors: Float[Array, "N K"]
     ) -> ArchiveState:
-        """Put each of the individuals `[N, ...]` into its cell if none there is as fit; of equals the earlier stays."""
+        """Put individuals `[N, ...]` into their cells if they are fitter than the present ones."""
         if descriptors.shape != (*fitness.shape, len(self.low)):
             raise ShapeError(
                 f"descriptors are {list(descriptors.shape)}; expected {[*fitness.shape, len(self.low)]}: "
-                "a row for each individual, a column for each pair of bounds."
+                "one row per individual, one column per pair of bounds."
             )
         is_valid = jnp.isfinite(fitness) & jnp.all(jnp.isfinite(descriptors), axis=1)
         outside = self.num_cells
         cells = jnp.where(is_valid, self.cells_of(jnp.where(is_valid[:, None], descriptors, 0.0)), outside)
         fitness = jnp.where(is_valid, fitness, -jnp.inf)
-        # The one row of each cell that is written: the first of the fittest of this batch, if it beats what is there.
+        # At most one row per cell is written: the first of the fittest of this batch, if it beats the present one.
         is_fittest = fitness == jax.ops.segment_max(fitness, cells, outside + 1)[cells]
         rows = jnp.where(is_fittest, jnp.arange(len(fitness), dtype=jnp.int32), len(fitness))
         is_first = rows == jax.ops.segment_min(rows, cells, outside + 1)[cells]
@@ -104,28 +104,28 @@ class Archive(PyTreeNode, ABC):
         )
 
     def sample(self, state: ArchiveState, key: Key, num_samples: int) -> Params:
-        """Draw individuals uniformly among the filled cells, of which there must be one."""
+        """Sample individuals uniformly from the filled cells; at least one cell must be filled."""
         num_filled_up_to = jnp.cumsum(state.is_filled, dtype=jnp.int32)
         places = jax.random.randint(key, (num_samples,), 0, jnp.maximum(num_filled_up_to[-1], 1))
         cells = jnp.searchsorted(num_filled_up_to, places, side="right")
-        return jax.tree.map(lambda leaf: leaf[cells], state.params)
+        return index_tree(state.params, cells)
 
     def coverage(self, state: ArchiveState) -> Array:
-        """Return the share of the cells that are filled."""
+        """Return the fraction of filled cells."""
         return jnp.mean(state.is_filled, dtype=jnp.float32)
 
     def qd_score(self, state: ArchiveState, offset: float | Array = 0.0) -> Array:
-        """Add up `fitness + offset` over the filled cells; an offset that makes all positive rewards every new cell."""
+        """Sum `fitness + offset` over the filled cells; choose `offset` so that every new cell adds to the score."""
         return jnp.sum(jnp.where(state.is_filled, state.fitness + offset, 0.0))
 
     def best(self, state: ArchiveState) -> tuple[Params, Array]:
-        """Return the fittest individual and its fitness, which is minus infinity if the archive is empty."""
+        """Return the fittest individual and its fitness; minus infinity if the archive is empty."""
         cell = jnp.argmax(state.fitness)
-        return jax.tree.map(lambda leaf: leaf[cell], state.params), state.fitness[cell]
+        return index_tree(state.params, cell), state.fitness[cell]
 
 
 class GridArchive(Archive):
-    """A grid of equal cells (Mouret & Clune, 2015), numbered with the last dimension running fastest."""
+    """A regular grid of cells (Mouret & Clune, 2015), numbered in row-major order."""
 
     cells: tuple[int, ...] = pytree_field(static=True)
 
@@ -133,7 +133,7 @@ class GridArchive(Archive):
         super().__post_init__()
         if len(self.cells) != len(self.low):
             raise InvalidInputError(
-                f"cells={list(self.cells)}: expected a number for each of the {len(self.low)} descriptors."
+                f"cells={list(self.cells)}: expected one number for each of the {len(self.low)} descriptors."
             )
         for number in self.cells:
             check_count("cells", number)
@@ -157,10 +157,10 @@ class GridArchive(Archive):
 
 
 class CVTArchive(Archive):
-    """A given number of cells of about equal size in any number of dimensions (Vassiliades et al., 2018).
+    """A given number of cells of similar size in any number of dimensions (Vassiliades et al., 2018).
 
-    A cell is where its centroid is the nearest, measured in shares of the bounds. The centroids are found by k-means on
-    uniform samples, always the same ones for the same settings.
+    A cell contains the descriptors whose nearest centroid is its own, measured relative to the bounds. The centroids
+    are found by k-means on uniform samples and depend only on the settings.
     """
 
     cells: int = pytree_field(static=True)
@@ -204,7 +204,7 @@ def _unit_centroids(num_cells: int, num_dimensions: int, samples_per_cell: int, 
 
 
 def _nearest(points: AnyArray, centroids: AnyArray) -> AnyArray:
-    """Return for each of the points which centroid is nearest."""
+    """Return the index of the nearest centroid of each point."""
     num_dimensions = points.shape[1]
     distances = [(points[:, index, None] - centroids[None, :, index]) ** 2 for index in range(num_dimensions)]
     return sum(distances[1:], start=distances[0]).argmin(axis=1)

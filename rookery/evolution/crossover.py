@@ -1,6 +1,6 @@
-"""Recombination: each function takes two parents for every pair `[N, ...]` and returns two children.
+"""Crossover: each function takes two parents `[N, ...]` and returns two children.
 
-What one child has of the first parent the other has of the second: genes are exchanged or mixed, and none is lost.
+The children are complementary: a gene that one child takes from the first parent, the other takes from the second.
 """
 
 import math
@@ -13,7 +13,7 @@ from rookery.evolution.mutation import keys_like
 from rookery.types import Array, Key, Params, where_tree
 
 Crossover = Callable[[Params, Params, Key], tuple[Params, Params]]
-"""Makes two children of two parents, for every pair `[N, ...]`."""
+"""Makes two children `[N, ...]` of two parents `[N, ...]`."""
 
 
 def uniform(first: Params, second: Params, key: Key, probability: float | Array = 0.5) -> tuple[Params, Params]:
@@ -25,7 +25,7 @@ def uniform(first: Params, second: Params, key: Key, probability: float | Array 
 
 
 def one_point(first: Params, second: Params, key: Key) -> tuple[Params, Params]:
-    """Exchange all genes behind a random point of the flattened individual, another for each pair (Holland, 1975)."""
+    """Exchange all genes after a random point of the flattened individual, one point per pair (Holland, 1975)."""
     leaves, structure = jax.tree.flatten(first)
     num_genes = sum(math.prod(leaf.shape[1:]) for leaf in leaves)
     points = jax.random.randint(key, leaves[0].shape[:1], 1, max(num_genes, 2))
@@ -43,8 +43,8 @@ def simulated_binary(
 ) -> tuple[Params, Params]:
     """Spread each gene of the parents around their mean with this probability (SBX, Deb & Agrawal, 1995).
 
-    The larger `eta`, the nearer children stay to their parents. Which child is near which parent is drawn for every
-    gene.
+    The larger `eta`, the closer the children are to their parents. For each gene it is random which child is close to
+    which parent.
     """
 
     def mix(first: Array, second: Array, key: Key) -> tuple[Array, Array]:
@@ -60,7 +60,7 @@ def simulated_binary(
 
 
 def arithmetic(first: Params, second: Params, key: Key) -> tuple[Params, Params]:
-    """Place both children on the line between their parents, at one random share for all genes (Michalewicz, 1992)."""
+    """Interpolate between the parents with one random weight for all genes (Michalewicz, 1992)."""
     shares = jax.random.uniform(key, jax.tree.leaves(first)[0].shape[:1])
 
     def mix(first: Array, second: Array) -> tuple[Array, Array]:
@@ -72,7 +72,7 @@ def arithmetic(first: Params, second: Params, key: Key) -> tuple[Params, Params]
 def recombine(parents: Params, key: Key, probability: float | Array, crossover: Crossover) -> Params:
     """Pair the first half of the parents `[2N, ...]` with the second and cross each pair with this probability.
 
-    The children stand where their parents stood; a pair that is not crossed stays as it is.
+    Children take the positions of their parents; pairs that are not crossed stay unchanged.
     """
     choice_key, crossover_key = jax.random.split(key)
     first, second = (jax.tree.map(lambda leaf, half=half: jnp.split(leaf, 2)[half], parents) for half in range(2))
@@ -87,7 +87,7 @@ def _exchange(first: Params, second: Params, exchanged: Params) -> tuple[Params,
 
 
 def _approach(first: Array, second: Array, share: Array) -> tuple[Array, Array]:
-    """Move both towards each other by this share of their distance: 0 leaves them where they are, 1 exchanges them."""
+    """Move both towards each other by a fraction of their distance: 0 keeps them, 1 exchanges them."""
     step = share * (second - first)
     return first + step, second - step
 
@@ -95,7 +95,7 @@ def _approach(first: Array, second: Array, share: Array) -> tuple[Array, Array]:
 def _map_pairs(
     mix: Callable[..., tuple[Array, Array]], first: Params, second: Params, *rest: Params
 ) -> tuple[Params, Params]:
-    """Make the leaves of both children of the leaves of both parents."""
+    """Apply `mix` to each pair of leaves; return the trees of both children."""
     structure = jax.tree.structure(first)
     columns = (jax.tree.leaves(tree) for tree in (first, second, *rest))
     pairs = [mix(*leaves) for leaves in zip(*columns, strict=True)]

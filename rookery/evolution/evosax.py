@@ -1,8 +1,8 @@
-"""Every strategy of evosax by its name there (Lange, 2022), as one of ours.
+"""The strategies of evosax (Lange, 2022) as `EvoOptimizer`s.
 
-evosax minimizes flat vectors, starts most of its strategies with a standard deviation of 1, and changes its state when
-it is asked. So a strategy sees z, where an individual is `params + initial_std * z` for the params that the search
-started at; its cost is the fitness with the other sign; and as soon as a fitness is told the next population is asked.
+evosax minimizes flat vectors, starts most strategies with a standard deviation of 1, and changes its state in `ask`. So
+a strategy works on z, where an individual is `params + initial_std * z` for the initial params; its cost is the
+negative fitness; and `update` calls evosax's `tell` and then `ask` for the next population.
 """
 
 import functools
@@ -17,29 +17,29 @@ from rookery.compilation import relaxed_promotion
 from rookery.errors import InvalidInputError, check_count, unknown_name
 from rookery.evolution.fitness import next_below
 from rookery.evolution.optimizer import ECState, EvoOptimizer
-from rookery.types import Array, Key, Params, PyTreeData, as_mappable_key, pytree_field
+from rookery.types import Array, Key, Params, PyTreeData, Tree, as_mappable_key, pytree_field
 
 NEEDS_MORE_ARGUMENTS = {"RandomSearch", "SV_CMA_ES", "SV_Open_ES"}
-"""What cannot be built from the size of a population and of an individual alone."""
+"""Strategies that need more than a population size and a number of parameters."""
 
 STRATEGIES = sorted(algorithms.keys() - NEEDS_MORE_ARGUMENTS)
-"""The names that the bridge understands."""
+"""The supported strategies."""
 
 MAX_MATRIX_SIZE = 2_000
-"""The most parameters for a strategy that keeps a matrix over them: it takes seconds to decompose a larger one."""
+"""The most parameters for strategies with a full covariance matrix: a larger one takes seconds to decompose."""
 
 
 class EvosaxHyperparameters(PyTreeData):
-    """The numbers of the bridge; those of a strategy itself are its `params`."""
+    """Hyper-parameters of the adapter; those of a strategy are its `params`."""
 
     initial_std: Any = 1.0
 
 
 class EvosaxState(ECState):
-    """The state of the strategy and the population it asks to evaluate, `z` `[P, D]`.
+    """The state of the strategy and its current population `z`, `[P, D]`.
 
-    `is_started` tells whether a population-based strategy has seen its first fitness; `worst_fitness` is the lowest
-    valid one so far.
+    `is_started` tells whether a population-based strategy has received its first fitness; `worst_fitness` is the lowest
+    valid fitness so far.
     """
 
     origin: Array
@@ -51,10 +51,10 @@ class EvosaxState(ECState):
 
 
 class EvosaxOptimizer(EvoOptimizer):
-    """A strategy of evosax; `params` override the defaults of its parameters by name.
+    """A strategy of evosax; `params` override its default parameters by name.
 
-    Distribution-based strategies start at the given params with their own spread, population-based ones with a Gaussian
-    cloud around them.
+    Distribution-based strategies start at the initial params with their own spread, population-based ones with a
+    Gaussian cloud around them.
     """
 
     strategy: str = pytree_field(static=True)
@@ -65,7 +65,7 @@ class EvosaxOptimizer(EvoOptimizer):
         check_count("population_size", self.population_size)
         if self.strategy in NEEDS_MORE_ARGUMENTS:
             raise InvalidInputError(
-                f"strategy={self.strategy!r} needs arguments that the bridge does not have: use another one."
+                f"strategy={self.strategy!r} needs arguments that this adapter does not have: choose another strategy."
             )
         if self.strategy not in STRATEGIES:
             raise unknown_name("strategy", self.strategy, STRATEGIES, "They are the names of evosax.algorithms.")
@@ -111,10 +111,13 @@ class EvosaxOptimizer(EvoOptimizer):
             return with_strong_types(algorithm.tell(tell_key, state.z, costs, state.strategy_state, strategy_params)[0])
 
         with relaxed_promotion():
-            told = jax.lax.cond(state.is_started, learn, start) if self._starts_with_a_population else learn()
-            z, asked = algorithm.ask(ask_key, told, strategy_params)
+            updated = jax.lax.cond(state.is_started, learn, start) if self._starts_with_a_population else learn()
+            z, strategy_state = algorithm.ask(ask_key, updated, strategy_params)
         return state.replace(
-            z=z, strategy_state=with_strong_types(asked), is_started=jnp.asarray(True), worst_fitness=worst_fitness
+            z=z,
+            strategy_state=with_strong_types(strategy_state),
+            is_started=jnp.asarray(True),
+            worst_fitness=worst_fitness,
         )
 
     def center(self, state: EvosaxState) -> Params:
@@ -133,7 +136,7 @@ class EvosaxOptimizer(EvoOptimizer):
         return _algorithm(self.strategy, self.population_size, num_dims)
 
     def _strategy_params(self, num_dims: int) -> Any:
-        """Return the parameters of the strategy: its defaults, and what overrides them."""
+        """Return the parameters of the strategy: its defaults with the overrides."""
         with relaxed_promotion(), jax.ensure_compile_time_eval():
             defaults = self._algorithm(num_dims).default_params
             numbers = {name: value for name, value in vars(defaults).items() if jnp.ndim(value) == 0}
@@ -145,9 +148,9 @@ class EvosaxOptimizer(EvoOptimizer):
         )
 
     def _costs(self, state: EvosaxState, fitness: Array) -> tuple[Array, Array]:
-        """Return what evosax minimizes, and the lowest valid fitness so far.
+        """Return the costs for evosax and the lowest valid fitness so far.
 
-        Strategies compare individuals with those of earlier generations: an invalid one must be worse than these too.
+        Strategies compare individuals across generations: an invalid one must be worse than all earlier ones.
         """
         lowest = jnp.min(jnp.where(state.is_valid, fitness, jnp.inf))
         worst_fitness = jnp.minimum(state.worst_fitness, lowest)
@@ -161,14 +164,14 @@ class EvosaxOptimizer(EvoOptimizer):
         has_matrix = any(leaf.shape == (num_dims, num_dims) for leaf in jax.tree.leaves(strategy_state))
         if has_matrix and num_dims > MAX_MATRIX_SIZE:
             raise InvalidInputError(
-                f"{self.strategy} keeps a matrix over all parameters: {num_dims} are too many, it can have up to "
+                f"{self.strategy} has a full covariance matrix: {num_dims} parameters are too many, the limit is "
                 f"{MAX_MATRIX_SIZE}. Use a smaller network, or a method with a diagonal covariance like sep_cma_es."
             )
 
 
 @functools.cache
 def _algorithm(strategy: str, population_size: int, num_dims: int) -> Any:
-    """Build a strategy of evosax, which compiles its methods for the instance: hence one for all traces."""
+    """Build a strategy of evosax once for all traces: it compiles its methods per instance."""
     try:
         with relaxed_promotion(), jax.ensure_compile_time_eval():
             return algorithms[strategy](population_size, jnp.zeros(num_dims))
@@ -176,6 +179,6 @@ def _algorithm(strategy: str, population_size: int, num_dims: int) -> Any:
         raise InvalidInputError(f"population_size={population_size} does not fit {strategy}: {error}") from error
 
 
-def with_strong_types(tree: Any) -> Any:
-    """Turn numbers into arrays whose types do not depend on what they meet, as a state needs them."""
+def with_strong_types(tree: Tree) -> Tree:
+    """Convert numbers to arrays without weak types, which a state must not have."""
     return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.result_type(leaf)), tree)

@@ -1,6 +1,6 @@
-"""Fitness made fit for use: invalid values, ranks, and the weights that strategies give to ranks.
+"""Fitness shaping: invalid values, ranks, and weights by rank.
 
-Equal fitness gives equal weights, so the order of the population makes no difference.
+Equal fitness gives equal weights, so the order of the population does not matter.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from rookery.errors import unknown_name
 
 
 def without_invalid(fitness: Float[Array, "P *M"]) -> tuple[Float[Array, "P *M"], Bool[Array, " P"]]:
-    """Make individuals with a NaN or infinite fitness worse than all others; return also who was valid."""
+    """Make a NaN or infinite fitness worse than all others; also return which individuals were valid."""
     is_finite = jnp.isfinite(fitness)
     is_valid = is_finite if fitness.ndim == 1 else jnp.all(is_finite, axis=1)
     valid = is_valid.reshape(-1, *(1,) * (fitness.ndim - 1))
@@ -22,7 +22,7 @@ def without_invalid(fitness: Float[Array, "P *M"]) -> tuple[Float[Array, "P *M"]
 
 
 def next_below(fitness: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Return a finite number that is just less, and not by a denormal difference, which XLA takes for 0."""
+    """Return a slightly smaller finite number; the difference is not denormal, since XLA flushes those to 0."""
     numbers = jnp.finfo(fitness.dtype)
     return jnp.maximum(fitness - jnp.maximum(jnp.abs(fitness) * numbers.eps, numbers.tiny), numbers.min)
 
@@ -35,15 +35,15 @@ def centered_ranks(fitness: Float[Array, " P"]) -> Float[Array, " P"]:
 
 
 def standardized(fitness: Float[Array, " P"]) -> Float[Array, " P"]:
-    """Center and scale to standard deviation 1; zeros if all are equal."""
+    """Center and scale to standard deviation 1; zeros if all values are equal."""
     deviations = fitness - jnp.mean(fitness)
     std = jnp.std(fitness)
-    is_spread = jnp.max(fitness) > jnp.min(fitness)  # the mean of equals may differ from them by rounding
+    is_spread = jnp.max(fitness) > jnp.min(fitness)  # the mean of equal values may differ from them by rounding
     return jnp.where(is_spread, deviations / jnp.where(std > 0.0, std, 1.0), 0.0)
 
 
 def weights_by_rank(fitness: Float[Array, " P"], weights: Float[Array, " P"]) -> Float[Array, " P"]:
-    """Give the best the first of the weights, the next the second, and so on; equals share theirs."""
+    """Assign `weights` by rank, the first to the best; individuals with equal fitness share their weights."""
     first, last = _rank_ranges(fitness)
     best_place, worst_place = fitness.shape[0] - 1 - last, fitness.shape[0] - 1 - first
     sums = jnp.concatenate([jnp.zeros(1, weights.dtype), jnp.cumsum(weights)])
@@ -52,7 +52,7 @@ def weights_by_rank(fitness: Float[Array, " P"], weights: Float[Array, " P"]) ->
 
 
 def _rank_ranges(fitness: Float[Array, " P"]) -> tuple[Array, Array]:
-    """Return the first and the last place, from the worst at 0, that the equals of each individual take."""
+    """Return the first and last rank, 0 for the worst, of the individuals with equal fitness."""
     ordered = jnp.sort(fitness)
     return jnp.searchsorted(ordered, fitness, side="left"), jnp.searchsorted(ordered, fitness, side="right") - 1
 
@@ -62,11 +62,11 @@ FITNESS_SHAPINGS: dict[str, Callable[[Array], Array]] = {
     "standardized": standardized,
     "raw": lambda fitness: fitness,
 }
-"""What a strategy that weighs individuals by their fitness may weigh them by."""
+"""Fitness shapings by name."""
 
 
 def fitness_shaping(name: str) -> Callable[[Array], Array]:
-    """Return the fitness shaping of this name."""
+    """Return a fitness shaping by name."""
     if name not in FITNESS_SHAPINGS:
         raise unknown_name("fitness_shaping", name, FITNESS_SHAPINGS)
     return FITNESS_SHAPINGS[name]

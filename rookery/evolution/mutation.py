@@ -1,7 +1,7 @@
-"""Random change: each function takes individuals `[N, ...]` and returns as many changed ones.
+"""Mutation: each function takes individuals `[N, ...]` and returns mutated ones.
 
-The parameters of normalization layers are left alone unless `is_mutable` says otherwise: a network seldom survives a
-change of its scales.
+By default the parameters of normalization layers are not mutated: most networks fail when their scales change.
+`is_mutable` selects the parameters to mutate by their path.
 """
 
 import re
@@ -14,11 +14,11 @@ from jax.tree_util import DictKey, GetAttrKey, KeyPath
 from rookery.types import Array, Key, Params, Tree
 
 NORMALIZATION = re.compile(r"(norm|[A-Za-z]*Norm)(_\d+)?")
-"""What normalization layers are called: `norm_0` in our networks, `LayerNorm_0` where Flax names them."""
+"""Names of normalization layers: `norm_0` in Rookery's networks, `LayerNorm_0` by default in Flax."""
 
 
 def is_not_normalization(path: KeyPath) -> bool:
-    """Tell whether the parameter at this path belongs to no normalization layer."""
+    """Tell whether the parameter at this path is outside of normalization layers."""
     return not any(NORMALIZATION.fullmatch(_name(entry)) for entry in path)
 
 
@@ -53,7 +53,7 @@ def gaussian(
 
 
 def cloud_around(params: Params, key: Key, num_individuals: int, std: float | Array) -> Params:
-    """Make a first population: the given individual, and copies of it with normal noise."""
+    """Make an initial population: the given individual, and copies of it with normal noise."""
     copies = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_individuals, *leaf.shape)), params)
     return jax.tree.map(lambda leaf, original: leaf.at[0].set(original), gaussian(copies, key, std), params)
 
@@ -66,7 +66,7 @@ def polynomial(
     span: float | Array = 1.0,
     is_mutable: Callable[[KeyPath], bool] = is_not_normalization,
 ) -> Params:
-    """Move each gene with this probability by at most `span`, most often by about `span / eta` (Deb & Goyal, 1996)."""
+    """Move each gene with this probability by at most `span`, typically by about `span / eta` (Deb & Goyal, 1996)."""
 
     def mutate(leaf: Array, key: Key) -> Array:
         uniform_key, choice_key = jax.random.split(key)
@@ -90,12 +90,12 @@ def row_wise(
     min_magnitude: float = 0.1,
     is_mutable: Callable[[KeyPath], bool] = is_not_normalization,
 ) -> Params:
-    """Change some genes of some rows in proportion to their size, few by much, and set few anew (Khadka & Tumer, 2018).
+    """Perturb a fraction of the weights by noise scaled to their magnitude, and reset a few (Khadka & Tumer, 2018).
 
-    A row is what lies along the last axis: the weights that leave a unit, or a whole bias vector. The noise of a gene
-    has the standard deviation `strength` (or `super_strength`) times its magnitude. Departures from the paper: it
-    chooses matrices where we choose rows, it leaves biases alone, and it multiplies, so that a gene which is 0 stays 0;
-    ours count as no smaller than `min_magnitude`.
+    A row lies along the last axis: the outgoing weights of a unit, or a bias vector. The noise of a gene has the
+    standard deviation `strength`, or for a few `super_strength`, times its magnitude. Departures from the paper: it
+    selects matrices instead of rows, does not mutate biases, and multiplies, so that a gene of 0 stays 0; here
+    magnitudes are at least `min_magnitude`.
     """
 
     def mutate(leaf: Array, key: Key) -> Array:
@@ -120,7 +120,7 @@ def iso_line(
     line_std: float | Array = 0.2,
     is_mutable: Callable[[KeyPath], bool] = is_not_normalization,
 ) -> Params:
-    """Move along the line to another individual, and a little in all directions (Vassiliades & Mouret, 2018, eq. 1)."""
+    """Move along the line to another individual, plus isotropic noise (Vassiliades & Mouret, 2018, eq. 1)."""
     line_key, iso_key = jax.random.split(key)
     num_individuals = jax.tree.leaves(params)[0].shape[0]
     steps = line_std * jax.random.normal(line_key, (num_individuals,))
@@ -135,7 +135,7 @@ def iso_line(
 def _map_mutable(
     mutate: Callable[..., Array], params: Params, key: Key, is_mutable: Callable[[KeyPath], bool], *rest: Params
 ) -> Params:
-    """Call `mutate` with each mutable leaf, a key of its own, and its counterparts in the other trees."""
+    """Call `mutate` with each mutable leaf, its own key, and the same leaf of the other trees."""
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf, *others: mutate(leaf, *others) if is_mutable(path) else leaf,
         params,

@@ -1,7 +1,7 @@
-"""What all evolutionary strategies have in common: `ask` for a population, `tell` how fit it is.
+"""The base of all evolutionary strategies: `ask` for a population, `tell` its fitness.
 
-Fitness is maximized. A fitness that is NaN or infinite counts as worse than all others, is never the best, and is
-counted; no strategy sees it.
+Fitness is maximized. A NaN or infinite fitness ranks below all others, is never the best, and is counted; strategies do
+not see it.
 """
 
 from abc import ABC, abstractmethod
@@ -22,18 +22,19 @@ from rookery.types import (
     Tree,
     as_mappable_key,
     as_one_key,
+    index_tree,
     pytree_field,
     where_tree,
 )
 
 CHUNK_SIZE = 64
-"""How many individuals, or pairs of them, are made at once."""
+"""The number of individuals, or mirrored pairs, made at once."""
 
 
 class ECState(PyTreeData):
-    """What the state of every strategy holds.
+    """The fields that all strategies share.
 
-    `asked` is the population between `ask` and `tell`; `is_valid` tells during `update` who of it had a valid fitness.
+    `asked` is the population between `ask` and `tell`; `is_valid` marks valid fitness during `update`.
     """
 
     key: Key
@@ -49,12 +50,12 @@ class ECState(PyTreeData):
 class EvoOptimizer(PyTreeNode, ABC):
     """A strategy: `population, state = ask(state)`, then `state = tell(state, fitness)`.
 
-    Individuals are trees like the `params` given to `init`; a population is such a tree with the individuals as first
-    axis. Hyper-parameters ride in the state, so that each seed or each island may have its own.
+    Individuals are trees like the `params` passed to `init`; a population is such a tree with the individuals as first
+    axis. Hyper-parameters are part of the state, so each seed or island can have its own.
 
-    With `axis_name` the population is split over the devices of that mesh axis: `ask` gives this device its share,
-    `tell` takes the fitness of the share, and the state is the same on all of them. The fitness of all travels to all;
-    individuals do not. (Strategies whose state is a population keep all of it on every device.)
+    With `axis_name`, the population is split over the devices of that mesh axis: `ask` returns this device's share,
+    `tell` takes the fitness of the share, and the state is the same on all devices. Devices exchange fitness values,
+    not individuals. (Strategies whose state is a population keep all of it on every device.)
     """
 
     population_size: int = pytree_field(static=True)
@@ -64,23 +65,23 @@ class EvoOptimizer(PyTreeNode, ABC):
     def __post_init__(self) -> None:
         check_count("population_size", self.population_size)
 
-    # What a strategy defines.
+    # Strategies define:
 
     @abstractmethod
     def init(self, params: Params, key: Key) -> ECState:
-        """Make the first state, starting the search at `params`."""
+        """Make the initial state, with the search starting at `params`."""
 
     @abstractmethod
     def sample(self, state: Any, key: Key) -> Params:
-        """Make this device's share of the next population."""
+        """Sample this device's share of the next population."""
 
     @abstractmethod
     def update(self, state: Any, fitness: Array, key: Key) -> Any:
-        """Learn from the fitness `[P]` of the whole population, of which `state.asked` is this device's share."""
+        """Update the search with the fitness `[P]` of the whole population; `state.asked` is this device's share."""
 
     @abstractmethod
     def center(self, state: Any) -> Params:
-        """Return the individual that stands for the search: the mean of a distribution, the best of a population."""
+        """Return the individual that represents the search: the mean of a distribution, the best of a population."""
 
     has_best: ClassVar[bool] = True
     """Whether one individual can be the best of all so far; False for several objectives."""
@@ -103,21 +104,21 @@ class EvoOptimizer(PyTreeNode, ABC):
         return None
 
     def report(self, state: Any) -> dict[str, Array]:
-        """Return numbers about the search for the log, like its `step_size`."""
+        """Return metrics of the search, such as its `step_size`."""
         return {}
 
-    # What a user calls.
+    # Users call:
 
     def ask(self, state: Any) -> tuple[Params, Any]:
-        """Return the individuals to evaluate and the state that remembers them."""
+        """Return the individuals to evaluate, and the state to pass to `tell`."""
         key, sample_key = jax.random.split(state.key)
         population = self.sample(state, sample_key)
         return population, state.replace(key=key, asked=population)
 
     def tell(self, state: Any, fitness: Array) -> Any:
-        """Learn from the fitness of the individuals that `ask` returned, in their order."""
+        """Update the search with the fitness of the individuals that `ask` returned, in their order."""
         if state.asked is None:
-            raise InvalidInputError("tell needs the state that ask returned: this one holds no population.")
+            raise InvalidInputError("tell needs the state that ask returned: this one has no population.")
         if fitness.shape != self.fitness_shape:
             raise ShapeError(
                 f"fitness is {list(fitness.shape)}; expected {list(self.fitness_shape)}, {self.fitness_axes}."
@@ -125,10 +126,10 @@ class EvoOptimizer(PyTreeNode, ABC):
         fitness, is_valid = without_invalid(self.gathered(fitness))
         state = self._with_best(state, fitness, is_valid)
         key, update_key = jax.random.split(state.key)
-        # Or XLA would keep what `sample` and `update` have in common: the mean, repeated for the whole population.
+        # Without it XLA keeps a common subexpression of `sample` and `update`: the mean repeated for the population.
         state = jax.lax.optimization_barrier(state)
         state = state.replace(key=key, is_valid=is_valid)
-        # If nobody is valid there is nothing to learn.
+        # Without valid individuals there is nothing to learn.
         updated = jax.lax.cond(jnp.any(is_valid), lambda: self.update(state, fitness, update_key), lambda: state)
         return updated.replace(
             asked=None,
@@ -137,10 +138,10 @@ class EvoOptimizer(PyTreeNode, ABC):
             num_invalid=state.num_invalid + jnp.sum(~is_valid, dtype=jnp.int32),
         )
 
-    # What strategies are written with.
+    # Helpers for strategies:
 
     def common_fields(self, params: Params, key: Key) -> dict[str, Any]:
-        """The fields of the first state that all strategies share."""
+        """Return the initial values of the fields that all strategies share."""
         return {
             "key": as_mappable_key(as_one_key(key)),
             "generation": jnp.zeros((), jnp.int32),
@@ -157,12 +158,12 @@ class EvoOptimizer(PyTreeNode, ABC):
 
     @property
     def fitness_axes(self) -> str:
-        """What that shape means, in words."""
+        """The meaning of that shape, for error messages."""
         return "one value for each individual"
 
     @property
     def group_size(self) -> int:
-        """How many individuals must be on the same device: 2 if they come in pairs."""
+        """The number of individuals that must be on the same device: 2 for mirrored pairs."""
         return 1
 
     @property
@@ -171,18 +172,18 @@ class EvoOptimizer(PyTreeNode, ABC):
 
     @property
     def share_size(self) -> int:
-        """The number of individuals of this device."""
+        """The number of individuals on this device."""
         return self.population_size // self.num_shares
 
     def share(self, tree: Tree) -> Tree:
-        """Return this device's part of something that all devices have for the whole population `[P, ...]`."""
+        """Return this device's share of a tree `[P, ...]` that all devices have."""
         if self.axis_name is None:
             return tree
         start = jax.lax.axis_index(self.axis_name) * self.share_size
         return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, self.share_size), tree)
 
     def gathered(self, tree: Tree) -> Tree:
-        """Return the parts of all devices as one `[P, ...]`."""
+        """Return the shares of all devices as one tree `[P, ...]`."""
         if self.axis_name is None:
             return tree
         return jax.lax.all_gather(tree, self.axis_name, tiled=True)
@@ -190,13 +191,13 @@ class EvoOptimizer(PyTreeNode, ABC):
     def individuals(
         self, make_fn: Callable[[Params], Params], params: Params, key: Key, mirrored: bool = False
     ) -> Params:
-        """Make the share of a population: each individual by `make_fn` of standard normal noise like `params`.
+        """Make this device's share of a population: `make_fn` of standard normal noise like `params` for each.
 
-        Each has a key of its own, so it does not depend on the number of devices. Mirrored, the individuals 2i and
-        2i + 1 are made of opposite noise.
+        Each individual has its own key, so it does not depend on the number of devices. If `mirrored`, the individuals
+        2i and 2i + 1 have opposite noise.
         """
         num_groups = self.share_size // (2 if mirrored else 1)
-        # Some at a time: what is needed to draw a number takes several times the memory of the number.
+        # In chunks: sampling a number needs several times the memory of the number.
         num_chunks = -(-num_groups // CHUNK_SIZE)
         chunk_size = -(-num_groups // num_chunks)
         indexes = jnp.arange(num_chunks * chunk_size, dtype=jnp.int32)
@@ -212,7 +213,7 @@ class EvoOptimizer(PyTreeNode, ABC):
         return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:])[: self.share_size], groups)
 
     def weighted_sum(self, weights: Array, population: Params) -> Params:
-        """Add up the individuals of the whole population, each times its weight of `[P]`."""
+        """Sum the individuals of the whole population, weighted by `weights` `[P]`."""
         own = self.share(weights)
 
         def add(leaf: Array) -> Array:
@@ -222,23 +223,22 @@ class EvoOptimizer(PyTreeNode, ABC):
         return total if self.axis_name is None else jax.lax.psum(total, self.axis_name)
 
     def individual(self, population: Params, index: Array) -> Params:
-        """Return one individual of the whole population, from whichever device has it."""
+        """Return one individual of the whole population, whichever device has it."""
         own_index = index if self.axis_name is None else index - jax.lax.axis_index(self.axis_name) * self.share_size
         is_own = (own_index >= 0) & (own_index < self.share_size)
-        chosen = jax.tree.map(lambda leaf: leaf[jnp.clip(own_index, 0, self.share_size - 1)], population)
+        chosen = index_tree(population, jnp.clip(own_index, 0, self.share_size - 1))
         if self.axis_name is None:
             return chosen
         return jax.lax.psum(where_tree(is_own, chosen, jax.tree.map(jnp.zeros_like, chosen)), self.axis_name)
 
     def _with_best(self, state: Any, fitness: Array, is_valid: Array) -> Any:
-        """Remember the fittest individual so far; of several objectives none is the best."""
+        """Store the fittest individual so far; with several objectives there is no best."""
         if fitness.ndim > 1:
             return state
         candidates = jnp.where(is_valid, fitness, -jnp.inf)
         index = jnp.argmax(candidates)
-        is_better = is_valid[index] & (
-            candidates[index] >= state.best_fitness
-        )  # of equals the later: its search has come further
+        # Ties go to the later individual: its search has advanced further.
+        is_better = is_valid[index] & (candidates[index] >= state.best_fitness)
         return state.replace(
             best_params=where_tree(is_better, self.individual(state.asked, index), state.best_params),
             best_fitness=jnp.where(is_better, candidates[index], state.best_fitness),
@@ -246,7 +246,7 @@ class EvoOptimizer(PyTreeNode, ABC):
 
 
 def normal_like(params: Params, key: Key) -> Params:
-    """Draw standard normal numbers for one individual."""
+    """Sample standard normal noise in the shape of one individual."""
     leaves, structure = jax.tree.flatten(params)
     keys = jax.random.split(key, len(leaves))
     noise = [jax.random.normal(leaf_key, leaf.shape, leaf.dtype) for leaf_key, leaf in zip(keys, leaves, strict=True)]

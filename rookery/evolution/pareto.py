@@ -1,4 +1,4 @@
-"""Many objectives: dominance, fronts, crowding and hypervolume. Every objective is maximized.
+"""Multi-objective tools: dominance, fronts, crowding and hypervolume. All objectives are maximized.
 
 An individual with a NaN or infinite objective is on no front and ranks last.
 """
@@ -12,17 +12,17 @@ from rookery.errors import ShapeError
 
 
 def dominates(first: Float[Array, "*N M"], second: Float[Array, "*N M"]) -> Bool[Array, "*N"]:
-    """Tell whether the first is nowhere worse than the second, and somewhere better."""
+    """Tell whether `first` is at least as good in all objectives and better in one."""
     return jnp.all(first >= second, axis=-1) & jnp.any(first > second, axis=-1)
 
 
 def pareto_front(fitness: Float[Array, "P M"]) -> Bool[Array, " P"]:
-    """Tell who is dominated by nobody."""
+    """Tell which individuals are not dominated by any other."""
     return _is_valid(fitness) & ~jnp.any(_dominance(fitness), axis=0)
 
 
 def non_dominated_ranks(fitness: Float[Array, "P M"]) -> Int[Array, " P"]:
-    """Return the number of each individual's front: 0 if none dominates it, 1 if only those of front 0 do, and so on.
+    """Return the front of each individual: 0 if it is not dominated, 1 if only front 0 dominates it, and so on.
 
     Non-dominated sorting (Deb et al., 2002, section III-A).
     """
@@ -44,9 +44,9 @@ def non_dominated_ranks(fitness: Float[Array, "P M"]) -> Int[Array, " P"]:
 
 
 def crowding_distance(fitness: Float[Array, "P M"], ranks: Int[Array, " P"]) -> Float[Array, " P"]:
-    """Return how much room each has between its neighbors on its front; at the ends of the front it is infinite.
+    """Return the distance between the neighbors of each individual on its front; infinite at the ends of the front.
 
-    Deb et al., 2002, section III-B. Every objective is measured in units of its range on the front.
+    Deb et al., 2002, section III-B. Each objective is scaled by its range on the front.
     """
     fitness = jnp.where(jnp.isfinite(fitness), fitness, 0.0)
 
@@ -66,10 +66,10 @@ def crowding_distance(fitness: Float[Array, "P M"], ranks: Int[Array, " P"]) -> 
 
 
 def hypervolume(fitness: np.ndarray, reference: np.ndarray) -> float:
-    """Return the volume between the reference point `[M]` and the front of the individuals `[P, M]`; on the host.
+    """Return the volume between the reference point `[M]` and the front of `fitness` `[P, M]`; runs on the host.
 
-    Exact, by slicing along the objectives (While et al., 2006). Individuals that are not better than the reference in
-    every objective, or not finite, add nothing.
+    Exact, by slicing along the objectives (While et al., 2006). Individuals that are not finite, or not better than the
+    reference in every objective, do not count.
     """
     points, corner = np.asarray(fitness, np.float64), np.asarray(reference, np.float64)
     if points.ndim != 2 or corner.shape != points.shape[1:]:
@@ -81,7 +81,7 @@ def hypervolume(fitness: np.ndarray, reference: np.ndarray) -> float:
 
 
 def _volume(points: np.ndarray) -> float:
-    """Return the volume of the union of the boxes between the origin and each point, all of them positive."""
+    """Return the volume of the union of the boxes between the origin and each of the positive points."""
     if len(points) == 0:
         return 0.0
     if points.shape[1] == 1:
@@ -94,7 +94,7 @@ def _volume(points: np.ndarray) -> float:
 
 
 def _dominance(fitness: Float[Array, "P M"]) -> Bool[Array, "P P"]:
-    """Tell for every pair whether the first dominates the second, one objective after the other to save memory."""
+    """Tell for every pair whether the first dominates the second; one objective at a time to save memory."""
     num_individuals, num_objectives = fitness.shape
     is_nowhere_worse = jnp.ones((num_individuals, num_individuals), bool)
     is_somewhere_better = jnp.zeros((num_individuals, num_individuals), bool)

@@ -1,6 +1,6 @@
-"""Who becomes a parent: functions that return the indexes of the chosen, and `take`, which fetches them.
+"""Selection of parents: functions that return indexes, and `take`, which returns the individuals.
 
-A NaN or infinite fitness loses to all others here too.
+Individuals with a NaN or infinite fitness rank below all others.
 """
 
 import jax
@@ -9,18 +9,18 @@ from jaxtyping import Array, Float, Int
 
 from rookery.errors import InvalidInputError
 from rookery.evolution.fitness import weights_by_rank
-from rookery.types import Key, Params
+from rookery.types import Key, Params, index_tree
 
 
 def take(population: Params, indexes: Int[Array, " N"]) -> Params:
     """Return the individuals with these indexes."""
-    return jax.tree.map(lambda leaf: leaf[indexes], population)
+    return index_tree(population, indexes)
 
 
 def tournament(
     fitness: Float[Array, " P"], key: Key, num_selected: int, tournament_size: int = 2
 ) -> Int[Array, " num_selected"]:
-    """Choose each by a tournament: the fittest of `tournament_size` individuals, which are drawn with replacement."""
+    """Select each parent by a tournament: the fittest of `tournament_size` individuals sampled with replacement."""
     fitness = _with_invalid_last(fitness)
     entrants = jax.random.randint(key, (num_selected, tournament_size), 0, fitness.shape[0])
     winners = jnp.argmax(fitness[entrants], axis=1)
@@ -28,7 +28,7 @@ def tournament(
 
 
 def elites(fitness: Float[Array, " P"], num_selected: int) -> Int[Array, " num_selected"]:
-    """Choose the fittest, the best of them first; of equals the earlier."""
+    """Select the fittest, best first; ties go to the earlier."""
     if num_selected > fitness.shape[0]:
         raise InvalidInputError(f"num_selected={num_selected}: the population has only {fitness.shape[0]} individuals.")
     fitness = _with_invalid_last(fitness)
@@ -38,7 +38,7 @@ def elites(fitness: Float[Array, " P"], num_selected: int) -> Int[Array, " num_s
 def truncation(
     fitness: Float[Array, " P"], key: Key, num_selected: int, num_parents: int
 ) -> Int[Array, " num_selected"]:
-    """Choose each uniformly among the `num_parents` fittest."""
+    """Select each parent uniformly from the `num_parents` fittest."""
     places = jax.random.randint(key, (num_selected,), 0, num_parents)
     return elites(fitness, num_parents)[places]
 
@@ -46,10 +46,10 @@ def truncation(
 def rank_proportional(
     fitness: Float[Array, " P"], key: Key, num_selected: int, pressure: float | Array = 2.0
 ) -> Int[Array, " num_selected"]:
-    """Choose each with a probability that falls linearly with its rank (Baker, 1985); equals have the same.
+    """Select each parent with a probability linear in its rank (Baker, 1985); ties have equal probabilities.
 
-    The best is chosen `pressure` times as often as the average, the worst `2 - pressure` times: 1 chooses uniformly,
-    2 never chooses the worst.
+    The best is selected `pressure` times as often as the average, the worst `2 - pressure` times: 1 selects uniformly,
+    2 never selects the worst.
     """
     fitness = _with_invalid_last(fitness)
     num_individuals = fitness.shape[0]

@@ -1,4 +1,4 @@
-"""What methods learn with: the parts that several of them share, as free functions."""
+"""Functions that several learning methods share."""
 
 from rookery.learning.running_statistics import RunningStatistics
 

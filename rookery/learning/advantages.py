@@ -1,11 +1,11 @@
-"""Estimates of advantages and returns from trajectories that may span several episodes.
+"""Advantage and return estimators for trajectories that may span several episodes.
 
-All arrays are time-major. `next_values[t]` is the value of the true successor of row `t`: at a truncation that of the
-last observation of the episode, not that of the first of the next one. `dones` marks the last row of each episode and
-`terminations` those of them that ended in a terminal state, whose value is 0 whatever `next_values` says there, NaN
-included. After the last row of the trajectory an estimate bootstraps as at a truncation.
+All arrays are time-major. `next_values[t]` is the value of the true successor of row `t`: at a truncation, the value of
+the last observation of the episode, not of the first observation of the next one. `dones` marks the last row of each
+episode and `terminations` the last rows that reached a terminal state. The value of a terminal state is 0 even if
+`next_values` is NaN there. After the last row of the trajectory, estimates bootstrap as at a truncation.
 
-Gradients flow through the estimates: a loss that takes them as constants applies `jax.lax.stop_gradient`.
+Gradients flow through the estimates: apply `jax.lax.stop_gradient` to use them as constants.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ Scalar = float | int | Float[Array, ""]
 
 
 class VTrace(PyTreeData):
-    """What V-trace gives to an actor-critic: targets for the critic, advantages for the policy gradient."""
+    """The result of V-trace: targets for the critic, advantages for the policy gradient."""
 
     targets: Float[Array, "T *B"]
     advantages: Float[Array, "T *B"]
@@ -62,7 +62,7 @@ def lambda_returns(
     discount: Scalar,
     trace_lambda: Scalar,
 ) -> Float[Array, "T *B"]:
-    """Mix the returns over 1, 2, ... steps with weights that fall by `trace_lambda` (Sutton and Barto, 2018, eq. 12.3).
+    """Average the n-step returns with weights that decay by `trace_lambda` (Sutton and Barto, 2018, eq. 12.3).
 
     `trace_lambda=0` gives the targets of TD(0), 1 the sum of all rewards up to the end of the episode.
     """
@@ -88,9 +88,9 @@ def n_step_returns(
     discount: Scalar,
     num_steps: int,
 ) -> Float[Array, "T *B"]:
-    """Sum the next `num_steps` discounted rewards, and the value of the state they lead to.
+    """Sum the next `num_steps` discounted rewards and the discounted value of the state after them.
 
-    Where the episode or the trajectory ends sooner, the sum ends there.
+    The sum stops early at the end of the episode or of the trajectory.
     """
     check_same_shape(rewards=rewards, next_values=next_values, terminations=terminations, dones=dones)
     _check_scalars(discount=discount)
@@ -117,12 +117,12 @@ def vtrace(
     max_trace_ratio: Scalar = 1.0,
     max_policy_ratio: Scalar = 1.0,
 ) -> VTrace:
-    """Correct for experience of another policy by truncated importance ratios (Espeholt et al., 2018, eq. 1).
+    """Correct off-policy experience by truncated importance ratios (V-trace; Espeholt et al., 2018, eq. 1).
 
     `log_ratios` is log pi(a|x) of the learned policy minus log mu(a|x) of the policy that acted. `max_target_ratio`
-    is the paper's rho-bar, which decides the policy whose value is learned; `max_trace_ratio` is its c-bar, which
-    decides how fast; `max_policy_ratio` truncates the ratio of the policy gradient. `trace_lambda` is that of the
-    paper's remark 2; with all ratios 1 the targets are the `lambda_returns`.
+    is rho-bar in the paper, which determines the policy whose value is learned. `max_trace_ratio` is c-bar, which
+    determines the speed of learning. `max_policy_ratio` truncates the ratio of the policy gradient. `trace_lambda` is
+    defined in remark 2 of the paper; if all ratios are 1, the targets are the `lambda_returns`.
     """
     check_same_shape(
         log_ratios=log_ratios,
@@ -157,7 +157,7 @@ def vtrace(
 
 
 def _zero_where(mask: Shaped[Array, "*B"], array: Float[Array, "*B"]) -> Float[Array, "*B"]:
-    """Blank out by selection: a product with 0 would keep NaN and infinity."""
+    """Set to 0 by selection: a product with 0 would keep NaN and infinity."""
     return jnp.where(mask.astype(bool), 0.0, array)
 
 

@@ -1,4 +1,4 @@
-"""A count that outlasts any run: an int32 of env steps overflows at 2.1e9, which a fast device reaches in an hour."""
+"""A 64-bit counter: an int32 count of env steps overflows at 2.1e9, which a fast device reaches in an hour."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,24 +11,24 @@ BASE = 2**32
 
 
 class Counter(PyTreeData):
-    """A whole number from 0 to 2^64 - 1, kept as `high * 2^32 + low`: JAX has no 64-bit integers by default."""
+    """A whole number from 0 to 2^64 - 1, stored as `high * 2^32 + low`: JAX has no 64-bit integers by default."""
 
     low: UInt32[Array, "..."]
     high: UInt32[Array, "..."]
 
     @staticmethod
     def zero() -> "Counter":
-        """Make a counter that stands at 0."""
+        """Make a counter at 0."""
         return Counter.of(0)
 
     @staticmethod
     def of(number: int) -> "Counter":
-        """Make a counter that stands at this number."""
+        """Make a counter at `number`."""
         high, low = divmod(number, BASE)
         return Counter(low=jnp.asarray(np.uint32(low)), high=jnp.asarray(np.uint32(high)))
 
     def add(self, increment: int | np.integer | Integer[Array, ""]) -> "Counter":
-        """Return the counter advanced by a number from 0 to 2^32 - 1."""
+        """Return the counter increased by a number from 0 to 2^32 - 1."""
         if isinstance(increment, (int, np.integer)):
             if not 0 <= increment < BASE:
                 raise InvalidInputError(f"increment={increment} must be at least 0 and less than 2^32.")
@@ -41,7 +41,7 @@ class Counter(PyTreeData):
         return self.replace(low=low, high=self.high + carry)
 
     def is_below(self, other: "Counter") -> Bool[Array, "..."]:
-        """Tell where this count is less than another."""
+        """Tell whether this count is less than `other`."""
         return (self.high < other.high) | ((self.high == other.high) & (self.low < other.low))
 
     def as_float(self) -> Float[Array, "..."]:
@@ -52,6 +52,6 @@ class Counter(PyTreeData):
         return int(self.high) * BASE + int(self.low)
 
     def to_ints(self) -> list[int]:
-        """Return the exact numbers of an array of counters, one for each."""
+        """Return the exact numbers of an array of counters."""
         high, low = np.asarray(self.high).tolist(), np.asarray(self.low).tolist()
         return [high_part * BASE + low_part for high_part, low_part in zip(high, low, strict=True)]

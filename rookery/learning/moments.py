@@ -1,7 +1,7 @@
-"""Means and variances of samples of which some may be ignored: loss averages, advantage standardization, diagnostics.
+"""Weighted means and variances: averages of losses, standardization of advantages, diagnostics.
 
-Weights are 1 for a sample that counts and 0 for one to be ignored, even if it is NaN; other weights count as
-repetitions. All variances are those of the population.
+Samples with weight 0 are ignored, even if they are NaN; a weight of 2 counts a sample twice. All variances are
+population variances.
 """
 
 import jax
@@ -17,10 +17,10 @@ MIN_STD = 1e-8
 def weighted_mean(
     values: Float[Array, "*N"], weights: Shaped[Array, "*N"] | None = None, axis_name: str | None = None
 ) -> Float[Array, ""]:
-    """Average the values that count; 0 where none does.
+    """Return the weighted mean; 0 if all weights are 0.
 
-    Under a mapped device axis, give its name: the mean of the results of all devices is then the average of all values,
-    also where the devices count different numbers of them.
+    `axis_name` is the mapped device axis, if there is one: the mean of the results over devices is then the weighted
+    mean of the values of all devices, even if the devices have different total weights.
     """
     if weights is None:
         return jnp.mean(values)
@@ -40,8 +40,8 @@ def standardize(
 ) -> Float[Array, "*N"]:
     """Center and scale to mean 0 and standard deviation 1; ignored values become 0.
 
-    Equal values, among them a single one, give zeros with zero gradients. Under a mapped device axis, give its name:
-    mean and standard deviation are those of the values of all devices.
+    Equal values, or a single one, give zeros with zero gradients. With `axis_name`, a mapped device axis, mean and
+    standard deviation are taken over all devices.
     """
     deviations, variance = _deviations_and_variance(values, weights, axis_name)
     is_spread = variance > 0.0
@@ -55,9 +55,9 @@ def explained_variance(
     weights: Shaped[Array, "*N"] | None = None,
     axis_name: str | None = None,
 ) -> Float[Array, ""]:
-    """Return the share of the variance of the targets that the predictions account for.
+    """Return the fraction of the variance of the targets that the predictions explain.
 
-    1 for perfect predictions, 0 for a constant, negative for worse than that; NaN where all targets are equal.
+    1 for perfect predictions, 0 for a constant, negative for worse predictions; NaN if all targets are equal.
     """
     check_same_shape(targets=targets, predictions=predictions)
     _, target_variance = _deviations_and_variance(targets, weights, axis_name)
@@ -66,7 +66,7 @@ def explained_variance(
 
 
 def check_same_shape(**arrays: Array) -> None:
-    """Raise unless all arrays have the shape of the first; nothing is broadcast."""
+    """Raise unless all arrays have the shape of the first one; there is no broadcasting."""
     first_name, first = next(iter(arrays.items()))
     for name, array in arrays.items():
         if array.shape != first.shape:
@@ -88,8 +88,8 @@ def _deviations_and_variance(
     def total(array: Array) -> Array:
         return jnp.sum(array) if axis_name is None else jax.lax.psum(jnp.sum(array), axis_name)
 
-    # Taken from the largest value, the deviations of equal values are exactly 0: the mean of the values themselves
-    # is rounded, and would leave deviations that look like a spread.
+    # Relative to the largest value, the deviations of equal values are exactly 0. Their mean is rounded, so deviations
+    # from it would look like a spread.
     largest = jnp.max(jax.lax.stop_gradient(values), where=counts, initial=-jnp.inf)
     if axis_name is not None:
         largest = jax.lax.pmax(largest, axis_name)
@@ -100,5 +100,5 @@ def _deviations_and_variance(
 
 
 def _one_if_zero(number: Float[Array, ""]) -> Float[Array, ""]:
-    """Make a divisor of a sum over nothing."""
+    """Replace 0 by 1, to divide by the weight of an empty sum."""
     return jnp.where(number > 0.0, number, 1.0)

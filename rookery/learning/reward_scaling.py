@@ -1,7 +1,6 @@
-"""Rewards divided by the standard deviation of the discounted return, so that values have the same size everywhere.
+"""Reward scaling: rewards are divided by the running standard deviation of the discounted return.
 
-Engstrom et al., "Implementation matters in deep policy gradients", 2020, section 3: what is divided by is the running
-standard deviation of the discounted sum of an environment's rewards; the rewards are not centered.
+Engstrom et al., "Implementation matters in deep policy gradients", 2020, section 3. Rewards are not centered.
 """
 
 import jax
@@ -13,18 +12,18 @@ from rookery.learning.running_statistics import RunningStatistics
 from rookery.types import PyTreeData
 
 MAX_REWARD = 10.0
-"""Scaled rewards are clipped to this."""
+"""Scaled rewards are clipped to [-MAX_REWARD, MAX_REWARD]."""
 
 
 class RewardScaling(PyTreeData):
-    """The discounted return of the running episode of each environment, and the statistics of all of them."""
+    """The discounted return so far of each environment's episode, and the statistics of all of them."""
 
     returns: Float[Array, " B"]
     statistics: RunningStatistics
 
 
 def init(num_envs: int) -> RewardScaling:
-    """Make the state before the first reward."""
+    """Make the initial state."""
     return RewardScaling(returns=jnp.zeros(num_envs), statistics=running_statistics.init(jnp.zeros(())))
 
 
@@ -36,7 +35,7 @@ def scale(
     weights: Shaped[Array, "T B"] | None = None,
     axis_name: str | None = None,
 ) -> tuple[Float[Array, "T B"], RewardScaling]:
-    """Take the rewards of a trajectory into the statistics, then scale them."""
+    """Add the rewards of a trajectory to the statistics, then scale them."""
 
     def add(so_far: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
         reward, done = row

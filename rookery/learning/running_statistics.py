@@ -1,11 +1,11 @@
-"""Running mean and standard deviation of observation trees, accurate in float32 however long the run.
+"""Running mean and standard deviation of observation trees, accurate in float32 for runs of any length.
 
 Batches are merged by Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-variances", 1979. Sums that grow for the whole run are kept as two floats (Dekker, "A floating-point technique for
-extending the available precision", 1971): counts are exact up to 2^47, and a mean of 1000 keeps its digits beside a
+variances", 1979. Sums over the whole run are stored as two floats (Dekker, "A floating-point technique for
+extending the available precision", 1971): counts are exact up to 2^47, and a mean of 1000 stays accurate with a
 standard deviation of 0.1.
 
-Floating-point leaves are tracked. Integers, booleans and the action mask are passed through unchanged.
+Floating-point leaves are tracked. Integers, booleans and the action mask stay unchanged.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ from jaxtyping import Array, Float, PyTree, Shaped
 from rookery.agent import ACTION_MASK
 from rookery.errors import ShapeError
 from rookery.spaces import Shape, Space
-from rookery.types import PyTreeData, PyTreeDict
+from rookery.types import PyTreeData, PyTreeDict, index_tree
 
 MIN_STD = 1e-6
-"""A feature whose standard deviation is not above this counts as constant: it is centered and not scaled."""
+"""Features with a standard deviation up to this count as constant: they are centered, not scaled."""
 
 
 class TwoFloat(PyTreeData):
-    """A number kept as the sum of two floats: `low` holds what rounding took from `high`."""
+    """A number stored as the sum of two floats: `low` is the rounding error of `high`."""
 
     high: Float[Array, "..."]
     low: Float[Array, "..."]
@@ -37,14 +37,14 @@ class TwoFloat(PyTreeData):
 
 
 class Moments(PyTreeData):
-    """The mean of one leaf of the observations, and the sum of the squared deviations from it."""
+    """Mean and sum of squared deviations of one leaf of the observations."""
 
     mean: TwoFloat
     squared_deviations: TwoFloat
 
 
 class RunningStatistics(PyTreeData):
-    """The statistics of all observations so far: `moments` has one entry for each tracked leaf, named by its path."""
+    """Statistics of all observations so far: `moments` has one entry per tracked leaf, named by its path."""
 
     count: TwoFloat
     moments: PyTreeDict
@@ -56,12 +56,12 @@ class RunningStatistics(PyTreeData):
 
     @property
     def std(self) -> PyTreeDict:
-        """The standard deviation (of the population) that each tracked leaf is scaled by; 1 for constant features."""
+        """The population standard deviation of each tracked leaf; 1 for constant features."""
         return PyTreeDict({name: _std(moments, self.count) for name, moments in self.moments.items()})
 
 
 def init(space_or_example: Space | PyTree) -> RunningStatistics:
-    """Make empty statistics for the observations of a space, or for observations like an example without batch axes."""
+    """Make empty statistics for a space, or for observations like an example without batch axes."""
     example = space_or_example
     if isinstance(space_or_example, Space):
         example = jax.eval_shape(space_or_example.sample, jax.random.key(0))
@@ -80,10 +80,10 @@ def update(
     weights: Shaped[Array, "..."] | None = None,
     axis_name: str | None = None,
 ) -> RunningStatistics:
-    """Take in a batch of observations with any leading axes.
+    """Add a batch of observations with any leading axes.
 
-    `weights` has the leading axes of the batch; where it is 0 the observation is ignored, even if it is NaN. Under a
-    mapped device axis, give its name: every device takes in the batches of all.
+    `weights` has the leading axes of the batch; observations with weight 0 are ignored, even if they are NaN.
+    `axis_name` is the mapped device axis, if there is one: every device adds the batches of all devices.
     """
     leaves = _tracked_leaves(state, batch)
     if not leaves:
@@ -104,7 +104,7 @@ def update(
 
 
 def merge(first: RunningStatistics, second: RunningStatistics) -> RunningStatistics:
-    """Return the statistics of the observations of both."""
+    """Return the statistics of both sets of observations together."""
     count = _add(first.count, second.count)
     share = second.count.value / _one_if_zero(count.value)
 
@@ -122,18 +122,18 @@ def merge(first: RunningStatistics, second: RunningStatistics) -> RunningStatist
 
 
 def merge_over_axis(state: RunningStatistics, axis_name: str) -> RunningStatistics:
-    """Return the statistics of the observations of all devices (or lanes) along a mapped axis, the same on each.
+    """Merge the statistics of all devices along a mapped axis; the result is the same on each device.
 
-    Each must hold observations of its own: a state that all have in common would be counted once for each.
+    The devices must have different observations: shared observations would be counted once per device.
     """
     index, size = jax.lax.axis_index(axis_name), jax.lax.axis_size(axis_name)
 
     def gather(leaf: Array) -> Array:
-        # A sum of slots that one device each has filled: unlike all_gather, shard_map knows it to be replicated.
+        # A sum in which each device fills one slot: unlike all_gather, shard_map knows that the result is replicated.
         return jax.lax.psum(jnp.zeros((size, *leaf.shape), leaf.dtype).at[index].set(leaf), axis_name)
 
     states = jax.tree.map(gather, state)  # [size, ...]
-    first, others = jax.tree.map(lambda leaf: leaf[0], states), jax.tree.map(lambda leaf: leaf[1:], states)
+    first, others = index_tree(states, 0), index_tree(states, slice(1, None))
     merged, _ = jax.lax.scan(lambda total, other: (merge(total, other), None), first, others)
     return merged
 
@@ -149,7 +149,7 @@ def normalize(state: RunningStatistics, obs: PyTree, max_abs: float = 10.0) -> P
 
 
 def denormalize(state: RunningStatistics, normalized_obs: PyTree) -> PyTree:
-    """Undo `normalize`, as far as it did not clip."""
+    """Undo `normalize`, except for clipping."""
 
     def denormalize_leaf(moments: Moments, leaf: Array) -> Array:
         scaled = leaf * _spread(_std(moments, state.count), leaf)
@@ -159,7 +159,7 @@ def denormalize(state: RunningStatistics, normalized_obs: PyTree) -> PyTree:
 
 
 def _moments_of(values: Float[Array, "N ..."], weights: Float[Array, " N"]) -> Moments:
-    """Compute the moments of one batch, by the two-pass algorithm with correction for the rounding of the mean."""
+    """Compute the moments of one batch by the corrected two-pass algorithm."""
     weights = weights.reshape(-1, *(1,) * (values.ndim - 1))
     values = jnp.where(weights > 0.0, values, 0.0)
     total = jnp.sum(weights)
@@ -180,7 +180,7 @@ def _std(moments: Moments, count: TwoFloat) -> Float[Array, "..."]:
 
 
 def _one_if_zero(total: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Make a divisor of the weight of no observations at all."""
+    """Replace 0 by 1, to divide by the weight of an empty batch."""
     return jnp.where(total > 0.0, total, 1.0)
 
 
@@ -214,7 +214,7 @@ def _event_shape(state: RunningStatistics, name: str) -> Shape:
 
 
 def _tracked_leaves(state: RunningStatistics, obs: PyTree) -> dict[str, Array]:
-    """Return the leaves that have moments, by name; raise if one is missing or ends in another shape."""
+    """Return the tracked leaves by name; raise if one is missing or has the wrong shape."""
     given = {_leaf_name(path): jnp.asarray(leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(obs)[0]}
     for name in state.moments:
         if name not in given:
@@ -243,5 +243,5 @@ def _map_tracked(transform: Callable[[Moments, Array], Array], state: RunningSta
 
 
 def _spread(values: Float[Array, "..."], leaf: Array) -> Array:
-    """Repeat the statistics of a leaf over its leading axes."""
+    """Broadcast the statistics of a leaf over its leading axes."""
     return jnp.broadcast_to(values, leaf.shape)

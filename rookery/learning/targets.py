@@ -1,9 +1,9 @@
-"""What value functions are trained towards: returns over several steps, slow copies of parameters, distributions.
+"""Targets for value functions: n-step returns, target parameters, distributional targets.
 
 Windows of replayed rows are time-major, `[L, N, ...]`, and may span several episodes. `dones` marks the last row of
-each episode and `terminations` those of them that ended in a terminal state, whose value is 0.
+each episode and `terminations` the last rows that reached a terminal state, whose value is 0.
 
-Gradients flow through everything here: a loss that takes its targets as constants applies `jax.lax.stop_gradient`.
+Gradients flow through all functions: apply `jax.lax.stop_gradient` to use a target as a constant.
 """
 
 import jax
@@ -18,7 +18,7 @@ Scalar = float | int | Float[Array, ""]
 
 
 class NStep(PyTreeData):
-    """Targets but for the bootstrap: `returns[t] + discounts[t] * value of the true successor of row last[t]`.
+    """Parts of a target: `returns[t] + discounts[t] * value of the true successor of row last[t]`.
 
     Where `discounts` is 0 that value may be NaN, which a product would keep: select with `jnp.where`.
     """
@@ -37,9 +37,9 @@ def n_step(
 ) -> NStep:
     """Sum the discounted rewards of `num_steps` rows, or up to and including the first done among them.
 
-    The result has a row for each of the first `T = L - num_steps + 1` rows of the window, those with enough rows to
-    come. `last` is the row whose true successor the target bootstraps from (see `take_rows`), and `discounts` the
-    factor of its value: a power of `discount`, 0 after a termination, also one that is a truncation as well.
+    The result has a row for each of the first `T = L - num_steps + 1` rows of the window. `last` is the row from whose
+    true successor the target bootstraps (see `take_rows`). `discounts` is the factor of its value: a power of
+    `discount`, or 0 after a termination, even if the row is also truncated.
     """
     check_same_shape(rewards=rewards, terminations=terminations, dones=dones)
     _check_rank(2, rewards=rewards)
@@ -49,7 +49,7 @@ def n_step(
     if num_rows < 1:
         raise ShapeError(
             f"rewards has {rewards.shape[0]} rows, too few for num_steps={num_steps}: "
-            f"use windows of at least {num_steps} rows, or fewer steps."
+            f"use windows of at least {num_steps} rows or a smaller num_steps."
         )
     goes_on = ~dones.astype(bool)
     successor_counts = jnp.where(terminations.astype(bool), 0.0, jnp.ones_like(rewards))
@@ -69,7 +69,7 @@ def n_step(
 
 
 def take_rows(tree: Tree, rows: Int[Array, "T N"]) -> Tree:
-    """Take from leaves `[L, N, ...]` another row for each `n`: element `[t, n]` of the result is `[rows[t, n], n]`."""
+    """Take different rows of leaves `[L, N, ...]` for each `n`: element `[t, n]` of the result is `[rows[t, n], n]`."""
     _check_rank(2, rows=rows)
 
     def take(path: jax.tree_util.KeyPath, leaf: Array) -> Array:
@@ -86,9 +86,9 @@ def take_rows(tree: Tree, rows: Int[Array, "T N"]) -> Tree:
 
 
 def polyak(targets: Tree, params: Tree, rate: Scalar) -> Tree:
-    """Move target parameters towards the trained ones by the share `rate` (Polyak averaging; Lillicrap et al., 2016).
+    """Move target parameters towards the trained ones by the fraction `rate` (soft update; Lillicrap et al., 2016).
 
-    1 copies and 0 keeps every bit, so that `jnp.where(is_due, 1.0, 0.0)` is the periodic update of DQN.
+    Rates 1 and 0 copy and keep the targets exactly, so `jnp.where(is_due, 1.0, 0.0)` is the hard update of DQN.
     """
     _check_rank(0, rate=rate)
 
@@ -117,9 +117,9 @@ def categorical_projection(
 ) -> Float[Array, "N K"]:
     """Project distributions onto fixed atoms (Bellemare et al., 2017, algorithm 1).
 
-    Each probability belongs to the value beside it in `support_of_targets`, and is shared between the two atoms
-    around that value in proportion to its nearness; beyond the first or last atom all of it goes to that one. The
-    atoms must rise in equal steps.
+    Each probability belongs to the value at the same position of `support_of_targets`. It is split between the two
+    nearest atoms in proportion to their proximity; values outside the range go to the first or last atom. The atoms
+    must be equally spaced and ascending.
     """
     check_same_shape(probabilities=probabilities, support_of_targets=support_of_targets)
     _check_rank(2, probabilities=probabilities)
@@ -129,12 +129,12 @@ def categorical_projection(
             f"atoms has shape {list(atoms.shape)} for probabilities of shape {list(probabilities.shape)}; "
             "expected [K] for [N, K], with K of at least 2."
         )
-    # Clipped as positions 0 to K - 1 and not as values: rounding in the division cannot push them out again.
+    # Clip positions, not values: rounding in the division cannot move positions out of range afterwards.
     spacing = (atoms[-1] - atoms[0]) / (num_atoms - 1)
     positions = jnp.clip((support_of_targets - atoms[0]) / spacing, 0.0, num_atoms - 1.0)
     distances = jnp.abs(positions[:, :, None] - jnp.arange(num_atoms, dtype=positions.dtype)[None, None, :])
     shares = jnp.maximum(1.0 - distances, 0.0)  # [N, K of targets, K of atoms]
-    # Accelerators would round the factors to fewer bits, and lose mass.
+    # The default precision of accelerators would lose probability mass.
     return jnp.einsum("nj,njk->nk", probabilities, shares, precision=jax.lax.Precision.HIGHEST)
 
 

@@ -1,8 +1,7 @@
-"""Gradient steps whose learning rate and clipping are traced values: they ride in the state, not in the optimizer."""
+"""Gradient steps with traced learning rates and clipping: they are part of the state, not of the optimizer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +11,15 @@ from jaxtyping import Array, Float
 
 from rookery.compilation import relaxed_promotion
 from rookery.errors import unknown_name
-from rookery.types import Params
+from rookery.types import Params, PyTree, index_tree
 
-OptimizerState = Any
-"""What optax keeps for the chosen rule."""
+OptimizerState = PyTree
+"""The state of the optax update rule."""
 
 Scalar = Float[Array, ""] | float
 
 EPSILON = 1e-5
-"""Of both rules: with it the published results of PPO and A2C were made, rather than with 1e-8."""
+"""For both rules: the published results of PPO and A2C use it instead of 1e-8."""
 
 RULES = {
     "adam": optax.scale_by_adam(eps=EPSILON),
@@ -32,7 +31,7 @@ RULES = {
 class Optimizer:
     """Adam or RMSProp with clipping by the global norm; static, compared by name.
 
-    All parameters are updated as one vector, which on CPU costs less than a leaf at a time.
+    All parameters are updated as one vector, which is faster on CPU than leaf by leaf.
     """
 
     name: str = "adam"
@@ -42,7 +41,7 @@ class Optimizer:
             raise unknown_name("optimizer", self.name, RULES)
 
     def init(self, params: Params) -> OptimizerState:
-        """Make the state before the first step."""
+        """Make the initial state."""
         vector, _ = ravel_pytree(params)
         return RULES[self.name].init(vector)
 
@@ -54,9 +53,9 @@ class Optimizer:
         learning_rate: Scalar,
         max_grad_norm: Scalar | None = None,
     ) -> tuple[Params, OptimizerState, Float[Array, ""]]:
-        """Descend by one step; return the parameters, the state, and the norm of the gradients before clipping.
+        """Apply one gradient step; return the parameters, the state, and the norm of the gradients before clipping.
 
-        Gradients of a norm above `max_grad_norm` are scaled down to it; None leaves them as they are.
+        Gradients with a norm above `max_grad_norm` are scaled down to it; None disables clipping.
         """
         vector, as_tree = ravel_pytree(gradients)
         norm = jnp.linalg.norm(vector)
@@ -69,11 +68,11 @@ class Optimizer:
 
 
 ROWS_PER_CHUNK = 2048
-"""With about so many samples at a time, the activations of small networks stay in the cache of a CPU core."""
+"""Chunks of about this size keep the activations of small networks in the cache of a CPU core."""
 
 
 def num_chunks_for(num_samples: int) -> int:
-    """Return into how many equal chunks so many samples are best cut on this machine."""
+    """Return the best number of equal chunks for `num_samples` samples on this machine."""
     if jax.default_backend() != "cpu":
         return 1
     most = max(1, num_samples // ROWS_PER_CHUNK)
@@ -81,21 +80,24 @@ def num_chunks_for(num_samples: int) -> int:
 
 
 def gradients_in_chunks(
-    loss_fn: Callable[[Params, Any], tuple[Float[Array, ""], Any]], params: Params, samples: Any, num_chunks: int
-) -> tuple[Params, Any]:
-    """Return the gradients of a loss and what it reports beside it, computed on one chunk of the samples at a time.
+    loss_fn: Callable[[Params, PyTree], tuple[Float[Array, ""], PyTree]],
+    params: Params,
+    samples: PyTree,
+    num_chunks: int,
+) -> tuple[Params, PyTree]:
+    """Return the gradients of a loss and its auxiliary output, computed on one chunk of the samples at a time.
 
-    With several chunks the loss and its report must be means over samples `[N]`, which are then those of all samples.
+    With several chunks, the loss and its auxiliary output must be means over samples `[N]`.
     """
     gradients_of = jax.grad(loss_fn, has_aux=True)
     if num_chunks == 1:
         return gradients_of(params, samples)
     chunks = jax.tree.map(lambda leaf: leaf.reshape(num_chunks, -1, *leaf.shape[1:]), samples)
 
-    def add_chunk(total: Any, chunk: Any) -> tuple[Any, None]:
+    def add_chunk(total: PyTree, chunk: PyTree) -> tuple[PyTree, None]:
         return jax.tree.map(jnp.add, total, gradients_of(params, chunk)), None
 
-    first = jax.tree.map(lambda leaf: leaf[0], chunks)
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(gradients_of, params, first))
+    shapes = jax.eval_shape(gradients_of, params, index_tree(chunks, 0))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     total, _ = jax.lax.scan(add_chunk, zeros, chunks)
     return jax.tree.map(lambda leaf: leaf / num_chunks, total)

@@ -1,6 +1,6 @@
-"""Compiled experience: agents act in vectorised environments without touching the host.
+"""Rollouts on the device: agents act in vectorized environments inside compiled programs.
 
-Every function can be jitted, and vmapped over agent states.
+All functions can be jitted and vmapped over agent states.
 """
 
 from rookery.learning.experience import Experience

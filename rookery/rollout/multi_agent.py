@@ -1,7 +1,7 @@
-"""Rollouts of many agents: the agents of a policy act together, the policies as one joint action function.
+"""Rollouts of several agents. Agents that share a policy are batched; all policies form one joint action function.
 
-`joint_action_fn` turns several policies into something that acts like a single agent whose observations, actions,
-state and memory are dicts, so every rollout and `Evaluator` take it.
+`joint_action_fn` combines several policies into one action function whose observations, actions, state and carry are
+dicts, so all rollouts and `Evaluator` accept it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from rookery.agent import AgentState, Carry
 from rookery.envs import EnvState
 from rookery.errors import InvalidInputError, ShapeError
-from rookery.rollout.single_agent import ActionFn, EnvFn, has_memory, recurrent_rollout
+from rookery.rollout.single_agent import ActionFn, EnvFn, is_recurrent, recurrent_rollout
 from rookery.sample_batch import MultiAgentBatch, SampleBatch
 from rookery.types import Array, Key, PyTreeDict
 
@@ -50,7 +50,7 @@ def recurrent_multi_agent_rollout(
     rollout_length: int,
     env_extra_fields: tuple[str, ...] = (),
 ) -> tuple[MultiAgentBatch, EnvState, PyTreeDict]:
-    """`multi_agent_rollout` with recurrent policies; `carries` has an entry `[A * B, ...]` for each of these."""
+    """`multi_agent_rollout` with recurrent policies; `carries` has an entry `[A * B, ...]` for each of them."""
     _check_names("policies with a state", agent_states, "policies with an action function", action_fns)
     trajectory, env_state, carries = recurrent_rollout(
         env_fn,
@@ -66,13 +66,13 @@ def recurrent_multi_agent_rollout(
 
 
 def joint_action_fn(action_fns: Mapping[str, ActionFn], policy_mapping: PolicyMapping) -> ActionFn:
-    """Make one action function of one per policy; agent states, memories and extras become dicts over the policies."""
+    """Combine one action function per policy; agent states, carries and extras become dicts over policies."""
     _check_names("policies of policy_mapping", policy_mapping.values(), "policies with an action function", action_fns)
     return _JointActionFn(tuple(sorted(action_fns.items())), tuple(policy_mapping.items()))
 
 
 def agents_of(policy: str, policy_mapping: PolicyMapping) -> list[str]:
-    """The agents that share a policy, sorted: the order in which they lie on the batch axis."""
+    """Return the agents that share a policy in the order in which they lie on the batch axis: sorted."""
     return sorted(agent for agent, its_policy in policy_mapping.items() if its_policy == policy)
 
 
@@ -105,7 +105,7 @@ def split_by_policy(trajectory: SampleBatch, policy_mapping: PolicyMapping) -> M
 
 @dataclass(frozen=True)
 class _JointActionFn:
-    """Hashable, so that the compiled rollout is found again."""
+    """A hashable action function, so that JAX finds the compiled rollout again."""
 
     action_fns: tuple[tuple[str, ActionFn], ...]
     policy_mapping: tuple[tuple[str, str], ...]
@@ -121,7 +121,7 @@ class _JointActionFn:
             agents = agents_of(policy, mapping)
             carry = inputs.carry[policy] if inputs.carry else ()
             policy_inputs = PyTreeDict(carry=carry)
-            if has_memory(carry):
+            if is_recurrent(carry):
                 policy_inputs.episode_start = _join([inputs.episode_start] * len(agents), axis=0)
             batch = SampleBatch(
                 obs=_join([sample_batch.obs[agent] for agent in agents], axis=0),
@@ -131,7 +131,7 @@ class _JointActionFn:
             policy_extras = PyTreeDict(policy_extras)
             carries[policy] = policy_extras.pop("carry", carry)
             extras[policy] = policy_extras
-            actions |= dict(zip(agents, _cut(policy_actions, len(agents)), strict=True))
+            actions |= dict(zip(agents, _split(policy_actions, len(agents)), strict=True))
         if inputs.carry:
             extras["carry"] = carries
         return actions, extras
@@ -141,26 +141,26 @@ def _check_names(what: str, given: Iterable[str], of_what: str, expected: Iterab
     given, expected = set(given), set(expected)
     if given != expected:
         raise InvalidInputError(
-            f"the {what} must be the {of_what}: "
-            f"missing {sorted(expected - given)}, too many {sorted(given - expected)}."
+            f"the {what} must equal the {of_what}: "
+            f"missing {sorted(expected - given)}, unknown {sorted(given - expected)}."
         )
 
 
 def _num_env_steps(trajectory: SampleBatch) -> Array:
-    """Count the steps that were played: the dead steps of `ENVPOOL` mode are none."""
+    """Count the env steps without the dead rows of `ENVPOOL` mode."""
     dead = trajectory.extras.env_extras.get("autoreset", jnp.zeros_like(trajectory.dones))
     return jnp.sum(dead == 0, dtype=jnp.int32)
 
 
 def _of_agent(shared_or_per_agent: Any, agent: str, policy_mapping: PolicyMapping) -> Any:
-    """Values keyed by agent give the agent's own; anything else belongs to the env and is everybody's."""
+    """Return the agent's entry of values keyed by agent; other values belong to the env and are shared."""
     if isinstance(shared_or_per_agent, Mapping) and set(shared_or_per_agent) == set(policy_mapping):
         return shared_or_per_agent[agent]
     return shared_or_per_agent
 
 
 def _join(parts: list[Any], axis: int) -> Any:
-    """Lay the agents' values side by side on the batch axis."""
+    """Concatenate the values of several agents on the batch axis."""
 
     def concatenate(*arrays: Array) -> Array:
         try:
@@ -172,7 +172,7 @@ def _join(parts: list[Any], axis: int) -> Any:
     return jax.tree.map(concatenate, *parts)
 
 
-def _cut(joined: Any, num_parts: int) -> list[Any]:
+def _split(joined: Any, num_parts: int) -> list[Any]:
     """Undo `_join` along the first axis."""
     leaves, structure = jax.tree.flatten(joined)
     pieces = [jnp.split(leaf, num_parts) for leaf in leaves]

@@ -1,6 +1,6 @@
 """Rollouts of one agent: trajectories for training, returns for evaluation.
 
-The recurrent forms carry the memory of the agent along; the plain ones are the same with nothing to carry.
+The recurrent functions pass the carry of the agent from step to step; the others are the same with an empty carry.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ from rookery.envs import EnvState
 from rookery.errors import InvalidInputError, check_count
 from rookery.metrics import EvaluateMetric
 from rookery.sample_batch import SampleBatch
-from rookery.types import Array, Key, PyTreeDict, as_one_key
+from rookery.types import Action, Array, Key, PyTreeDict, as_one_key
 
-EnvFn = Callable[[EnvState, Any], EnvState]
-ActionFn = Callable[[AgentState, SampleBatch, Key], tuple[Any, PyTreeDict]]
+EnvFn = Callable[[EnvState, Action], EnvState]
+ActionFn = Callable[[AgentState, SampleBatch, Key], tuple[Action, PyTreeDict]]
 
 
 def rollout(
@@ -33,8 +33,8 @@ def rollout(
 ) -> tuple[SampleBatch, EnvState]:
     """Act for `rollout_length` steps; return the trajectory `[T, B, ...]` and the last env state.
 
-    `next_obs` is what the env returned, so under autoreset it may belong to the next episode. The named fields of
-    `info` land in `extras.env_extras`; names the env does not have are skipped.
+    `next_obs` is the observation that the env returned: under autoreset it may belong to the next episode. The fields
+    `env_extra_fields` of `info` are stored in `extras.env_extras`, if the env has them.
     """
     trajectory, env_state, _ = recurrent_rollout(
         env_fn, action_fn, env_state, agent_state, (), key, rollout_length, env_extra_fields
@@ -52,10 +52,10 @@ def recurrent_rollout(
     rollout_length: int,
     env_extra_fields: tuple[str, ...] = (),
 ) -> tuple[SampleBatch, EnvState, Carry]:
-    """`rollout` of a recurrent agent; `carry` is its memory before the first step, handed back after the last.
+    """`rollout` of a recurrent agent; takes the carry before the first step and returns the one after the last.
 
-    `extras.policy_extras.episode_start` says at which steps the agent cleared its memory before acting: together with
-    the first `carry` that is all it takes to replay the trajectory.
+    `extras.policy_extras.episode_start` is 1 at the steps where the agent reset its carry before acting. Together with
+    the first `carry`, this is enough to replay the trajectory.
     """
     check_count("rollout_length", rollout_length)
     if isinstance(env_extra_fields, str):
@@ -83,7 +83,7 @@ def _rollout(
         step_key = jax.random.fold_in(key, index)
         actions, policy_extras, next_carry = act(action_fn, agent_state, env_state, carry, step_key)
         next_env_state = env_fn(env_state, actions)
-        if has_memory(carry):
+        if is_recurrent(carry):
             policy_extras = policy_extras.replace(episode_start=env_state.info.episode_start)
         env_extras = {name: next_env_state.info[name] for name in env_extra_fields if name in next_env_state.info}
         transition = SampleBatch(
@@ -96,7 +96,7 @@ def _rollout(
         return (next_env_state, next_carry), transition
 
     (env_state, carry), trajectory = jax.lax.scan(step, (env_state, carry), jnp.arange(rollout_length))
-    # The next observation of a row is the observation of the row below: copied once, not written in the loop.
+    # The next observation of a row is the observation of the next row: copied once instead of stored in the loop.
     next_obs = jax.tree.map(lambda obs, last: jnp.concatenate([obs[1:], last[None]]), trajectory.obs, env_state.obs)
     return trajectory.replace(next_obs=next_obs), env_state, carry
 
@@ -109,10 +109,10 @@ def eval_rollout_episode(
     key: Key,
     rollout_length: int,
 ) -> tuple[SampleBatch, EnvState]:
-    """Act until every env has ended its episode; return `rewards` and `dones`, `[T, B]`, and the last env state.
+    """Act until every env is done; return `rewards` and `dones`, `[T, B]`, and the last env state.
 
-    After the end of its episode an env has reward 0 and done 1. Once every env is done, the env step is no longer
-    computed. An env that is done in `env_state` counts as ended.
+    After the end of its episode an env has reward 0 and done 1. Once every env is done, env steps are not computed any
+    more. An env that is done in `env_state` plays no step.
     """
     trajectory, env_state, _ = recurrent_eval_rollout_episode(
         env_fn, action_fn, env_state, agent_state, (), key, rollout_length
@@ -174,10 +174,10 @@ def fast_eval_rollout_episode(
     rollout_length: int,
     discount: float = 1.0,
 ) -> tuple[EvaluateMetric, EnvState]:
-    """Act until every env has ended its episode or `rollout_length` is reached; return returns and lengths only, `[B]`.
+    """Act until every env is done or `rollout_length` is reached; return only returns and lengths, `[B]`.
 
-    Nothing after the first done of an env counts, so the result is also right for an autoresetting env. An env that
-    is done in `env_state` counts as ended: return 0, length 0.
+    Steps after the first done of an env do not count, so the env may reset itself. An env that is done in `env_state`
+    has return 0 and length 0.
     """
     metrics, env_state, _ = recurrent_fast_eval_rollout_episode(
         env_fn, action_fn, env_state, agent_state, (), key, rollout_length, discount
@@ -213,7 +213,7 @@ def _fast_eval_rollout(
     rollout_length: int,
     discount: Array,
 ) -> tuple[EvaluateMetric, EnvState, Carry]:
-    def somebody_plays(state: tuple) -> Array:
+    def is_unfinished(state: tuple) -> Array:
         num_steps, _, _, ended, *_ = state
         return (num_steps < rollout_length) & any_true(~ended)
 
@@ -238,16 +238,16 @@ def _fast_eval_rollout(
         jnp.zeros(env_state.done.shape, jnp.int32),
         jnp.ones((), jnp.float32),
     )
-    _, env_state, carry, _, returns, lengths, _ = jax.lax.while_loop(somebody_plays, step, start)
+    _, env_state, carry, _, returns, lengths, _ = jax.lax.while_loop(is_unfinished, step, start)
     return EvaluateMetric(episode_returns=returns, episode_lengths=lengths), env_state, carry
 
 
 def act(
     action_fn: ActionFn, agent_state: AgentState, env_state: EnvState, carry: Carry, key: Key
-) -> tuple[Any, PyTreeDict, Carry]:
-    """Ask the agent for actions, handing it its memory; return actions, extras without the memory, and the memory."""
+) -> tuple[Action, PyTreeDict, Carry]:
+    """Compute actions from the observations and the carry; return actions, extras without carry, and the carry."""
     policy_extras = PyTreeDict(carry=carry)
-    if has_memory(carry):
+    if is_recurrent(carry):
         if "episode_start" not in env_state.info:
             raise InvalidInputError(
                 "a recurrent agent needs info.episode_start to know where episodes begin: build the environment with "
@@ -260,6 +260,6 @@ def act(
     return actions, policy_extras, policy_extras.pop("carry", carry)
 
 
-def has_memory(carry: Carry) -> bool:
-    """Tell whether there is anything to carry."""
+def is_recurrent(carry: Carry) -> bool:
+    """Tell whether the carry has any arrays."""
     return bool(jax.tree.leaves(carry))

@@ -1,6 +1,4 @@
-"""A source of experience that is compiled into the training program: an agent acting in environments on the device."""
-
-from typing import Any
+"""Experience from environments on the device, collected inside the training program."""
 
 from rookery.agent import Agent, AgentState, Carry
 from rookery.envs import EnvState, VectorWrapper
@@ -9,24 +7,23 @@ from rookery.metrics import Mean
 from rookery.rollout.single_agent import recurrent_rollout
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
-from rookery.types import Key, PyTreeData, PyTreeDict, PyTreeNode, pytree_field
+from rookery.types import Action, Key, PyTreeData, PyTreeDict, PyTreeNode, pytree_field
 
 TRAINING_FIELDS = ("termination", "truncation", "autoreset", "ori_obs", "steps", "episode_return")
-"""The entries of `info` that training looks at."""
+"""The entries of `info` that training uses."""
 
 
 class RolloutState(PyTreeData):
-    """Where the environments are, and what the agent remembers of their episodes; all leaves lead with `[B]`."""
+    """State of the environments and carry of the agent; all leaves start with axis `[B]`."""
 
     env_state: EnvState
     carry: Carry
 
 
 class RolloutSource(PyTreeNode):
-    """Acts for `rollout_length` steps in `env` whenever it is asked, and goes on from there the next time.
+    """Collects trajectories of `rollout_length` steps from `env`; each continues the previous one.
 
-    A source has `num_envs`, `obs_space`, `action_space`, `init` and `collect`; what it keeps in between is a state that
-    the workflow carries.
+    The caller holds the state between two calls of `collect`.
     """
 
     env: VectorWrapper = pytree_field(static=True)
@@ -46,14 +43,14 @@ class RolloutSource(PyTreeNode):
         return self.env.action_space
 
     def init(self, keys: Key) -> RolloutState:
-        """Start all environments, with one key each."""
+        """Reset all environments, with one key each."""
         return RolloutState(env_state=self.env.reset(keys), carry=self.agent.initial_carry(self.env.batch_shape))
 
     def collect(self, agent_state: AgentState, state: RolloutState, key: Key) -> tuple[Experience, RolloutState]:
-        """Gather the next trajectory.
+        """Collect the next trajectory.
 
-        With a recurrent agent, `policy_extras.next_carry` is its memory after each step: what it takes to value a
-        successor that the trajectory does not show.
+        For a recurrent agent, `policy_extras.next_carry` is the carry after each step. It is needed for the value of
+        a successor that is not a row of the trajectory.
         """
         trajectory, env_state, carry = recurrent_rollout(
             self.env.step,
@@ -70,7 +67,7 @@ class RolloutSource(PyTreeNode):
         )
         return experience, RolloutState(env_state=env_state, carry=carry)
 
-    def _act(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
+    def _act(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Action, PyTreeDict]:
         actions, policy_extras = self.agent.compute_actions(agent_state, sample_batch, key)
         if "carry" in policy_extras:
             policy_extras = policy_extras.replace(next_carry=policy_extras.carry)
@@ -78,11 +75,11 @@ class RolloutSource(PyTreeNode):
 
 
 def _metrics_of_episodes(trajectory: SampleBatch) -> dict[str, Mean]:
-    """Return and length of the episodes that ended in a trajectory."""
+    """Compute return and length of the episodes that ended in a trajectory."""
     ended, info = trajectory.dones, trajectory.extras.env_extras
     return episode_metrics(Mean.where(ended, info.episode_return), Mean.where(ended, info.steps))
 
 
 def episode_metrics(returns: Mean, lengths: Mean) -> dict[str, Mean]:
-    """Name what a source reports of the episodes that ended."""
+    """Name the metrics of ended episodes."""
     return {"rollout/ep_rew_mean": returns, "rollout/ep_len_mean": lengths}

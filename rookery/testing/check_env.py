@@ -1,6 +1,6 @@
 """A plain verdict on an environment: does it keep the promises that rollouts, wrappers and agents rely on?
 
-`check_env` takes an `Env` of Rookery, single or vectorised, or a Gymnasium env; `check_env_by_name` takes the name of
+`check_env` takes an `Env` of Rookery, single or vectorized, or a Gymnasium env; `check_env_by_name` takes the name of
 one. In a test: `report = check_env(env); assert report.passed, report`.
 """
 
@@ -408,7 +408,7 @@ DEVICE_RULES = (
 """The rules for a single env, in the order they are checked."""
 
 VECTOR_RULES = (*DEVICE_RULES, Rule("one key or one per env", check_one_key_or_many))
-"""The rules for a vectorised env."""
+"""The rules for a vectorized env."""
 
 
 def _number_problem(value: Any, shape: Shape) -> str | None:

@@ -59,7 +59,7 @@ COLOR_CODES = re.compile(r"\x1b\[[0-9;]*m")
 def check_gymnasium_env(env: Any, name: str | None = None, show_fn: ShowFn | None = None) -> CheckReport:
     """Check a Gymnasium env against every rule; it is reset and stepped, and left open."""
     if isinstance(env, gymnasium.vector.VectorEnv):
-        raise InvalidInputError(f"{type(env).__name__} is a vectorised Gymnasium env: check one of its single envs.")
+        raise InvalidInputError(f"{type(env).__name__} is a vectorized Gymnasium env: check one of its single envs.")
     if not isinstance(env, gymnasium.Env):
         raise InvalidInputError(f"expected an Env of Rookery or a gymnasium.Env, got {type(env).__name__}.")
     checks = itertools.chain(own_checks(env), run_checks(GYMNASIUM_RULES, GymnasiumSubject(env)))

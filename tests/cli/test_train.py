@@ -179,7 +179,7 @@ def test_an_env_that_cannot_be_drawn_is_trained_all_the_same(
     monkeypatch.setattr(CartPole, "render", Env.render)
     assert cli.main(["train", *small, "run_dir=run"]) == 0
     output = capsys.readouterr().out
-    assert "no episode was recorded: CartPole cannot be drawn" in output
+    assert "no episode was recorded: CartPole cannot be rendered" in output
     assert "  next        rookery evaluate run --episodes 100\n" in output
     assert (working_directory / "run" / "report.html").exists()
 

@@ -1,4 +1,4 @@
-"""Environments of ours keep every rule of `check_env`: all bare, and some vectorised with episodes of three steps."""
+"""Environments of ours keep every rule of `check_env`: all bare, and some vectorized with episodes of three steps."""
 
 import pytest
 
@@ -22,6 +22,6 @@ def test_a_bare_env_keeps_every_rule(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "mode"), VECTORISED)
-def test_a_vectorised_env_of_short_episodes_keeps_every_rule(name: str, mode: AutoresetMode) -> None:
+def test_a_vectorized_env_of_short_episodes_keeps_every_rule(name: str, mode: AutoresetMode) -> None:
     report = check_env(create_env(name, episode_length=3, parallel=2, autoreset_mode=mode))
     assert report.passed, report

@@ -1,4 +1,4 @@
-"""Every number of the vectorised counter env, in all four autoreset modes, equals a simulation in plain Python."""
+"""Every number of the vectorized counter env, in all four autoreset modes, equals a simulation in plain Python."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -240,7 +240,7 @@ def test_legacy_keys_start_the_same_episodes_as_typed_keys() -> None:
 
 
 @restarting_modes
-def test_an_env_does_not_depend_on_its_neighbours(mode: AutoresetMode, staggered_counter: Env) -> None:
+def test_an_env_does_not_depend_on_its_neighbors(mode: AutoresetMode, staggered_counter: Env) -> None:
     env = wrap_env(staggered_counter, parallel=NUM_ENVS, autoreset_mode=mode)
     keys = jax.random.split(jax.random.key(7), 2 * NUM_ENVS)
     rows = record(env, keys[:NUM_ENVS])

@@ -1,4 +1,4 @@
-"""Compiling so that the number of neighbours does not change a bit."""
+"""Compiling so that the number of neighbors does not change a bit."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ def inputs() -> tuple[Array, Array]:
     )
 
 
-def test_the_number_of_neighbours_does_not_change_a_bit() -> None:
+def test_the_number_of_neighbors_does_not_change_a_bit() -> None:
     if not batch_invariant_options():
         pytest.skip("this version of XLA does not know the option")
     features, weights = inputs()

@@ -15,7 +15,7 @@ from rookery.types import Array, Key, PyTreeData, PyTreeDict, where_tree
 
 
 class AutoresetMode(enum.Enum):
-    """What a vectorised env does when an episode ends."""
+    """What a vectorized env does when an episode ends."""
 
     NORMAL = "normal"
     """Same step: `obs` is the first of a fresh random episode; the true successor is `info.ori_obs`."""

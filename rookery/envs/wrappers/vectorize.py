@@ -13,7 +13,7 @@ from rookery.spaces import Shape, check_discrete_range
 from rookery.types import Array, Key, PyTreeDict, as_key, as_mappable_key, where_tree
 
 VECTOR_INFO = ("episode_start", "autoreset")
-"""The entries of `info` that only vectorised envs have."""
+"""The entries of `info` that only vectorized envs have."""
 
 
 class VectorWrapper(Wrapper):
@@ -27,7 +27,7 @@ class VectorWrapper(Wrapper):
         check_is_env(env)
         check_count("num_envs", num_envs)
         if env.batch_shape:
-            raise InvalidInputError("the environment is already vectorised.")
+            raise InvalidInputError("the environment is already vectorized.")
         super().__init__(env)
         self.num_envs = num_envs
         # Compiled here, so that an env that is played by hand is as fast as one inside a compiled program.

@@ -25,7 +25,7 @@ devices = jax.devices()
 assert len(devices) == 4
 assert list(device_mesh().devices) == devices
 assert list(device_mesh(2).devices) == devices[:2]
-with pytest.raises(InvalidInputError, match="devices=5: there are 4 of kind cpu"):
+with pytest.raises(InvalidInputError, match="devices=5: JAX has 4 of kind cpu"):
     device_mesh(5)
 
 mesh = device_mesh()
@@ -60,7 +60,7 @@ def test_a_laptop_has_a_mesh_of_length_one() -> None:
 
 @pytest.mark.parametrize("num_devices", [0, -1, 10_000])
 def test_a_mesh_of_more_devices_than_there_are_or_of_none_is_refused(num_devices: int) -> None:
-    with pytest.raises(InvalidInputError, match=rf"devices={num_devices}: there are \d+ of kind cpu"):
+    with pytest.raises(InvalidInputError, match=rf"devices={num_devices}: JAX has \d+ of kind cpu"):
         device_mesh(num_devices)
 
 

@@ -104,7 +104,7 @@ def test_what_is_watched_is_what_an_evaluation_counts(agent: FunctionAgent) -> N
 
 def test_an_env_that_cannot_be_drawn_is_refused_before_it_is_played(watch: Callable, agent: FunctionAgent) -> None:
     watched = watch(make_env("probe/counter"))
-    with pytest.raises(RenderError, match="CounterEnv cannot be drawn"):
+    with pytest.raises(RenderError, match="CounterEnv cannot be rendered"):
         play_episodes(wrap_env(watched, episode_length=5), agent, AgentState(), jax.random.key(0), max_steps=3)
     assert watched.steps.num_calls == 0
 
@@ -115,13 +115,13 @@ def test_an_env_that_fails_to_be_drawn_says_why(agent: FunctionAgent) -> None:
             raise OSError("no display")
 
     env = wrap_env(Displayless(make_env("probe/counter")), episode_length=5)
-    with pytest.raises(RenderError, match=r"CounterEnv could not be drawn.*no display"):
+    with pytest.raises(RenderError, match=r"CounterEnv cannot be rendered.*no display"):
         play_episodes(env, agent, AgentState(), jax.random.key(0), max_steps=3)
 
 
 def test_what_cannot_be_played_is_refused(agent: FunctionAgent) -> None:
     for env in (make_env("classic/cartpole"), create_env("probe/multi_agent_counter", episode_length=5)):
-        with pytest.raises(InvalidInputError, match="vectorised environment with one agent"):
+        with pytest.raises(InvalidInputError, match="vectorized environment with one agent"):
             play_episodes(env, agent, AgentState(), jax.random.key(0), max_steps=3)
     with pytest.raises(InvalidInputError, match="max_steps=0"):
         play_episodes(create_env("classic/cartpole"), agent, AgentState(), jax.random.key(0), max_steps=0)

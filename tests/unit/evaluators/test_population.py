@@ -191,12 +191,12 @@ def test_a_recurrent_agent_gets_a_clear_memory_in_every_episode_of_a_lane(cue_ag
 
 
 @pytest.mark.usefixtures("optimized_programs")
-def test_of_a_vectorised_env_the_single_env_is_taken() -> None:
-    vectorised = wrap_env(Shop(), parallel=5, autoreset_mode=AutoresetMode.NORMAL)
+def test_of_a_vectorized_env_the_single_env_is_taken() -> None:
+    vectorized = wrap_env(Shop(), parallel=5, autoreset_mode=AutoresetMode.NORMAL)
     single = evaluator(gamble, 4).evaluate(population(), jax.random.key(6))
     jax.tree.map(
         np.testing.assert_array_equal,
-        evaluator(gamble, 4, vectorised).evaluate(population(), jax.random.key(6)),
+        evaluator(gamble, 4, vectorized).evaluate(population(), jax.random.key(6)),
         single,
     )
 

@@ -445,7 +445,7 @@ def test_a_multi_agent_env_needs_a_reward_for_each_agent() -> None:
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_vectorised_envs_pass_in_every_autoreset_mode(mode: AutoresetMode) -> None:
+def test_vectorized_envs_pass_in_every_autoreset_mode(mode: AutoresetMode) -> None:
     env = wrap_env(CounterEnv(terminates_after=3), episode_length=5, parallel=2, autoreset_mode=mode)
     report = check_env(env)
     assert [check.name for check in report.checks] == names_of(VECTOR_RULES)
@@ -453,7 +453,7 @@ def test_vectorised_envs_pass_in_every_autoreset_mode(mode: AutoresetMode) -> No
     assert not report.with_outcome(Outcome.WARNING), report
 
 
-def test_a_vectorised_env_must_split_its_key() -> None:
+def test_a_vectorized_env_must_split_its_key() -> None:
     class FoldedKey(VmapWrapper):
         def _key_per_env(self, key: Key) -> Key:
             return super()._key_per_env(jax.random.fold_in(key, 1) if as_key(key).shape == () else key)
@@ -696,7 +696,7 @@ def test_a_missing_package_of_gymnasium_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_only_single_environments_of_the_two_kinds_are_taken() -> None:
-    with pytest.raises(InvalidInputError, match="vectorised Gymnasium env"):
+    with pytest.raises(InvalidInputError, match="vectorized Gymnasium env"):
         check_env(gymnasium.make_vec("CartPole-v1", num_envs=2))  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="got int"):
         check_env(3)  # type: ignore[arg-type]

@@ -83,7 +83,7 @@ def test_flattened_observations_keep_their_action_mask() -> None:
 
 
 @pytest.mark.parametrize("wrap", [ActionSquashWrapper, ObsFlattenWrapper, lambda env: ActionRepeat(env, 2)])
-def test_a_wrapper_for_single_envs_refuses_a_vectorised_one(wrap: Any) -> None:
+def test_a_wrapper_for_single_envs_refuses_a_vectorized_one(wrap: Any) -> None:
     with pytest.raises(InvalidInputError, match="inside the vectorisation"):
         wrap(create_env("classic/pendulum", parallel=2))
 
@@ -121,7 +121,7 @@ def test_a_gymnasium_name_is_refused_with_the_reason() -> None:
         create_env("cartpole")
 
 
-def test_a_random_agent_honours_the_mask_of_every_component() -> None:
+def test_a_random_agent_honors_the_mask_of_every_component() -> None:
     agent = RandomAgent()
     obs_space, action_space = Dict(action_mask=Box(0, 1, (5,), np.int8)), MultiDiscrete([3, 2], start=[1, 0])
     agent_state = agent.init(obs_space, action_space, jax.random.key(0))
