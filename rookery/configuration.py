@@ -45,6 +45,13 @@ class Declaration:
     choices: tuple[str, ...] = ()
     schedule: bool = False
 
+    def describe(self) -> str:
+        """Return the help, with the choices that it does not explain."""
+        if all(choice in self.help for choice in self.choices):
+            return self.help
+        *others, last = self.choices
+        return ": ".join(filter(None, (self.help, f"{', '.join(others)} or {last}")))
+
     def expected_range(self, integer: bool = False) -> str:
         """Say in words which numbers are allowed."""
         if self.low is not None and self.high is not None:
@@ -101,7 +108,7 @@ def check_settings(config: object) -> None:
         if value is None and type(None) in get_args(annotation):
             continue
         if declaration.choices and value not in declaration.choices:
-            raise unknown_name(name.replace("_", " "), str(value), declaration.choices)
+            raise unknown_name(name, str(value), declaration.choices)
         if declaration.low is not None or declaration.high is not None:
             _check_range(name, value, annotation, declaration)
 

@@ -8,8 +8,6 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from rookery.errors import unknown_name
-
 
 def without_invalid(fitness: Float[Array, "P *M"]) -> tuple[Float[Array, "P *M"], Bool[Array, " P"]]:
     """Make a NaN or infinite fitness worse than all others; also return which individuals were valid."""
@@ -63,10 +61,3 @@ FITNESS_SHAPINGS: dict[str, Callable[[Array], Array]] = {
     "raw": lambda fitness: fitness,
 }
 """Fitness shapings by name."""
-
-
-def fitness_shaping(name: str) -> Callable[[Array], Array]:
-    """Return a fitness shaping by name."""
-    if name not in FITNESS_SHAPINGS:
-        raise unknown_name("fitness_shaping", name, FITNESS_SHAPINGS)
-    return FITNESS_SHAPINGS[name]

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from rookery.configuration import check_settings
 from rookery.errors import InvalidInputError, ShapeError, check_count
 from rookery.evolution.fitness import without_invalid
 from rookery.types import (
@@ -64,6 +65,7 @@ class EvoOptimizer(PyTreeNode, ABC):
 
     def __post_init__(self) -> None:
         check_count("population_size", self.population_size)
+        check_settings(self)
 
     # Strategies define:
 

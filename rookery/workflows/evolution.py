@@ -1,11 +1,12 @@
 """Workflows of evolutionary methods: a strategy, and the network whose parameters it evolves."""
 
-from typing import Any, ClassVar
+import dataclasses
+from typing import Any, ClassVar, get_type_hints
 
 from rookery.agents.network import NetworkAgent
 from rookery.agents.policy import PolicyAgent
 from rookery.compilation import batch_invariant_options
-from rookery.configuration import field_names
+from rookery.configuration import field_names, from_mapping
 from rookery.distributed import DEVICE_AXIS
 from rookery.evolution import EvoOptimizer
 from rookery.workflows.choice import train_by_evolution
@@ -15,13 +16,23 @@ from rookery.workflows.workflow import Workflow
 
 
 class ECWorkflow(Workflow):
-    """Evolves the parameters of an agent; an iteration is a generation."""
+    """Evolves the parameters of an agent; an iteration is a generation.
+
+    A method gives its `agent_name` and its strategy, `optimizer_class`; the strategy declares the config and the
+    hyper-parameters.
+    """
 
     optimizer_class: ClassVar[type[EvoOptimizer]]
     agent_class: ClassVar[type[NetworkAgent]] = PolicyAgent
     # A population fills the device by itself; vectorized, the lanes of one seed would wait for those of another.
     vectorize_seeds = False
     compiler_options = batch_invariant_options
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "optimizer_class" in cls.__dict__:
+            cls.config_class = config_of(cls.optimizer_class)
+            cls.hyperparameters_class = get_type_hints(cls.optimizer_class)["hyperparameters"]
 
     def make_training(self) -> Training:
         config = self.config
@@ -30,11 +41,23 @@ class ECWorkflow(Workflow):
         return train_by_evolution(self.settings, self.layout, optimizer, agent, config)
 
     def make_optimizer(self, config: Any, hyperparameters: Any) -> EvoOptimizer:
-        """Build the strategy; what its config has besides the common part is named like the fields of the strategy."""
-        own_names = set(field_names(type(config))) - set(field_names(ECConfig))
-        return self.optimizer_class(
-            population_size=config.population_size,
-            hyperparameters=hyperparameters,
-            axis_name=DEVICE_AXIS,
-            **{name: getattr(config, name) for name in own_names},
-        )
+        """Build the strategy from the settings that it declares."""
+        names = [name for name in field_names(self.optimizer_class) if name in field_names(type(config))]
+        arguments = {name: getattr(config, name) for name in names}
+        arguments |= {"hyperparameters": hyperparameters, "axis_name": DEVICE_AXIS}
+        return from_mapping(self.optimizer_class, arguments, "agent")
+
+
+def config_of(strategy: type[EvoOptimizer]) -> type[ECConfig]:
+    """Derive the config of a strategy: the common settings, and the settings that the strategy declares."""
+    annotations = get_type_hints(strategy)
+    own = [entry for entry in dataclasses.fields(strategy) if "declaration" in entry.metadata]
+    fields = [(entry.name, annotations[entry.name], _copied(entry)) for entry in own]
+    namespace = {"__doc__": f"The settings of {strategy.__name__}.", "__module__": strategy.__module__}
+    return dataclasses.make_dataclass(
+        f"{strategy.__name__}Config", fields, bases=(ECConfig,), namespace=namespace, frozen=True
+    )
+
+
+def _copied(entry: dataclasses.Field) -> Any:
+    return dataclasses.field(default=entry.default, metadata=entry.metadata)

@@ -2,7 +2,7 @@
 
 import time
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,16 +11,16 @@ import jax.numpy as jnp
 from rookery.agent import AgentState, RandomAgent
 from rookery.agents.network import NetworkAgent
 from rookery.compilation import run_once_options
-from rookery.configuration import field_names
+from rookery.configuration import check_settings, field_names, setting
 from rookery.distributed import DEVICE_AXIS, SAME, SPLIT, check_divides
 from rookery.distributed.collectives import sum_over_devices
 from rookery.envs import VectorWrapper
-from rookery.errors import InvalidInputError, check_count
+from rookery.errors import InvalidInputError
 from rookery.evaluators import Evaluator, PopulationEvaluator
 from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evaluators.measures import Measure
 from rookery.evolution import ECState, EvoOptimizer
-from rookery.hyperparameters import Hyperparameters, LinearSchedule, values_at
+from rookery.hyperparameters import Hyperparameters, values_at
 from rookery.learners.learner import LearnerState, Metrics
 from rookery.learning import running_statistics
 from rookery.learning.counter import Counter
@@ -46,25 +46,26 @@ QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 
 @dataclass(frozen=True)
 class ECConfig:
-    """The shapes that all evolutionary methods have in common.
+    """The settings that all evolutionary methods share."""
 
-    `num_episodes` are those of each individual in a generation, whose mean return is its fitness; `num_lanes` is how
-    many episodes are played side by side on a device, or how many environments there are on the host, which makes no
-    difference to the result.
-    """
-
-    population_size: int = 128
-    num_episodes: int = 1
-    num_lanes: int = 16
-    explore: bool = False
-    normalize_obs: bool = False
-    fixed_obs_statistics: bool = False
-    network: PolicyConfig = field(default_factory=PolicyConfig)
+    population_size: int = setting(
+        128, low=1, help="individuals per generation, over all devices; even if the method pairs them"
+    )
+    num_episodes: int = setting(1, low=1, help="episodes of each individual; their mean return is its fitness")
+    num_lanes: int = setting(
+        16, low=1, help="episodes in parallel on a device, or host environments; does not change the result"
+    )
+    explore: bool = setting(False, help="true: individuals sample their actions; false: they act greedily")
+    normalize_obs: bool = setting(
+        False, help="by the mean and standard deviation of all observations of earlier generations"
+    )
+    fixed_obs_statistics: bool = setting(
+        False, help="with normalize_obs: take mean and standard deviation from random play, once"
+    )
+    network: PolicyConfig = setting(PolicyConfig())
 
     def __post_init__(self) -> None:
-        check_count("population_size", self.population_size)
-        check_count("num_episodes", self.num_episodes)
-        check_count("num_lanes", self.num_lanes)
+        check_settings(self)
         if self.fixed_obs_statistics and not self.normalize_obs:
             raise InvalidInputError("fixed_obs_statistics=true has no effect without normalize_obs=true.")
 
@@ -102,8 +103,6 @@ class Generations(Training):
                 f"agent.population_size={config.population_size} does not split into pairs over {layout.mesh.size} "
                 f"devices: use a multiple of {whole}."
             )
-        if isinstance(getattr(hyperparameters, "initial_std", None), LinearSchedule):
-            raise InvalidInputError("agent.initial_std is used once, at the start: give a number, not a schedule.")
         self.measures = tuple(Measure.parse(text) for text in optimizer.measures)
         self.tracks_obs = config.normalize_obs and not config.fixed_obs_statistics
 

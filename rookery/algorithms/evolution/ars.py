@@ -7,42 +7,28 @@ Departures from the paper: any network may be trained, not only a linear policy 
 directions at the border of the elites share its places.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import jax
 import jax.numpy as jnp
 
 from rookery.errors import InvalidInputError
-from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.fitness import weights_by_rank
-from rookery.hyperparameters import Hyperparameters, Scalar
+from rookery.evolution.gaussian import GaussianOptimizer, GaussianState
+from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.types import Array, Key, Params, pytree_field
 from rookery.workflows.evolution import ECWorkflow
-from rookery.workflows.generations import ECConfig
 
 
 class ARSHyperparameters(Hyperparameters):
     """The numbers of ARS; of the directions the `elite_fraction`, and at least one, are used."""
 
-    RANGES: ClassVar = {
-        "learning_rate": (0.0, float("inf")),
-        "noise_std": (1e-9, float("inf")),
-        "elite_fraction": (0.0, 1.0),
-    }
-
-    learning_rate: Scalar = 0.02
-    noise_std: Scalar = 0.03
-    elite_fraction: Scalar = 0.5
+    learning_rate: Scalar = number(0.02, low=0.0, help="step size")
+    noise_std: Scalar = number(0.03, low=1e-9, help="standard deviation of individuals around their mean")
+    elite_fraction: Scalar = number(
+        0.5, low=0.0, high=1.0, help="fraction of the directions that the mean follows: the best"
+    )
 
 
-class ARSState(ECState):
-    """The mean of the population to come."""
-
-    mean: Params
-
-
-class ARS(EvoOptimizer):
+class ARS(GaussianOptimizer):
     """Follows the best of some random directions, each tried both ways: individuals 2i and 2i + 1 are opposites."""
 
     hyperparameters: ARSHyperparameters = pytree_field(default_factory=ARSHyperparameters)
@@ -58,18 +44,13 @@ class ARS(EvoOptimizer):
     def group_size(self) -> int:
         return 2
 
-    def init(self, params: Params, key: Key) -> ARSState:
-        return ARSState(**self.common_fields(params, key), mean=params)
+    def init(self, params: Params, key: Key) -> GaussianState:
+        return GaussianState(**self.common_fields(params, key), mean=params)
 
-    def sample(self, state: ARSState, key: Key) -> Params:
-        noise_std = state.hyperparameters.noise_std
+    def std(self, state: GaussianState) -> Params:
+        return jax.tree.map(lambda _: state.hyperparameters.noise_std, state.mean)
 
-        def make(noise: Params) -> Params:
-            return jax.tree.map(lambda mean, noise: mean + noise_std * noise, state.mean, noise)
-
-        return self.individuals(make, state.mean, key, mirrored=True)
-
-    def update(self, state: ARSState, fitness: Array, key: Key) -> ARSState:
+    def update(self, state: GaussianState, fitness: Array, key: Key) -> GaussianState:
         hyperparameters = state.hyperparameters
         pairs = fitness.reshape(-1, 2)
         num_directions = pairs.shape[0]
@@ -83,29 +64,15 @@ class ARS(EvoOptimizer):
         scale = hyperparameters.noise_std * jnp.where(return_std > 0.0, return_std, 1.0)
         # Both individuals of a pair hold its direction, with opposite signs: each takes half of the difference.
         half = weights * (pairs[:, 0] - pairs[:, 1]) / (2.0 * scale)
-        deviations = jax.tree.map(lambda asked, mean: asked - mean[None], state.asked, state.mean)
-        direction = self.weighted_sum(jnp.stack([half, -half], axis=1).reshape(-1), deviations)
-        mean = jax.tree.map(
-            lambda mean, step: mean + hyperparameters.learning_rate * step, state.mean, direction
-        )  # line 7
-        return state.replace(mean=mean)
+        direction = self.weighted_sum(jnp.stack([half, -half], axis=1).reshape(-1), self.deviations(state))
+        return state.replace(mean=self.moved(state.mean, hyperparameters.learning_rate, direction))  # line 7
 
-    def center(self, state: ARSState) -> Params:
-        return state.mean
-
-    def report(self, state: ARSState) -> dict[str, Array]:
+    def report(self, state: GaussianState) -> dict[str, Array]:
         return {"step_size": state.hyperparameters.noise_std}
-
-
-@dataclass(frozen=True)
-class ARSConfig(ECConfig):
-    """The shapes of ARS."""
 
 
 class ARSWorkflow(ECWorkflow):
     """Augmented random search."""
 
     agent_name = "ars"
-    config_class = ARSConfig
-    hyperparameters_class = ARSHyperparameters
     optimizer_class = ARS

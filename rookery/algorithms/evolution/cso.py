@@ -4,28 +4,24 @@ Departures from the paper: the swarm starts as a Gaussian cloud around the given
 in the next generation, for the fitness of an agent is noisy.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import jax
 import jax.numpy as jnp
 
 from rookery.errors import InvalidInputError
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.mutation import cloud_around
-from rookery.hyperparameters import Hyperparameters, Scalar
+from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.types import Array, Key, Params, as_mappable_key, pytree_field
 from rookery.workflows.evolution import ECWorkflow
-from rookery.workflows.generations import ECConfig
 
 
 class CSOHyperparameters(Hyperparameters):
     """The numbers of the competitive swarm; the `social_factor` draws losers to the mean of the swarm."""
 
-    RANGES: ClassVar = {"initial_std": (1e-9, float("inf")), "social_factor": (0.0, float("inf"))}
-
-    initial_std: Scalar = 0.5
-    social_factor: Scalar = 0.1
+    initial_std: Scalar = number(
+        0.5, low=1e-9, schedule=False, help="standard deviation of the first population around the initial network"
+    )
+    social_factor: Scalar = number(0.1, low=0.0, help="how strongly losers are drawn to the mean of the swarm")
 
 
 class CSOState(ECState):
@@ -87,15 +83,8 @@ class CSO(EvoOptimizer):
         return {"step_size": jnp.mean(jnp.concatenate(stds))}
 
 
-@dataclass(frozen=True)
-class CSOConfig(ECConfig):
-    """The shapes of the competitive swarm."""
-
-
 class CSOWorkflow(ECWorkflow):
     """The competitive swarm optimizer."""
 
     agent_name = "cso"
-    config_class = CSOConfig
-    hyperparameters_class = CSOHyperparameters
     optimizer_class = CSO

@@ -5,13 +5,14 @@ parameters, so its network is small. PSO is the swarm of Kennedy & Eberhart (199
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
+from rookery.configuration import setting
 from rookery.distributed import DEVICE_AXIS
 from rookery.errors import InvalidInputError
-from rookery.evolution.evosax import EvosaxOptimizer
-from rookery.hyperparameters import Hyperparameters, Scalar
+from rookery.evolution import EvoOptimizer
+from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.networks.policy import PolicyConfig
 from rookery.workflows.evolution import ECWorkflow
 from rookery.workflows.generations import ECConfig
@@ -20,16 +21,19 @@ from rookery.workflows.generations import ECConfig
 class SearchHyperparameters(Hyperparameters):
     """How far from the first parameters the search begins."""
 
-    RANGES: ClassVar = {"initial_std": (1e-9, float("inf"))}
-
-    initial_std: Scalar = 0.5
+    initial_std: Scalar = number(
+        0.5,
+        low=1e-9,
+        schedule=False,
+        help="one unit of length of the strategy; most strategies start with a standard deviation of 1",
+    )
 
 
 @dataclass(frozen=True)
 class CMAESConfig(ECConfig):
-    """The shapes of CMA-ES."""
+    """The shapes of CMA-ES, whose covariance has the square of all parameters."""
 
-    network: PolicyConfig = field(default_factory=lambda: PolicyConfig(hidden_sizes=(16,)))
+    network: PolicyConfig = setting(PolicyConfig(hidden_sizes=(16,)))
 
 
 class CMAESWorkflow(ECWorkflow):
@@ -39,32 +43,27 @@ class CMAESWorkflow(ECWorkflow):
     config_class = CMAESConfig
     hyperparameters_class = SearchHyperparameters
 
-    def make_optimizer(self, config: Any, hyperparameters: Any) -> EvosaxOptimizer:
+    def make_optimizer(self, config: Any, hyperparameters: Any) -> EvoOptimizer:
         return evosax_optimizer("CMA_ES", config, hyperparameters)
-
-
-@dataclass(frozen=True)
-class PSOConfig(ECConfig):
-    """The shapes of a particle swarm."""
 
 
 class PSOWorkflow(ECWorkflow):
     """Particle swarm optimization, by evosax."""
 
     agent_name = "pso"
-    config_class = PSOConfig
+    config_class = ECConfig
     hyperparameters_class = SearchHyperparameters
 
-    def make_optimizer(self, config: Any, hyperparameters: Any) -> EvosaxOptimizer:
+    def make_optimizer(self, config: Any, hyperparameters: Any) -> EvoOptimizer:
         return evosax_optimizer("PSO", config, hyperparameters)
 
 
 @dataclass(frozen=True)
 class EvosaxConfig(ECConfig):
-    """The shapes of any strategy of evosax, its name there, and its own parameters where they are not the defaults."""
+    """The shapes of any strategy of evosax."""
 
-    strategy: str = "LM_MA_ES"
-    params: Mapping[str, Any] = field(default_factory=dict)
+    strategy: str = setting("LM_MA_ES", help="a name in evosax.algorithms")
+    params: Mapping[str, Any] = setting({}, help="parameters of the strategy, by name, that differ from its defaults")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,14 +79,16 @@ class EvosaxWorkflow(ECWorkflow):
     config_class = EvosaxConfig
     hyperparameters_class = SearchHyperparameters
 
-    def make_optimizer(self, config: Any, hyperparameters: Any) -> EvosaxOptimizer:
+    def make_optimizer(self, config: Any, hyperparameters: Any) -> EvoOptimizer:
         return evosax_optimizer(config.strategy, config, hyperparameters, config.params)
 
 
 def evosax_optimizer(
     strategy: str, config: ECConfig, hyperparameters: Any, params: Mapping[str, float] | None = None
-) -> EvosaxOptimizer:
+) -> EvoOptimizer:
     """Build a strategy of evosax for the shapes of a config."""
+    from rookery.evolution.evosax import EvosaxOptimizer  # here, because importing evosax starts JAX's backend
+
     return EvosaxOptimizer(
         strategy=strategy,
         population_size=config.population_size,

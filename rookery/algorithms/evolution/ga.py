@@ -5,37 +5,29 @@ of truncation, pairs of them are crossed, and a mutation may leave genes as they
 every generation, for the fitness of an agent is noisy.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import jax
 import jax.numpy as jnp
 
-from rookery.errors import InvalidInputError, check_count
+from rookery.configuration import setting
+from rookery.errors import InvalidInputError
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.crossover import recombine, uniform
 from rookery.evolution.mutation import cloud_around, gaussian
 from rookery.evolution.selection import elites, take, tournament
-from rookery.hyperparameters import Hyperparameters, Scalar
+from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.types import Array, Key, Params, as_mappable_key, pytree_field
 from rookery.workflows.evolution import ECWorkflow
-from rookery.workflows.generations import ECConfig
 
 
 class GAHyperparameters(Hyperparameters):
     """The numbers of the genetic algorithm."""
 
-    RANGES: ClassVar = {
-        "initial_std": (0.0, float("inf")),
-        "noise_std": (0.0, float("inf")),
-        "mutation_probability": (0.0, 1.0),
-        "crossover_probability": (0.0, 1.0),
-    }
-
-    initial_std: Scalar = 0.5
-    noise_std: Scalar = 0.05
-    mutation_probability: Scalar = 0.5
-    crossover_probability: Scalar = 0.5
+    initial_std: Scalar = number(
+        0.5, low=0.0, schedule=False, help="standard deviation of the first population around the initial network"
+    )
+    noise_std: Scalar = number(0.05, low=0.0, help="standard deviation of a mutation")
+    mutation_probability: Scalar = number(0.5, low=0.0, high=1.0, help="of each parameter of a child")
+    crossover_probability: Scalar = number(0.5, low=0.0, high=1.0, help="of each pair of parents")
 
 
 class GAState(ECState):
@@ -48,13 +40,11 @@ class GA(EvoOptimizer):
     """Lets the fittest live on and fills up with mutated children of the fitter ones."""
 
     hyperparameters: GAHyperparameters = pytree_field(default_factory=GAHyperparameters)
-    num_elites: int = pytree_field(static=True, default=1)
-    tournament_size: int = pytree_field(static=True, default=3)
+    num_elites: int = setting(1, low=1, help="fittest individuals that survive unchanged")
+    tournament_size: int = setting(3, low=1, help="individuals drawn at random; the fittest becomes a parent")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("num_elites", self.num_elites)
-        check_count("tournament_size", self.tournament_size)
         if self.num_elites >= self.population_size:
             raise InvalidInputError(
                 f"num_elites={self.num_elites} leaves no room for children: use less than "
@@ -94,18 +84,8 @@ class GA(EvoOptimizer):
         return {"step_size": jnp.mean(jnp.concatenate(stds))}
 
 
-@dataclass(frozen=True)
-class GAConfig(ECConfig):
-    """The shapes of the genetic algorithm."""
-
-    num_elites: int = 1
-    tournament_size: int = 3
-
-
 class GAWorkflow(ECWorkflow):
     """A genetic algorithm."""
 
     agent_name = "ga"
-    config_class = GAConfig
-    hyperparameters_class = GAHyperparameters
     optimizer_class = GA

@@ -4,21 +4,20 @@ Departures from the paper: a whole population is varied and evaluated at once, a
 (Vassiliades & Mouret, 2018), and the archive may be a centroidal Voronoi tessellation (Vassiliades et al., 2018).
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.errors import InvalidInputError, unknown_name
+from rookery.configuration import setting
+from rookery.errors import InvalidInputError
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.archives import Archive, ArchiveState, CVTArchive, GridArchive
 from rookery.evolution.mutation import cloud_around, iso_line
-from rookery.hyperparameters import Hyperparameters, Scalar
+from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.types import Array, Key, Params, as_mappable_key, pytree_field, where_tree
 from rookery.workflows.evolution import ECWorkflow
-from rookery.workflows.generations import ECConfig
 
 ARCHIVES = ("grid", "cvt")
 
@@ -26,15 +25,13 @@ ARCHIVES = ("grid", "cvt")
 class MAPElitesHyperparameters(Hyperparameters):
     """The numbers of MAP-Elites."""
 
-    RANGES: ClassVar = {
-        "initial_std": (0.0, float("inf")),
-        "iso_std": (0.0, float("inf")),
-        "line_std": (0.0, float("inf")),
-    }
-
-    initial_std: Scalar = 0.5
-    iso_std: Scalar = 0.01
-    line_std: Scalar = 0.2
+    initial_std: Scalar = number(
+        0.5, low=0.0, schedule=False, help="standard deviation of the first population around the initial network"
+    )
+    iso_std: Scalar = number(0.01, low=0.0, help="standard deviation of a variation in all directions")
+    line_std: Scalar = number(
+        0.2, low=0.0, help="standard deviation along the line to another elite, as a fraction of the distance"
+    )
 
 
 class MAPElitesState(ECState):
@@ -49,15 +46,23 @@ class MAPElites(EvoOptimizer):
     """Varies individuals drawn from the archive, and puts those that are the best of their kind back into it."""
 
     hyperparameters: MAPElitesHyperparameters = pytree_field(default_factory=MAPElitesHyperparameters)
-    descriptors: tuple[str, ...] = pytree_field(static=True)
-    archive: str = pytree_field(static=True, default="grid")
-    cells: tuple[int, ...] = pytree_field(static=True)
-    low: tuple[float, ...] = pytree_field(static=True)
-    high: tuple[float, ...] = pytree_field(static=True)
+    descriptors: tuple[str, ...] = setting(
+        ("last:obs.0", "last:obs.1"), help="measures of an episode that tell behaviors apart: sum, mean or last"
+    )
+    archive: str = setting("grid", choices=ARCHIVES, help="grid, or cvt: cells of equal size in many dimensions")
+    cells: tuple[int, ...] = setting((32, 32), help="grid: along each descriptor; cvt: one number, like [1024]")
+    low: tuple[float, ...] = setting((-2.4, -3.0), help="lower bound of each descriptor")
+    high: tuple[float, ...] = setting(
+        (2.4, 3.0), help="upper bound of each descriptor; values beyond belong to the outermost cells"
+    )
     cell_archive: Archive = pytree_field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if len(self.descriptors) != len(self.low):
+            raise InvalidInputError(
+                f"descriptors={list(self.descriptors)} and low={list(self.low)}: expected a bound for each descriptor."
+            )
         self.cell_archive = make_archive(self.archive, self.cells, self.low, self.high)  # type: ignore[misc]
 
     def init(self, params: Params, key: Key) -> MAPElitesState:
@@ -131,8 +136,6 @@ class MAPElites(EvoOptimizer):
 
 def make_archive(name: str, cells: tuple[int, ...], low: tuple[float, ...], high: tuple[float, ...]) -> Archive:
     """Make the archive of this name: `cells` are those along each descriptor of a grid, or the one number of a CVT."""
-    if name not in ARCHIVES:
-        raise unknown_name("archive", name, ARCHIVES)
     if name == "grid":
         return GridArchive(low=low, high=high, cells=cells)
     if len(cells) != 1:
@@ -140,28 +143,8 @@ def make_archive(name: str, cells: tuple[int, ...], low: tuple[float, ...], high
     return CVTArchive(low=low, high=high, cells=cells[0])
 
 
-@dataclass(frozen=True)
-class MAPElitesConfig(ECConfig):
-    """The shapes of MAP-Elites; the descriptors are measures of an episode, each with its bounds."""
-
-    descriptors: tuple[str, ...] = ("last:obs.0", "last:obs.1")
-    archive: str = "grid"
-    cells: tuple[int, ...] = (32, 32)
-    low: tuple[float, ...] = (-2.4, -3.0)
-    high: tuple[float, ...] = (2.4, 3.0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if len(self.descriptors) != len(self.low):
-            raise InvalidInputError(
-                f"descriptors={list(self.descriptors)} and low={list(self.low)}: expected a bound for each descriptor."
-            )
-
-
 class MAPElitesWorkflow(ECWorkflow):
     """MAP-Elites, for quality diversity."""
 
     agent_name = "map_elites"
-    config_class = MAPElitesConfig
-    hyperparameters_class = MAPElitesHyperparameters
     optimizer_class = MAPElites

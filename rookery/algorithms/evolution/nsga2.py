@@ -4,24 +4,23 @@ Departures from the paper: individuals have no bounds, so a mutation moves a gen
 the distance of its bounds, and crossover is not bent at them. Parents keep the fitness that they were once given.
 """
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.errors import InvalidInputError, unknown_name
+from rookery.configuration import setting
+from rookery.errors import InvalidInputError
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.crossover import recombine, simulated_binary, uniform
 from rookery.evolution.mutation import cloud_around, polynomial
 from rookery.evolution.pareto import crowding_distance, non_dominated_ranks, pareto_front
 from rookery.evolution.selection import take, tournament
-from rookery.hyperparameters import Hyperparameters, Scalar
+from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.types import Array, Key, Params, as_mappable_key, pytree_field
 from rookery.workflows.evolution import ECWorkflow
-from rookery.workflows.generations import ECConfig
 
 CROSSOVERS = ("sbx", "uniform")
 
@@ -29,21 +28,14 @@ CROSSOVERS = ("sbx", "uniform")
 class NSGA2Hyperparameters(Hyperparameters):
     """The numbers of NSGA-II; the larger an eta, the nearer children stay to their parents."""
 
-    RANGES: ClassVar = {
-        "initial_std": (0.0, float("inf")),
-        "crossover_probability": (0.0, 1.0),
-        "crossover_eta": (0.0, float("inf")),
-        "mutation_probability": (0.0, 1.0),
-        "mutation_eta": (0.0, float("inf")),
-        "mutation_span": (0.0, float("inf")),
-    }
-
-    initial_std: Scalar = 0.5
-    crossover_probability: Scalar = 0.9
-    crossover_eta: Scalar = 20.0
-    mutation_probability: Scalar = 0.1
-    mutation_eta: Scalar = 20.0
-    mutation_span: Scalar = 1.0
+    initial_std: Scalar = number(
+        0.5, low=0.0, schedule=False, help="standard deviation of the first population around the initial network"
+    )
+    crossover_probability: Scalar = number(0.9, low=0.0, high=1.0, help="of each pair of parents")
+    crossover_eta: Scalar = number(20.0, low=0.0, help="sbx: the larger, the closer children stay to their parents")
+    mutation_probability: Scalar = number(0.1, low=0.0, high=1.0, help="of each parameter of a child")
+    mutation_eta: Scalar = number(20.0, low=0.0, help="the larger, the smaller most mutations are")
+    mutation_span: Scalar = number(1.0, low=0.0, help="largest change of a parameter by a mutation")
 
 
 class NSGA2State(ECState):
@@ -62,15 +54,15 @@ class NSGA2(EvoOptimizer):
     """Keeps the best of parents and children, front by front, and of the last front those with the most room."""
 
     hyperparameters: NSGA2Hyperparameters = pytree_field(default_factory=NSGA2Hyperparameters)
-    objectives: tuple[str, ...] = pytree_field(static=True)
-    crossover: str = pytree_field(static=True, default="sbx")
+    objectives: tuple[str, ...] = setting(
+        ("sum:reward", "last:obs.0"), help="measures of an episode to maximize: sum, mean or last"
+    )
+    crossover: str = setting("sbx", choices=CROSSOVERS, help="sbx: simulated binary; uniform: exchange parameters")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.objectives) < 2:
             raise InvalidInputError(f"objectives={list(self.objectives)}: expected at least two.")
-        if self.crossover not in CROSSOVERS:
-            raise unknown_name("crossover", self.crossover, CROSSOVERS)
 
     def init(self, params: Params, key: Key) -> NSGA2State:
         state_key, cloud_key = jax.random.split(as_mappable_key(key))
@@ -154,18 +146,8 @@ class NSGA2(EvoOptimizer):
         return {"front_size": jnp.sum(is_front, dtype=jnp.float32)}
 
 
-@dataclass(frozen=True)
-class NSGA2Config(ECConfig):
-    """The shapes of NSGA-II; the objectives are measures of an episode, each of which is maximized."""
-
-    objectives: tuple[str, ...] = ("sum:reward", "last:obs.0")
-    crossover: str = "sbx"
-
-
 class NSGA2Workflow(ECWorkflow):
     """NSGA-II, for several objectives."""
 
     agent_name = "nsga2"
-    config_class = NSGA2Config
-    hyperparameters_class = NSGA2Hyperparameters
     optimizer_class = NSGA2

@@ -3,18 +3,14 @@
 Equations (1) and (2) of CEM-RL, without its gradients. Departures from the paper: equals share their weights.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
-
 import jax
 import jax.numpy as jnp
 
-from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.fitness import weights_by_rank
-from rookery.hyperparameters import Hyperparameters, Scalar
+from rookery.evolution.gaussian import GaussianOptimizer, GaussianState
+from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.types import Array, Key, Params, pytree_field
 from rookery.workflows.evolution import ECWorkflow
-from rookery.workflows.generations import ECConfig
 
 
 class SepCEMHyperparameters(Hyperparameters):
@@ -24,29 +20,26 @@ class SepCEMHyperparameters(Hyperparameters):
     `extra_noise_decay` of the distance is left.
     """
 
-    RANGES: ClassVar = {
-        "initial_std": (1e-9, float("inf")),
-        "elite_fraction": (0.0, 1.0),
-        "extra_noise": (0.0, float("inf")),
-        "extra_noise_end": (0.0, float("inf")),
-        "extra_noise_decay": (0.0, 1.0),
-    }
-
-    initial_std: Scalar = 0.5
-    elite_fraction: Scalar = 0.25
-    extra_noise: Scalar = 1e-2
-    extra_noise_end: Scalar = 1e-5
-    extra_noise_decay: Scalar = 0.95
+    initial_std: Scalar = number(
+        0.5, low=1e-9, schedule=False, help="first standard deviation of individuals around their mean"
+    )
+    elite_fraction: Scalar = number(
+        0.25, low=0.0, high=1.0, help="fraction of the population that the next distribution is fitted to"
+    )
+    extra_noise: Scalar = number(1e-2, low=0.0, help="added to the variances at first; prevents their collapse")
+    extra_noise_end: Scalar = number(1e-5, low=0.0, help="added to the variances in the end")
+    extra_noise_decay: Scalar = number(
+        0.95, low=0.0, high=1.0, help="fraction of the distance between the two that is left after a generation"
+    )
 
 
-class SepCEMState(ECState):
+class SepCEMState(GaussianState):
     """The distribution of the population to come."""
 
-    mean: Params
     variance: Params
 
 
-class SepCEM(EvoOptimizer):
+class SepCEM(GaussianOptimizer):
     """Fits a Gaussian with a diagonal covariance to the fittest of the last one's population."""
 
     hyperparameters: SepCEMHyperparameters = pytree_field(default_factory=SepCEMHyperparameters)
@@ -57,26 +50,18 @@ class SepCEM(EvoOptimizer):
         variance = jax.tree.map(lambda mean: jnp.full_like(mean, initial_variance), params)
         return SepCEMState(**common, mean=params, variance=variance)
 
-    def sample(self, state: SepCEMState, key: Key) -> Params:
-        def make(noise: Params) -> Params:
-            return jax.tree.map(
-                lambda mean, variance, noise: mean + jnp.sqrt(variance) * noise, state.mean, state.variance, noise
-            )
-
-        return self.individuals(make, state.mean, key)
+    def std(self, state: SepCEMState) -> Params:
+        return jax.tree.map(jnp.sqrt, state.variance)
 
     def update(self, state: SepCEMState, fitness: Array, key: Key) -> SepCEMState:
         weights = weights_by_rank(fitness, self._weights(state.hyperparameters.elite_fraction))
-        deviations = jax.tree.map(lambda asked, mean: asked - mean[None], state.asked, state.mean)
+        deviations = self.deviations(state)
         mean = jax.tree.map(jnp.add, state.mean, self.weighted_sum(weights, deviations))  # equation (1)
         spread = self.weighted_sum(weights, jax.tree.map(jnp.square, deviations))
         extra_noise = self._extra_noise(state)
         return state.replace(
             mean=mean, variance=jax.tree.map(lambda spread: spread + extra_noise, spread)
         )  # equation (2): deviations from the old mean
-
-    def center(self, state: SepCEMState) -> Params:
-        return state.mean
 
     def report(self, state: SepCEMState) -> dict[str, Array]:
         stds = [jnp.sqrt(leaf).ravel() for leaf in jax.tree.leaves(state.variance)]
@@ -96,15 +81,8 @@ class SepCEM(EvoOptimizer):
         return hyperparameters.extra_noise_end + distance * left
 
 
-@dataclass(frozen=True)
-class SepCEMConfig(ECConfig):
-    """The shapes of the cross-entropy method."""
-
-
 class SepCEMWorkflow(ECWorkflow):
     """The cross-entropy method with a diagonal covariance."""
 
     agent_name = "sepcem"
-    config_class = SepCEMConfig
-    hyperparameters_class = SepCEMHyperparameters
     optimizer_class = SepCEM

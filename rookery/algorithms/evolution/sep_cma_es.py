@@ -8,19 +8,17 @@ Departures from the papers: equals share their weights; the learning rates of th
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rookery.errors import InvalidInputError
-from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.fitness import weights_by_rank
-from rookery.hyperparameters import Hyperparameters, Scalar
+from rookery.evolution.gaussian import GaussianOptimizer, GaussianState
+from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.types import Array, Key, Params, pytree_field
 from rookery.workflows.evolution import ECWorkflow
-from rookery.workflows.generations import ECConfig
 
 TINY = float(np.finfo(np.float32).tiny)
 """The least step size and variance: where noise is lost in rounding they shrink, and at 0 would divide 0 by 0."""
@@ -29,22 +27,21 @@ TINY = float(np.finfo(np.float32).tiny)
 class SepCMAESHyperparameters(Hyperparameters):
     """The numbers of Sep-CMA-ES that are not derived from its shapes."""
 
-    RANGES: ClassVar = {"initial_std": (1e-9, float("inf"))}
+    initial_std: Scalar = number(
+        0.1, low=1e-9, schedule=False, help="first standard deviation of individuals around their mean"
+    )
 
-    initial_std: Scalar = 0.1
 
-
-class SepCMAESState(ECState):
+class SepCMAESState(GaussianState):
     """The distribution of the population to come, N(mean, step_size^2 variance), and the paths that the mean took."""
 
-    mean: Params
     variance: Params
     step_size: Array
     step_path: Params
     variance_path: Params
 
 
-class SepCMAES(EvoOptimizer):
+class SepCMAES(GaussianOptimizer):
     """Adapts a Gaussian with a diagonal covariance by the steps that turned out well."""
 
     hyperparameters: SepCMAESHyperparameters = pytree_field(default_factory=SepCMAESHyperparameters)
@@ -68,25 +65,17 @@ class SepCMAES(EvoOptimizer):
             variance_path=zeros,
         )
 
-    def sample(self, state: SepCMAESState, key: Key) -> Params:
-        def make(noise: Params) -> Params:
-            return jax.tree.map(
-                lambda mean, variance, noise: mean + state.step_size * jnp.sqrt(variance) * noise,
-                state.mean,
-                state.variance,
-                noise,
-            )
-
-        return self.individuals(make, state.mean, key)
+    def std(self, state: SepCMAESState) -> Params:
+        return jax.tree.map(lambda variance: state.step_size * jnp.sqrt(variance), state.variance)
 
     def update(self, state: SepCMAESState, fitness: Array, key: Key) -> SepCMAESState:
         num_dims = sum(leaf.size for leaf in jax.tree.leaves(state.mean))
         rates = Rates.derived(num_dims, self.population_size)
         weights = weights_by_rank(fitness, jnp.asarray(rates.weights))
-        steps = jax.tree.map(lambda asked, mean: (asked - mean[None]) / state.step_size, state.asked, state.mean)
+        steps = jax.tree.map(lambda deviation: deviation / state.step_size, self.deviations(state))
         mean_step = self.weighted_sum(weights, steps)  # equation (41)
         squared_steps = self.weighted_sum(weights, jax.tree.map(jnp.square, steps))
-        mean = jax.tree.map(lambda mean, step: mean + state.step_size * step, state.mean, mean_step)  # (42)
+        mean = self.moved(state.mean, state.step_size, mean_step)  # equation (42)
 
         step_path = jax.tree.map(
             lambda path, step, variance: (
@@ -125,9 +114,6 @@ class SepCMAES(EvoOptimizer):
             step_path=step_path,
             variance_path=variance_path,
         )
-
-    def center(self, state: SepCMAESState) -> Params:
-        return state.mean
 
     def report(self, state: SepCMAESState) -> dict[str, Array]:
         stds = jnp.concatenate([jnp.sqrt(leaf).ravel() for leaf in jax.tree.leaves(state.variance)])
@@ -176,15 +162,8 @@ def _path_scale(rate: float, rates: Rates) -> float:
     return math.sqrt(rate * (2.0 - rate) * rates.effective_size)
 
 
-@dataclass(frozen=True)
-class SepCMAESConfig(ECConfig):
-    """The shapes of Sep-CMA-ES."""
-
-
 class SepCMAESWorkflow(ECWorkflow):
     """CMA-ES with a diagonal covariance."""
 
     agent_name = "sep_cma_es"
-    config_class = SepCMAESConfig
-    hyperparameters_class = SepCMAESHyperparameters
     optimizer_class = SepCMAES

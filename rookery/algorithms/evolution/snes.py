@@ -4,43 +4,37 @@ Departures from the paper: equals share their utilities.
 """
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.fitness import weights_by_rank
-from rookery.hyperparameters import Hyperparameters, Scalar
+from rookery.evolution.gaussian import GaussianOptimizer, GaussianState
+from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.types import Array, Key, Params, pytree_field
 from rookery.workflows.evolution import ECWorkflow
-from rookery.workflows.generations import ECConfig
 
 
 class SNESHyperparameters(Hyperparameters):
     """The numbers of SNES; a `std_learning_rate` of None depends on the number of parameters."""
 
-    RANGES: ClassVar = {
-        "initial_std": (1e-9, float("inf")),
-        "learning_rate": (0.0, float("inf")),
-        "std_learning_rate": (0.0, float("inf")),
-    }
-
-    initial_std: Scalar = 0.1
-    learning_rate: Scalar = 1.0
-    std_learning_rate: Scalar | None = None
+    initial_std: Scalar = number(
+        0.1, low=1e-9, schedule=False, help="first standard deviation of individuals around their mean"
+    )
+    learning_rate: Scalar = number(1.0, low=0.0, help="step size of the mean")
+    std_learning_rate: Scalar | None = number(
+        None, low=0.0, help="step size of the standard deviations; null: (3 + log d) / (5 sqrt d) for d parameters"
+    )
 
 
-class SNESState(ECState):
+class SNESState(GaussianState):
     """The distribution of the population to come."""
 
-    mean: Params
     std: Params
 
 
-class SNES(EvoOptimizer):
+class SNES(GaussianOptimizer):
     """Follows the natural gradient of the fitness of a Gaussian with a diagonal covariance."""
 
     hyperparameters: SNESHyperparameters = pytree_field(default_factory=SNESHyperparameters)
@@ -51,11 +45,8 @@ class SNES(EvoOptimizer):
         std = jax.tree.map(lambda mean: jnp.full_like(mean, initial_std), params)
         return SNESState(**common, mean=params, std=std)
 
-    def sample(self, state: SNESState, key: Key) -> Params:
-        def make(noise: Params) -> Params:
-            return jax.tree.map(lambda mean, std, noise: mean + std * noise, state.mean, state.std, noise)
-
-        return self.individuals(make, state.mean, key)
+    def std(self, state: SNESState) -> Params:
+        return state.std
 
     def update(self, state: SNESState, fitness: Array, key: Key) -> SNESState:
         hyperparameters = state.hyperparameters
@@ -63,9 +54,7 @@ class SNES(EvoOptimizer):
         if std_learning_rate is None:
             std_learning_rate = default_std_learning_rate(sum(leaf.size for leaf in jax.tree.leaves(state.mean)))
         weights = weights_by_rank(fitness, jnp.asarray(utilities(self.population_size)))
-        noise = jax.tree.map(
-            lambda asked, mean, std: (asked - mean[None]) / std[None], state.asked, state.mean, state.std
-        )
+        noise = jax.tree.map(lambda deviation, std: deviation / std[None], self.deviations(state), state.std)
         mean_gradient = self.weighted_sum(weights, noise)
         std_gradient = self.weighted_sum(weights, jax.tree.map(lambda noise: noise**2 - 1.0, noise))
         mean = jax.tree.map(
@@ -84,9 +73,6 @@ class SNES(EvoOptimizer):
         )
         return state.replace(mean=mean, std=std)
 
-    def center(self, state: SNESState) -> Params:
-        return state.mean
-
     def report(self, state: SNESState) -> dict[str, Array]:
         return {"step_size": jnp.mean(jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(state.std)]))}
 
@@ -103,15 +89,8 @@ def default_std_learning_rate(num_dims: int) -> float:
     return (3.0 + math.log(num_dims)) / (5.0 * math.sqrt(num_dims))
 
 
-@dataclass(frozen=True)
-class SNESConfig(ECConfig):
-    """The shapes of SNES."""
-
-
 class SNESWorkflow(ECWorkflow):
     """Separable natural evolution strategies."""
 
     agent_name = "snes"
-    config_class = SNESConfig
-    hyperparameters_class = SNESHyperparameters
     optimizer_class = SNES

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rookery.algorithms.evolution.map_elites import MAPElites, MAPElitesConfig, MAPElitesState
+from rookery.algorithms.evolution.map_elites import MAPElites, MAPElitesState
 from rookery.errors import InvalidInputError, UnknownNameError
 from rookery.types import Array
 
@@ -104,4 +104,4 @@ def test_impossible_archives_are_errors(changes: dict, error: type[Exception], m
 
 def test_every_descriptor_needs_its_bounds() -> None:
     with pytest.raises(InvalidInputError, match="a bound for each descriptor"):
-        MAPElitesConfig(descriptors=("last:obs.0",))
+        MAPElites(population_size=3, **GRID, descriptors=("last:obs.0",))
