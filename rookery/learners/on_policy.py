@@ -5,11 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jax.tree_util import KeyPath, keystr
 
 from rookery.agent import AgentState, Carry
 from rookery.agents.actor_critic import ActorCriticAgent
-from rookery.distributed import SPLIT
+from rookery.distributed import SAME, SPLIT
 from rookery.distributed.collectives import (
     device_axis,
     key_of_this_device,
@@ -123,10 +126,10 @@ class OnPolicyLearner(Learner[OnPolicyState, Experience]):
         )
 
     def specs(self, state: OnPolicyState) -> OnPolicyState:
-        specs = super().specs(state)
-        if specs.reward_scaling is not None:
-            specs = specs.replace(reward_scaling=specs.reward_scaling.replace(returns=SPLIT))
-        return specs
+        def spec(path: KeyPath, _: Array) -> PartitionSpec:
+            return SPLIT if keystr(path) == ".reward_scaling.returns" else SAME
+
+        return jax.tree.map_with_path(spec, state)
 
     def acting_state(self, state: OnPolicyState) -> AgentState:
         return state.actor_state or state.agent_state

@@ -255,7 +255,7 @@ def test_an_evolutionary_method_learns_and_records_under_known_names(method: str
     learned = workflow.learn(state)
     workflow.close()
     assert (int(learned.iterations), int(learned.env_steps)) == (4, 4 * 80)
-    assert int(learned.evo_state.generation) == 4
+    assert int(learned.learner.evo_state.generation) == 4
     assert np.any(params_of(learned) != params_of(state))
     first, last = RunDirectory.open(tmp_path / "run").read_metrics()
     assert set(first) - CENTER == ALWAYS | {"train/n_updates", "evolution/num_invalid"} | metrics_of(method)

@@ -20,8 +20,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 from rookery.distributed import DEVICE_AXIS
 from rookery.registry import build_workflow
-from rookery.workflows.host import experience_specs
-from rookery.workflows.on_policy import Learner
+from rookery.workflows.programs import experience_specs
 from rookery.distributed import SAME
 from rookery.workflows.programs import gather
 
@@ -71,17 +70,15 @@ def update_of(workflow):
     """The update of a method and of the statistics, without the rollout: there the devices draw different actions."""
 
     def update(state, experience):
-        learner = Learner(
-            agent_state=state.agent_state, optimizer_state=state.optimizer_state, num_updates=state.num_updates
-        )
-        metrics, learner = workflow.update(learner, experience, state.hyperparameters, jax.random.key(1))
+        learner = workflow.training.learner
+        metrics, after = learner.update(state.learner, experience, state.hyperparameters, jax.random.key(1))
         obs = experience.trajectory.obs
-        return metrics, workflow.agent.update_obs_statistics(learner.agent_state, obs, None, DEVICE_AXIS)
+        return metrics, workflow.agent.update_obs_statistics(after.agent_state, obs, None, DEVICE_AXIS)
 
-    return workflow.program(update, (workflow.state_specs(), experience_specs()), (SAME, SAME))
+    return workflow.layout.program(update, (workflow.training.specs(), experience_specs()), (SAME, SAME))
 
 
-experience = jax.jit(one.source.collect)(state.agent_state, state.source_state, jax.random.key(3))[0]
+experience = jax.jit(one.training.source.collect)(state.agent_state, state.source_state, jax.random.key(3))[0]
 assert np.asarray(experience.trajectory.extras.env_extras.truncation).sum() > 0
 metrics, learned = update_of(one)(state, experience)
 experience = four.layout.place(experience, experience_specs())

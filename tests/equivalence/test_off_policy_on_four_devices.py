@@ -21,8 +21,7 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 from rookery.distributed import DEVICE_AXIS
 from rookery.registry import build_workflow
-from rookery.agents.replay import Replayed
-from rookery.workflows.off_policy import (OffPolicyLearner)
+from rookery.agents.replay import ReplayBatch
 from rookery.distributed import SAME, SPLIT
 from rookery.workflows.programs import gather
 
@@ -70,7 +69,7 @@ state, state_on_four = one.init(key), four.init(key)
 for part in ("hyperparameters", "target_params", "optimizer_states", "key", "num_updates"):
     assert_close(getattr(state, part), getattr(state_on_four, part), rtol=0, atol=0)
 assert_close(state.agent_state.params, state_on_four.agent_state.params, rtol=0, atol=0)
-assert state.buffer_state.storage["float32"].shape == state_on_four.buffer_state.storage["float32"].shape
+assert state.learner.buffer_state.storage["float32"].shape == state_on_four.buffer_state.storage["float32"].shape
 # The envs start at the same places; then every device acts at random by itself.
 first_rows = [host(s.buffer_state.layout.unpack(s.buffer_state.storage).obs)[:, 0] for s in (state, state_on_four)]
 np.testing.assert_array_equal(*first_rows)
@@ -91,25 +90,21 @@ def update_of(workflow):
     """The update of a method on a batch that is split over the devices."""
 
     def update(learner, replayed, hyperparameters):
-        return workflow.update(learner, replayed, hyperparameters, jax.random.key(1))
+        return workflow.training.learner.learn_batch(learner, replayed, hyperparameters, jax.random.key(1))
 
-    split = Replayed(windows=PartitionSpec(None, DEVICE_AXIS), importance=SPLIT)
-    return workflow.program(update, (SAME, split, SAME), (SAME, PartitionSpec(None, DEVICE_AXIS), SAME)), split
+    split = ReplayBatch(windows=PartitionSpec(None, DEVICE_AXIS), importance=SPLIT)
+    return workflow.layout.program(update, (SAME, split, SAME), (SAME, PartitionSpec(None, DEVICE_AXIS), SAME)), split
 
 
-rows = host(state.buffer_state.layout.unpack(state.buffer_state.storage))
+rows = host(state.learner.buffer_state.layout.unpack(state.learner.buffer_state.storage))
 windows = jax.tree.map(lambda leaf: leaf[:, :6].swapaxes(0, 1).reshape(1, 48, *leaf.shape[2:]), rows)
 dead_on_each = windows.extras.env_extras.autoreset.reshape(4, 12).sum(axis=1)
 assert len(set(dead_on_each)) > 1, "the devices count different numbers of rows"
-replayed = Replayed(windows=windows, importance=np.linspace(0.1, 1.0, 48, dtype=np.float32))
+replayed = ReplayBatch(windows=windows, importance=np.linspace(0.1, 1.0, 48, dtype=np.float32))
 results = []
 for workflow in (one, four):
-    learner = OffPolicyLearner(
-        agent_state=gather(state.agent_state),
-        target_params=gather(jax.tree.map(lambda leaf: 0.5 * leaf, state.target_params)),
-        optimizer_states=gather(state.optimizer_states),
-        num_updates=gather(state.num_updates),
-    )
+    learner = gather(state.learner.without_replay())
+    learner = learner.replace(target_params=jax.tree.map(lambda leaf: 0.5 * leaf, learner.target_params))
     program, split = update_of(workflow)
     placed = workflow.layout.place(replayed, split)
     hyperparameters = workflow.layout.place(gather(state.hyperparameters), SAME)
@@ -135,8 +130,8 @@ assert int(state.env_steps) >= 400, "steps of all devices are counted together"
 assert int(state.num_updates) == 2 * int(state.iterations), "a batch is shared, not made on every device"
 
 # What must be the same on all devices is.
-replicated = (state.agent_state.params, state.target_params, state.optimizer_states, state.env_steps)
-replicated += (state.buffer_state.head, state.buffer_state.num_rows, state.buffer_state.priorities.max_priority)
+replicated = (state.agent_state.params, state.learner.target_params, state.learner.optimizer_states, state.env_steps)
+replicated += (state.learner.buffer_state.head, state.learner.buffer_state.num_rows, state.learner.buffer_state.priorities.max_priority)
 for leaf in jax.tree.leaves(replicated):
     for shard in leaf.addressable_shards:
         np.testing.assert_array_equal(shard.data, np.asarray(leaf.addressable_shards[0].data))
@@ -144,7 +139,7 @@ for leaf in jax.tree.leaves(replicated):
 one = build(1, dict(agent), **settings)
 restored = one.restore()
 assert_close(state, restored, rtol=0, atol=0)
-assert int(restored.buffer_state.num_rows) == 90 // 8
+assert int(restored.learner.buffer_state.num_rows) == 90 // 8
 metrics, after = one.step(restored)
 assert np.isfinite(metrics["train/critic_loss"])
 """

@@ -139,9 +139,9 @@ def test_a_run_holds_its_replay_buffer_once_and_may_leave_it_out_of_checkpoints(
         }
     )
     fresh = workflow.init(workflow.make_key())
-    storage = fresh.buffer_state.storage["float32"]
+    storage = fresh.learner.buffer_state.storage["float32"]
     monkeypatch.setattr(CountingRecorder, "size", storage.size)
-    fresh = jax.device_get((fresh.buffer_state, fresh.source_state.env_state.obs))
+    fresh = jax.device_get((fresh.learner.buffer_state, fresh.source_state.env_state.obs))
     del storage
 
     learned = workflow.learn(workflow.init(workflow.make_key()))
@@ -151,7 +151,10 @@ def test_a_run_holds_its_replay_buffer_once_and_may_leave_it_out_of_checkpoints(
     restored = workflow.restore()
     for one, other in [
         (restored.agent_state.params, learned.agent_state.params),
-        ((restored.buffer_state, restored.source_state.env_state.obs), fresh),  # the rows go on where the envs are
+        (
+            (restored.learner.buffer_state, restored.source_state.env_state.obs),
+            fresh,
+        ),  # the rows go on where the envs are
     ]:
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(one), jax.device_get(other))
     assert int(restored.env_steps) == 80

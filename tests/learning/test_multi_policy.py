@@ -89,5 +89,5 @@ def test_speaker_and_listener_get_near_the_landmark(train) -> None:
         "total_timesteps=30_000",
         "evaluation.num_episodes=64",
     )
-    assert set(trained.state.policies) == {"speaker", "listener"}
+    assert set(trained.state.learner.policies) == {"speaker", "listener"}
     assert trained.returns >= -45.0  # random play gets -80

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
+from rookery.agents.actor_critics import mean_squared_errors
 
 from rookery.agent import AgentState
-from rookery.agents.actor_critics import mean_squared_errors
 from rookery.agents.replay import LossInfo, Replayed, Transitions
 from rookery.algorithms.ddpg import DDPGAgent
 from rookery.distributed import DEVICE_AXIS

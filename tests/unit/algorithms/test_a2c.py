@@ -7,19 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
-from jax.sharding import PartitionSpec
 
 from rookery.agent import AgentState
-from rookery.algorithms.a2c import A2CAgent, A2CHyperparameters, A2CWorkflow
-from rookery.distributed import device_mesh
+from rookery.algorithms.a2c import A2C, A2CAgent, A2CConfig, A2CHyperparameters, A2CWorkflow
 from rookery.errors import InvalidInputError, ShapeError
-from rookery.learning.counter import Counter
+from rookery.learners.on_policy import OnPolicyState
+from rookery.learning.experience import Experience
+from rookery.learning.trajectories import row_weights
 from rookery.networks import ActorCriticConfig
-from rookery.rollout import Experience
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Discrete
 from rookery.types import PyTreeDict
-from rookery.workflows.on_policy import Learner
 
 SHAPE, NUM_ACTIONS = (7, 3), 4
 HYPERPARAMETERS = A2CHyperparameters(
@@ -107,19 +105,17 @@ def reference_loss(params: Any, trajectory: SampleBatch, advantages: np.ndarray)
 def test_an_update_equals_one_step_of_rmsprop_on_the_formulas_in_float64(with_dead_steps: bool) -> None:
     trajectory = make_trajectory(with_dead_steps)
     _, state = linear_agent()
-    workflow = A2CWorkflow.build_from_config({"env": {"name": "probe/cue_reward", "episode_length": 5}})
-    learner = Learner(
-        agent_state=state, optimizer_state=workflow.optimizer.init(state.params), num_updates=Counter.zero()
+    learner = A2C.of(A2CConfig())
+    before = OnPolicyState.first(
+        state,
+        HYPERPARAMETERS,
+        optimizer_state=learner.optimizer.init(state.params),
+        reward_scaling=None,
+        actor_state=None,
     )
-    update = jax.shard_map(
-        lambda *arguments: workflow.update(*arguments, key=jax.random.key(0)),
-        mesh=device_mesh(1),
-        in_specs=PartitionSpec(),
-        out_specs=PartitionSpec(),
-        check_vma=False,
-    )
-    experience = Experience(trajectory=trajectory, first_carry=())
-    metrics, after = jax.jit(update)(learner, experience, jax.tree.map(jnp.float32, HYPERPARAMETERS))
+    experience = Experience(trajectory=trajectory, first_carry=(), weights=row_weights(trajectory))
+    hyperparameters = jax.tree.map(jnp.float32, HYPERPARAMETERS)
+    metrics, after = jax.jit(learner.update)(before, experience, hyperparameters, jax.random.key(0))
     assert int(after.num_updates) == 1
 
     leaves, structure = jax.tree.flatten(state.params)

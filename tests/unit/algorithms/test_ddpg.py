@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from rookery.agents.replay import Replayed
+from rookery.agents.replay import ReplayBatch
 from rookery.algorithms.ddpg import DDPGAgent, DDPGConfig, DDPGWorkflow
-from rookery.algorithms.deterministic import DeterministicHyperparameters
-from rookery.distributed import DEVICE_AXIS
+from rookery.algorithms.td3 import DeterministicHyperparameters
 from rookery.errors import InvalidInputError
-from rookery.learning.counter import Counter
+from rookery.learners.replay import OffPolicyState
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Discrete
 from rookery.types import PyTreeDict
-from rookery.workflows.off_policy import OffPolicyLearner
 
 OBS = Box(-3.0, 3.0, (3,))
 UNEVEN = Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32), (2,))
@@ -47,7 +45,7 @@ def moved(params: Any, seed: int) -> Any:
     return jax.tree.unflatten(structure, [normal(*leaf.shape, seed=seed + i) for i, leaf in enumerate(leaves)])
 
 
-def make_replayed(with_dead_rows: bool) -> Replayed:
+def make_replayed(with_dead_rows: bool) -> ReplayBatch:
     """Make windows of one row that go on, terminate (what follows is NaN) or are truncated, in turn."""
     shape = (1, NUM_WINDOWS)
     kinds = np.arange(NUM_WINDOWS)[None] % 3
@@ -62,7 +60,7 @@ def make_replayed(with_dead_rows: bool) -> Replayed:
         dones=jnp.asarray(kinds > 0, jnp.float32),
         extras=PyTreeDict(policy_extras=PyTreeDict(), env_extras=env_extras),
     )
-    return Replayed(windows=windows, importance=jnp.linspace(0.1, 1.0, NUM_WINDOWS))
+    return ReplayBatch(windows=windows, importance=jnp.linspace(0.1, 1.0, NUM_WINDOWS))
 
 
 def double(tree: Any) -> Any:
@@ -101,12 +99,7 @@ def test_an_update_equals_the_steps_of_the_paper_in_float64(with_dead_rows: bool
     workflow, replayed = make_workflow(), make_replayed(with_dead_rows)
     state = workflow.agent.init(OBS, UNEVEN, jax.random.key(0))
     params, slow = state.params, moved(state.params, seed=30)
-    learner = OffPolicyLearner(
-        agent_state=state,
-        target_params=slow,
-        optimizer_states=PyTreeDict({part: workflow.optimizer.init(params[part]) for part in params}),
-        num_updates=Counter.zero(),
-    )
+    learner = workflow.training.learner
     hyperparameters = jax.tree.map(
         jnp.float32,
         DeterministicHyperparameters(
@@ -114,11 +107,14 @@ def test_an_update_equals_the_steps_of_the_paper_in_float64(with_dead_rows: bool
         ),
     )
 
-    def update(learner: OffPolicyLearner) -> Any:
-        return workflow.update(learner, replayed, hyperparameters, jax.random.key(6))
-
-    on_one_device = jax.vmap(update, in_axes=None, out_axes=None, axis_size=1, axis_name=DEVICE_AXIS)
-    metrics, errors, after = jax.jit(on_one_device)(learner)
+    before = OffPolicyState.first(
+        state,
+        hyperparameters,
+        target_params=slow,
+        optimizer_states=PyTreeDict({part: learner.optimizer.init(params[part]) for part in params}),
+        buffer_state=None,
+    )
+    metrics, errors, after = jax.jit(learner.learn_batch)(before, replayed, hyperparameters, jax.random.key(6))
 
     rows = jax.tree.map(lambda leaf: np.asarray(leaf[0], np.float64), replayed.windows)
     slow, importance = double(slow), np.asarray(replayed.importance, np.float64)

@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from rookery.agent import AgentState
-from rookery.agents.replay import LossInfo, Replayed
-from rookery.algorithms.dqn import DQNAgent, DQNHyperparameters, DQNWorkflow
+from rookery.agents.replay import LossInfo, ReplayBatch
+from rookery.algorithms.dqn import DQN, DQNAgent, DQNHyperparameters, DQNWorkflow
 from rookery.errors import InvalidInputError
 from rookery.learning.targets import polyak
 from rookery.networks.q_network import HEADS, QNetworkConfig
@@ -51,7 +51,7 @@ def with_weights(agent_state: AgentState, kernel: list) -> Any:
 
 def make_replayed(
     obs: Any, actions: Any, rewards: Any, next_obs: Any, terminations: Any, truncations: Any, importance: Any = None
-) -> Replayed:
+) -> ReplayBatch:
     terminations, truncations = np.asarray(terminations, np.float32), np.asarray(truncations, np.float32)
     windows = SampleBatch(
         obs=obs,
@@ -61,10 +61,10 @@ def make_replayed(
         dones=jnp.asarray(np.maximum(terminations, truncations)),
         extras=PyTreeDict(policy_extras=PyTreeDict(), env_extras=PyTreeDict(termination=jnp.asarray(terminations))),
     )
-    return Replayed(windows=windows, importance=importance)
+    return ReplayBatch(windows=windows, importance=importance)
 
 
-def random_replayed(importance: Any = None) -> Replayed:
+def random_replayed(importance: Any = None) -> ReplayBatch:
     """Make 16 windows of one row, which go on, terminate or are truncated; what follows a termination is NaN."""
     shape = (1, 16)
     kinds = np.arange(16).reshape(shape) % 3
@@ -82,10 +82,10 @@ def outputs_at(params: Any, obs: Any) -> np.ndarray:
 
 
 def transitions_and_targets(
-    agent: DQNAgent, agent_state: AgentState, target_params: Any, replayed: Replayed, discount: float
+    agent: DQNAgent, agent_state: AgentState, target_params: Any, replayed: ReplayBatch, discount: float
 ) -> tuple[Any, Any]:
     @jax.jit
-    def program(agent_state: AgentState, target_params: Any, replayed: Replayed) -> tuple[Any, Any]:
+    def program(agent_state: AgentState, target_params: Any, replayed: ReplayBatch) -> tuple[Any, Any]:
         transitions = agent.transitions(agent_state, replayed, jnp.float32(discount))
         return transitions, agent.targets(agent_state, target_params, transitions)
 
@@ -345,19 +345,22 @@ def make_workflow(env_name: str = "probe/cue_reward", network: dict | None = Non
     )
 
 
-def counting_up(learner: Any, part: str, *_: Any) -> tuple[LossInfo, Any]:
-    """Stand for a gradient step: every parameter grows by 1."""
-    params = jax.tree.map(lambda leaf: leaf + 1.0, learner.agent_state.params)
-    return LossInfo(errors=jnp.zeros((1, 4))), learner.replace(agent_state=learner.agent_state.replace(params=params))
+class CountingUp(DQN):
+    def gradient_step(self, state: Any, part: str, *_: Any) -> tuple[LossInfo, Any]:
+        """Stand for a gradient step: every parameter grows by 1."""
+        params = jax.tree.map(lambda leaf: leaf + 1.0, state.agent_state.params)
+        return LossInfo(errors=jnp.zeros((1, 4))), state.replace(agent_state=state.agent_state.replace(params=params))
 
 
 @pytest.mark.parametrize("interval", [1, 4, None])
 def test_the_target_network_follows_every_update_also_where_updates_come_in_groups(interval: int | None) -> None:
     workflow = make_workflow(num_envs=2, updates_per_step=1.5, target_update_interval=interval, target_update_rate=0.25)
-    workflow.gradient_step = counting_up  # type: ignore[method-assign]
+    learner = workflow.training.learner
+    workflow.training.learner = CountingUp(agent=learner.agent, config=learner.config, max_rows=learner.max_rows)
     state = workflow.init(workflow.make_key())
     zeros = jax.tree.map(jnp.zeros_like, state.agent_state.params)
-    state = state.replace(agent_state=state.agent_state.replace(params=zeros), target_params=zeros)
+    agent_state = state.agent_state.replace(params=zeros)
+    state = state.replace(learner=state.learner.replace(agent_state=agent_state, target_params=zeros))
     followed = 0.0
     for num_updates in range(1, 16):
         if interval is None:
@@ -369,7 +372,7 @@ def test_the_target_network_follows_every_update_also_where_updates_come_in_grou
             assert int(state.num_updates) == num_updates
             for leaf in jax.tree.leaves(state.agent_state.params):
                 np.testing.assert_array_equal(leaf, num_updates)
-            for leaf in jax.tree.leaves(state.target_params):
+            for leaf in jax.tree.leaves(state.learner.target_params):
                 np.testing.assert_allclose(leaf, followed, rtol=0 if interval else 1e-6)
 
 
@@ -387,8 +390,8 @@ def assert_trains(workflow: DQNWorkflow) -> Any:
     assert set(metrics) == names | {"rollout/ep_rew_mean", "rollout/ep_len_mean"}
     assert all(np.isfinite(metrics[name]) for name in names)
     for before, after in zip(
-        jax.tree.leaves((first.agent_state.params, first.target_params)),
-        jax.tree.leaves((state.agent_state.params, state.target_params)),
+        jax.tree.leaves((first.agent_state.params, first.learner.target_params)),
+        jax.tree.leaves((state.agent_state.params, state.learner.target_params)),
         strict=True,
     ):
         assert np.all(np.isfinite(after))

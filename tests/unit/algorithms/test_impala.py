@@ -164,11 +164,11 @@ def make_workflow(**agent: Any) -> IMPALAWorkflow:
 def test_actors_take_the_learners_parameters_every_so_many_iterations() -> None:
     workflow = make_workflow(actor_lag=2, normalize_obs=True, learning_rate=0.01)
     state = workflow.init(workflow.make_key())
-    divergences, acting = [], [state.actor_state]
+    divergences, acting = [], [state.learner.actor_state]
     for _ in range(4):
         metrics, state = workflow.step(state)
         divergences.append(float(metrics["train/approx_kl"]))
-        acting.append(state.actor_state)
+        acting.append(state.learner.actor_state)
     assert_equal(acting[1], acting[0])
     assert_equal(acting[3], acting[2])
     assert_equal(acting[4], state.agent_state)

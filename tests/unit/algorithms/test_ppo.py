@@ -11,18 +11,19 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
 from rookery.agent import AgentState
-from rookery.algorithms.ppo import PPOAgent, PPOHyperparameters, PPOSamples, PPOWorkflow
+from rookery.agents.actor_critic import AdvantageSamples
+from rookery.algorithms.ppo import PPOAgent, PPOHyperparameters, PPOWorkflow
 from rookery.distributed import device_mesh
 from rookery.envs import create_env
 from rookery.errors import InvalidInputError, ShapeError
+from rookery.learners.on_policy import OnPolicyState
 from rookery.learning import updates
-from rookery.learning.counter import Counter
+from rookery.learning.trajectories import row_weights
 from rookery.networks import ActorCriticConfig
 from rookery.rollout import Experience, RolloutSource
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Discrete
 from rookery.types import PyTreeDict
-from rookery.workflows.on_policy import Learner
 
 NUM_SAMPLES, NUM_ACTIONS = 12, 4
 OBS_SPACE = Box(-3.0, 3.0, (3,))
@@ -56,9 +57,9 @@ def policy_extras_of(*shape: int) -> PyTreeDict:
     )
 
 
-def make_samples(num_samples: int = NUM_SAMPLES, with_weights: bool = False) -> PPOSamples:
+def make_samples(num_samples: int = NUM_SAMPLES, with_weights: bool = False) -> AdvantageSamples:
     extras = PyTreeDict(policy_extras=policy_extras_of(num_samples))
-    return PPOSamples(
+    return AdvantageSamples(
         batch=SampleBatch(obs=normal(num_samples, 3, seed=4), extras=extras),
         advantages=normal(num_samples, seed=5),
         targets=normal(num_samples, seed=6),
@@ -70,7 +71,7 @@ def double(array: Any) -> np.ndarray:
     return np.asarray(array, np.float64)
 
 
-def reference_loss(params: Any, samples: PPOSamples, hyperparameters: PPOHyperparameters) -> dict[str, float]:
+def reference_loss(params: Any, samples: AdvantageSamples, hyperparameters: PPOHyperparameters) -> dict[str, float]:
     """Compute the loss in float64, by the equations of the paper and nothing of ours."""
     before = samples.batch.extras.policy_extras
     counted = np.ones(len(samples.advantages), bool) if samples.weights is None else np.asarray(samples.weights) > 0
@@ -104,7 +105,9 @@ def reference_loss(params: Any, samples: PPOSamples, hyperparameters: PPOHyperpa
     return parts
 
 
-def reference_of(params: Any, samples: PPOSamples, hyperparameters: PPOHyperparameters) -> tuple[dict, np.ndarray]:
+def reference_of(
+    params: Any, samples: AdvantageSamples, hyperparameters: PPOHyperparameters
+) -> tuple[dict, np.ndarray]:
     """Return the parts of the reference loss, and its gradient by finite differences as one vector."""
     leaves, structure = jax.tree.flatten(params)
     borders = np.cumsum([leaf.size for leaf in leaves])[:-1]
@@ -119,7 +122,7 @@ def reference_of(params: Any, samples: PPOSamples, hyperparameters: PPOHyperpara
     return at(point), np.array(slopes)
 
 
-def loss_and_gradient(samples: PPOSamples, hyperparameters: PPOHyperparameters) -> tuple[dict, Any]:
+def loss_and_gradient(samples: AdvantageSamples, hyperparameters: PPOHyperparameters) -> tuple[dict, Any]:
     agent, state = linear_agent()
 
     def loss(params: Any) -> Any:
@@ -193,17 +196,21 @@ def make_experience(num_steps: int, num_envs: int) -> Experience:
 def run_update(workflow: PPOWorkflow, experience: Experience, hyperparameters: Any) -> tuple[dict, Any]:
     """Take one update; return its metrics and the parameters."""
     _, agent_state = linear_agent()
-    learner = Learner(
-        agent_state=agent_state,
-        optimizer_state=workflow.optimizer.init(agent_state.params),
-        num_updates=Counter.zero(),
+    learner = workflow.training.learner
+    before = OnPolicyState.first(
+        agent_state,
+        hyperparameters,
+        optimizer_state=learner.optimizer.init(agent_state.params),
+        reward_scaling=None,
+        actor_state=None,
     )
-    update = on_one_device(lambda *arguments: workflow.update(*arguments, key=jax.random.key(0)))
-    metrics, learner = update(learner, experience, jax.tree.map(jnp.float32, hyperparameters))
-    return {name: float(mean.value) for name, mean in metrics.items()}, learner.agent_state.params
+    experience = experience.replace(weights=row_weights(experience.trajectory))
+    update = on_one_device(lambda *arguments: learner.update(*arguments, key=jax.random.key(0)))
+    metrics, after = update(before, experience, jax.tree.map(jnp.float32, hyperparameters))
+    return {name: float(mean.value) for name, mean in metrics.items()}, after.agent_state.params
 
 
-def reference_samples(params: Any, experience: Experience, hyperparameters: PPOHyperparameters) -> PPOSamples:
+def reference_samples(params: Any, experience: Experience, hyperparameters: PPOHyperparameters) -> AdvantageSamples:
     """Estimate advantages in float64 by the sum of Schulman et al., 2016, eq. 16, and flatten everything."""
     trajectory = experience.trajectory
     extras, head = trajectory.extras, jax.tree.map(double, params["value"]["head"]["output"])
@@ -222,7 +229,7 @@ def reference_samples(params: Any, experience: Experience, hyperparameters: PPOH
             if dones[later, env]:
                 break
     flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (trajectory.obs, extras.policy_extras))
-    return PPOSamples(
+    return AdvantageSamples(
         batch=SampleBatch(obs=flat[0], extras=PyTreeDict(policy_extras=flat[1])),
         advantages=advantages.ravel(),
         targets=(advantages + values).ravel(),
@@ -291,7 +298,7 @@ def known_value_samples(num_steps: int, **env_kwargs: Any) -> tuple[np.ndarray, 
         state = state.replace(params=state.params.replace(value=state.params.value.replace(head=head)))
         source = RolloutSource(env=env, agent=agent, rollout_length=num_steps)
         experience, _ = source.collect(state, source.init(jax.random.split(jax.random.key(1), 2)), jax.random.key(2))
-        samples = agent.samples(state, experience.trajectory, PPOHyperparameters(discount=0.9, gae_lambda=0.0))
+        samples = agent.samples(state, experience, discount=0.9, gae_lambda=0.0)
         return experience.trajectory.rewards, samples.targets
 
     rewards, targets = jax.device_get(collect())

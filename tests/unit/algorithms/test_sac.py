@@ -1,5 +1,6 @@
 """SAC: targets and losses against float64, the temperature, and what each step of an update changes."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,17 +10,17 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from rookery.agent import AgentState
-from rookery.agents.replay import LossInfo, Replayed, Transitions
-from rookery.algorithms.sac import SACAgent, SACConfig, SACHyperparameters, SACWorkflow, soft_values
+from rookery.agents.critics import critic_loss
+from rookery.agents.replay import LossInfo, ReplayBatch, Transitions
+from rookery.algorithms.sac import SAC, SACAgent, SACConfig, SACHyperparameters, SACWorkflow, soft_values
 from rookery.distributed import DEVICE_AXIS
 from rookery.errors import InvalidInputError, ShapeError
-from rookery.learning.counter import Counter
+from rookery.learners.replay import OffPolicyState
 from rookery.networks.critic import ActorCriticsConfig
 from rookery.networks.distributions import GaussianConfig
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Dict, Discrete, MultiDiscrete
 from rookery.types import PyTreeDict
-from rookery.workflows.off_policy import OffPolicyLearner
 
 OBS = Box(-3.0, 3.0, (3,))
 UNEVEN = Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32), (2,))
@@ -44,7 +45,7 @@ def moved(params: Any, seed: int) -> Any:
     return jax.tree.unflatten(structure, [normal(*leaf.shape, seed=seed + i) for i, leaf in enumerate(leaves)])
 
 
-def make_replayed(action_space: Any) -> Replayed:
+def make_replayed(action_space: Any) -> ReplayBatch:
     """Make windows of one row that go on, terminate (what follows is NaN) or are truncated, in turn."""
     shape = (1, NUM_WINDOWS)
     kinds = np.arange(NUM_WINDOWS)[None] % 3
@@ -59,7 +60,7 @@ def make_replayed(action_space: Any) -> Replayed:
             policy_extras=PyTreeDict(), env_extras=PyTreeDict(termination=jnp.asarray(kinds == 1, jnp.float32))
         ),
     )
-    return Replayed(windows=windows, importance=None)
+    return ReplayBatch(windows=windows, importance=None)
 
 
 def make_transitions(agent: SACAgent, state: AgentState, action_space: Any) -> Transitions:
@@ -150,7 +151,7 @@ def test_the_critic_loss_is_that_of_the_actions_that_were_taken() -> None:
     agent, state = linear_agent()
     critics = moved(state.params.critics, seed=40)
     transitions, targets = make_transitions(agent, state, UNEVEN), normal(1, NUM_WINDOWS, seed=9)
-    loss, report = jax.jit(agent.critic_loss)(state, critics, transitions, targets)
+    loss, report = jax.jit(partial(critic_loss, agent))(state, critics, transitions, targets)
     layers, rows = double(critics.head.output), double(make_replayed(UNEVEN).windows)
     inputs = np.concatenate([rows.obs[0], rows.actions[0] / [2.0, 5.0] - [0.0, 1.0]], axis=-1)
     errors = np.stack([(inputs @ layers.kernel[i] + layers.bias[i])[:, 0] for i in range(2)]) - np.asarray(targets)
@@ -164,7 +165,7 @@ def test_a_column_where_a_row_belongs_is_an_error_when_traced() -> None:
     with jax.numpy_rank_promotion("allow"):
         for targets in (column, transitions.with_discounted(column)):
             with pytest.raises(ShapeError, match=r"targets has shape \[1, 12, \d+\]"):
-                agent.critic_loss(state, state.params.critics, transitions, targets)
+                critic_loss(agent, state, state.params.critics, transitions, targets)
 
 
 def test_a_masked_action_has_no_share_in_the_value() -> None:
@@ -264,20 +265,23 @@ class Updates:
         workflow = make_workflow(network={"hidden_sizes": []})
         self.agent = workflow.agent
         state = self.agent.init(OBS, UNEVEN, jax.random.key(0))
-        self.before = OffPolicyLearner(
-            agent_state=state,
+        learner = workflow.training.learner
+        optimizer_states = {part: learner.optimizer.init(state.params[part]) for part in state.params}
+        self.before = OffPolicyState.first(
+            state,
+            SACHyperparameters(),
             target_params=PyTreeDict(critics=moved(state.params.critics, seed=30)),
-            optimizer_states=PyTreeDict({part: workflow.optimizer.init(state.params[part]) for part in state.params}),
-            num_updates=Counter.zero(),
+            optimizer_states=PyTreeDict(optimizer_states),
+            buffer_state=None,
         )
         replayed = make_replayed(UNEVEN)
 
-        def update(learner: OffPolicyLearner, hyperparameters: SACHyperparameters) -> Any:
-            return workflow.update(learner, replayed, hyperparameters, jax.random.key(6))
+        def update(state: OffPolicyState, hyperparameters: SACHyperparameters) -> Any:
+            return learner.learn_batch(state, replayed, hyperparameters, jax.random.key(6))
 
-        self._update = jax.jit(jax.vmap(update, in_axes=None, out_axes=None, axis_size=1, axis_name=DEVICE_AXIS))
+        self._update = jax.jit(update)
 
-    def __call__(self, **hyperparameters: Any) -> tuple[Any, OffPolicyLearner]:
+    def __call__(self, **hyperparameters: Any) -> tuple[Any, OffPolicyState]:
         given = jax.tree.map(jnp.float32, SACHyperparameters(**hyperparameters))
         metrics, _, after = self._update(self.before, given)
         return metrics, after
@@ -329,26 +333,31 @@ def test_the_slow_critics_move_towards_the_new_ones_by_the_stated_share(updates:
         np.testing.assert_allclose(moved, 0.75 * np.asarray(slow) + 0.25 * np.asarray(new), rtol=1e-5, atol=1e-6)
 
     jax.tree.map(
-        check, updates.before.target_params.critics, after.agent_state.params.critics, after.target_params.critics
+        check,
+        updates.before.target_params.critics,
+        after.agent_state.params.critics,
+        after.target_params.critics,
     )
 
 
-def counting_up(learner: Any, part: str, *_: Any) -> tuple[LossInfo, Any]:
-    """Stand for a gradient step: every parameter of the part grows by 1."""
-    params = learner.agent_state.params
-    params = params.replace(**{part: jax.tree.map(lambda leaf: leaf + 1.0, params[part])})
-    report = LossInfo(metrics={"train/entropy": jnp.zeros(())}, errors=jnp.zeros((1, 4)))
-    return report, learner.replace(agent_state=learner.agent_state.replace(params=params))
+class CountingUp(SAC):
+    def gradient_step(self, state: Any, part: str, *_: Any) -> tuple[LossInfo, Any]:
+        """Stand for a gradient step: every parameter of the part grows by 1."""
+        params = state.agent_state.params
+        params = params.replace(**{part: jax.tree.map(lambda leaf: leaf + 1.0, params[part])})
+        report = LossInfo(metrics={"train/entropy": jnp.zeros(())}, errors=jnp.zeros((1, 4)))
+        return report, state.replace(agent_state=state.agent_state.replace(params=params))
 
 
 def test_the_slow_critics_follow_every_update_also_where_updates_come_in_groups() -> None:
     workflow = make_workflow(updates_per_step=1.5, target_update_rate=0.25)
-    workflow.gradient_step = counting_up  # type: ignore[method-assign]
+    learner = workflow.training.learner
+    workflow.training.learner = CountingUp(agent=learner.agent, config=learner.config, max_rows=learner.max_rows)
     state = workflow.init(workflow.make_key())
     zeros = jax.tree.map(jnp.zeros_like, state.agent_state.params)
-    state = state.replace(
-        agent_state=state.agent_state.replace(params=zeros), target_params=PyTreeDict(critics=zeros.critics)
-    )
+    agent_state = state.agent_state.replace(params=zeros)
+    learner_state = state.learner.replace(agent_state=agent_state, target_params=PyTreeDict(critics=zeros.critics))
+    state = state.replace(learner=learner_state)
     followed = 0.0
     for num_updates in range(1, 10):
         followed += 0.25 * (num_updates - followed)
@@ -356,7 +365,7 @@ def test_the_slow_critics_follow_every_update_also_where_updates_come_in_groups(
             _, state = workflow.step(state)
             for leaf in jax.tree.leaves(state.agent_state.params):
                 np.testing.assert_array_equal(leaf, num_updates)
-            for leaf in jax.tree.leaves(state.target_params):
+            for leaf in jax.tree.leaves(state.learner.target_params):
                 np.testing.assert_allclose(leaf, followed, rtol=1e-6)
 
 
@@ -384,7 +393,7 @@ def test_an_agent_with_a_memory_trains(env: Any, network: dict, agent: dict) -> 
         for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
             assert np.all(np.isfinite(new))
             assert np.any(old != new)
-    assert differs(first.target_params, state.target_params)
+    assert differs(first.learner.target_params, state.learner.target_params)
 
 
 def test_an_action_space_without_a_critic_is_an_error_at_build() -> None:

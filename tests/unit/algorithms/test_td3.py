@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from rookery.agent import AgentState
-from rookery.agents.replay import LossInfo, Replayed, Transitions
-from rookery.algorithms.td3 import TD3Agent, TD3Hyperparameters, TD3Workflow
+from rookery.agents.critics import critic_loss
+from rookery.agents.replay import LossInfo, ReplayBatch, Transitions
+from rookery.algorithms.td3 import TD3, TD3Agent, TD3Hyperparameters, TD3Workflow
 from rookery.errors import InvalidInputError, ShapeError
 from rookery.networks.critic import ActorCriticsConfig
 from rookery.networks.distributions import GaussianConfig
@@ -59,7 +60,7 @@ def make_transitions(
             policy_extras=PyTreeDict(), env_extras=PyTreeDict(termination=jnp.asarray(terminations, jnp.float32)[None])
         ),
     )
-    return agent.transitions(state, Replayed(windows=windows, importance=None), jnp.float32(0.5))
+    return agent.transitions(state, ReplayBatch(windows=windows, importance=None), jnp.float32(0.5))
 
 
 def test_targets_take_the_lower_of_two_slow_critics_of_the_action_of_the_slow_policy() -> None:
@@ -111,7 +112,7 @@ def test_targets_in_a_column_are_an_error_when_traced() -> None:
     agent, state = linear_agent()
     transitions = make_transitions(agent, state, [0.0, 0.0], [0, 0], [0, 0])
     with jax.numpy_rank_promotion("allow"), pytest.raises(ShapeError, match=r"targets has shape \[1, 2, 1\]"):
-        agent.critic_loss(state, state.params.critics, transitions, jnp.zeros((1, 2, 1)))
+        critic_loss(agent, state, state.params.critics, transitions, jnp.zeros((1, 2, 1)))
 
 
 def test_exploration_adds_noise_as_a_share_of_half_the_range_and_keeps_the_bounds() -> None:
@@ -145,21 +146,24 @@ def make_workflow(env: str = "probe/continuous", **agent: Any) -> TD3Workflow:
     )
 
 
-def counting_up(learner: Any, part: str, *_: Any) -> tuple[LossInfo, Any]:
-    """Stand for a gradient step: every parameter of the part grows by 1."""
-    params = learner.agent_state.params
-    params = params.replace(**{part: jax.tree.map(lambda leaf: leaf + 1.0, params[part])})
-    report = LossInfo(metrics={"train/actor_loss": jnp.zeros(())}, errors=jnp.zeros((1, 4)))
-    return report, learner.replace(agent_state=learner.agent_state.replace(params=params))
+class CountingUp(TD3):
+    def gradient_step(self, state: Any, part: str, *_: Any) -> tuple[LossInfo, Any]:
+        """Stand for a gradient step: every parameter of the part grows by 1."""
+        params = state.agent_state.params
+        params = params.replace(**{part: jax.tree.map(lambda leaf: leaf + 1.0, params[part])})
+        report = LossInfo(metrics={"train/actor_loss": jnp.zeros(())}, errors=jnp.zeros((1, 4)))
+        return report, state.replace(agent_state=state.agent_state.replace(params=params))
 
 
 @pytest.mark.parametrize("policy_delay", [2, 4])
 def test_policy_and_slow_copies_wait_for_the_critics_also_where_updates_come_in_groups(policy_delay: int) -> None:
     workflow = make_workflow(policy_delay=policy_delay, target_update_rate=0.25)
-    workflow.gradient_step = counting_up  # type: ignore[method-assign]
+    learner = workflow.training.learner
+    workflow.training.learner = CountingUp(agent=learner.agent, config=learner.config, max_rows=learner.max_rows)
     state = workflow.init(workflow.make_key())
     zeros = jax.tree.map(jnp.zeros_like, state.agent_state.params)
-    state = state.replace(agent_state=state.agent_state.replace(params=zeros), target_params=zeros)
+    agent_state = state.agent_state.replace(params=zeros)
+    state = state.replace(learner=state.learner.replace(agent_state=agent_state, target_params=zeros))
     followed = {"policy": 0.0, "critics": 0.0}
     for num_updates in range(1, 16):
         if num_updates % policy_delay == 0:
@@ -172,7 +176,7 @@ def test_policy_and_slow_copies_wait_for_the_critics_also_where_updates_come_in_
             for part in ("policy", "critics"):
                 for leaf in jax.tree.leaves(state.agent_state.params[part]):
                     np.testing.assert_array_equal(leaf, expected[part])
-                for leaf in jax.tree.leaves(state.target_params[part]):
+                for leaf in jax.tree.leaves(state.learner.target_params[part]):
                     np.testing.assert_allclose(leaf, followed[part], rtol=1e-6)
 
 
@@ -189,9 +193,9 @@ def test_with_one_update_per_iteration_every_second_one_changes_the_policy() -> 
         is_due = number % 2 == 0
         assert differs(after.agent_state.params.critics, state.agent_state.params.critics)
         assert differs(after.agent_state.params.policy, state.agent_state.params.policy) == is_due
-        assert differs(after.target_params.policy, state.target_params.policy) == is_due
-        assert differs(after.target_params.critics, state.target_params.critics) == is_due
-        assert int(after.optimizer_states.policy.count) == number // 2
+        assert differs(after.learner.target_params.policy, state.learner.target_params.policy) == is_due
+        assert differs(after.learner.target_params.critics, state.learner.target_params.critics) == is_due
+        assert int(after.learner.optimizer_states.policy.count) == number // 2
         assert bool(np.isfinite(metrics["train/actor_loss"])) == is_due  # an average of nothing is NaN
         assert np.isfinite(metrics["train/critic_loss"])
         state = after

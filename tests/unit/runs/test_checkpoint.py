@@ -24,9 +24,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from rookery.errors import InvalidInputError
-from rookery.types import Key, PyTreeDict, State, pytree_field
 from rookery.runs import checkpoint
 from rookery.runs.checkpoint import CheckpointError, Checkpoints
+from rookery.types import Key, PyTreeDict, State, pytree_field
 
 
 class TrainState(State):
@@ -236,7 +236,9 @@ def test_a_damaged_hash_says_what_was_found_and_expected(checkpoints: Checkpoint
     path = checkpoints.save(train_state(), 7, {})
     file = next(file for file in files_of(path) if "arrays" in file.parts and file.stat().st_size > 0)
     flip_a_bit(file)
-    with pytest.raises(CheckpointError, match=r"has sha256 \w{16}\.\.\., expected \w{16}\.\.\.; no checkpoint is intact"):
+    with pytest.raises(
+        CheckpointError, match=r"has sha256 \w{16}\.\.\., expected \w{16}\.\.\.; no checkpoint is intact"
+    ):
         checkpoints.restore(train_state())
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from rookery.runs import directory
 from rookery.errors import InvalidInputError
+from rookery.runs import directory
 from rookery.runs.directory import RunDirectory, RunInUseError, write_atomically
 
 CONFIG: dict[str, Any] = {
@@ -116,7 +116,9 @@ def test_a_folder_that_is_no_run_is_described_with_the_run_that_may_be_meant(
 def test_a_run_of_a_newer_rookery_asks_for_an_update(tmp_path: Path) -> None:
     run = create(tmp_path)
     run.manifest_path.write_text(json.dumps({**run.manifest, "format_version": directory.FORMAT_VERSION + 1}))
-    with pytest.raises(InvalidInputError, match=rf"format version {directory.FORMAT_VERSION + 1}.*pip install --upgrade"):
+    with pytest.raises(
+        InvalidInputError, match=rf"format version {directory.FORMAT_VERSION + 1}.*pip install --upgrade"
+    ):
         RunDirectory.open(tmp_path)
 
 

@@ -61,7 +61,7 @@ def test_every_step_of_every_episode_is_counted() -> None:
     workflow = make_workflow()
     metrics, state = workflow.step(workflow.init(workflow.make_key()))
     assert int(state.env_steps) == round(float(metrics["rollout/ep_len_mean"]) * POPULATION_SIZE * NUM_EPISODES)
-    assert (int(state.iterations), int(state.evo_state.generation)) == (1, 1)
+    assert (int(state.iterations), int(state.learner.evo_state.generation)) == (1, 1)
 
 
 def test_fitness_is_the_mean_return_of_an_individual() -> None:
@@ -126,10 +126,10 @@ def test_the_center_and_the_best_are_evaluated_on_the_same_episodes() -> None:
     assert set(metrics) == {
         f"eval/{kind}{name}" for kind in ("", "best_") for name in ("mean_reward", "std_reward", "mean_ep_length")
     }
-    same = state.replace(evo_state=state.evo_state.replace(best_params=state.agent_state.params))
+    same = state.replace(evo_state=state.learner.evo_state.replace(best_params=state.agent_state.params))
     metrics, _ = workflow.evaluate(same)
     assert metrics["eval/mean_reward"] == metrics["eval/best_mean_reward"]
-    assert_equal(after.evo_state, state.evo_state)
+    assert_equal(after.learner.evo_state, state.learner.evo_state)
 
 
 def test_an_individual_whose_return_is_not_a_number_is_counted_and_leads_nowhere() -> None:
@@ -142,10 +142,12 @@ def test_an_individual_whose_return_is_not_a_number_is_counted_and_leads_nowhere
 
     workflow.fitness_of = broken_fitness
     metrics, state = workflow.step(state)
-    assert int(state.evo_state.num_invalid) == 2
+    assert int(state.learner.evo_state.num_invalid) == 2
     assert np.isfinite(metrics["evolution/fitness_max"])
-    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((state.agent_state.params, state.evo_state.mean)))
-    assert np.isfinite(state.evo_state.best_fitness)
+    assert all(
+        np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves((state.agent_state.params, state.learner.evo_state.mean))
+    )
+    assert np.isfinite(state.learner.evo_state.best_fitness)
 
 
 @pytest.mark.parametrize(

@@ -301,7 +301,7 @@ def test_a_step_cannot_be_traced(workflow: Any) -> None:
 
 def stored(state: Any) -> SampleBatch:
     """All rows in the buffer `[B, rows, ...]`, on the host and from the oldest to the newest."""
-    buffer_state = state.buffer_state
+    buffer_state = state.learner.buffer_state
     rows = buffer_state.layout.unpack(buffer_state.storage)
     head, num_rows = int(buffer_state.head), int(buffer_state.num_rows)
     return jax.tree.map(lambda leaf: np.roll(np.asarray(leaf), -head, axis=1)[:, -num_rows:], rows)

@@ -322,7 +322,7 @@ def test_measures_are_those_of_a_bare_loop(make: Make) -> None:
     assert measures.shape == (POPULATION_SIZE, NUM_EPISODES, len(objectives))
     np.testing.assert_allclose(measures.reshape(-1, len(objectives)), expected, rtol=1e-6)
     _, state = workflow.step(workflow.init(workflow.make_key()))
-    told, kept = measures.mean(axis=1), np.asarray(state.evo_state.fitness)  # ordered by their fronts
+    told, kept = measures.mean(axis=1), np.asarray(state.learner.evo_state.fitness)  # ordered by their fronts
     np.testing.assert_allclose(kept[np.argsort(kept[:, 4])], told[np.argsort(told[:, 4])], rtol=1e-6)
 
 
@@ -333,7 +333,7 @@ def test_elites_are_kept_in_the_cells_of_what_was_measured(make: Make) -> None:
     cells = np.minimum(episodes.measures.mean(axis=(1, 2)) * 5, 4).astype(int)
     fitness = episodes.episode_returns.mean(axis=1)
     best = [fitness[cells == cell].max() if (cells == cell).any() else -np.inf for cell in range(5)]
-    np.testing.assert_allclose(state.evo_state.archive.fitness, best, rtol=1e-6)
+    np.testing.assert_allclose(state.learner.evo_state.archive.fitness, best, rtol=1e-6)
 
 
 def test_a_measure_of_what_the_environment_does_not_tell_is_an_error(make: Make) -> None:
@@ -359,9 +359,9 @@ def test_fitness_is_the_mean_return_of_an_individual(make: Make) -> None:
     metrics, state = workflow.step(workflow.init(workflow.make_key()))
     fitness = episodes.episode_returns.mean(axis=1)
     np.testing.assert_allclose(metrics["evolution/fitness_mean"], fitness.mean(), rtol=1e-6)
-    np.testing.assert_allclose(state.evo_state.best_fitness, fitness.max(), rtol=1e-6)
+    np.testing.assert_allclose(state.learner.evo_state.best_fitness, fitness.max(), rtol=1e-6)
     best = jax.tree.map(lambda leaf: leaf[fitness.argmax()], asked_of(workflow)[1])
-    jax.tree.map(np.testing.assert_array_equal, state.evo_state.best_params, best)
+    jax.tree.map(np.testing.assert_array_equal, state.learner.evo_state.best_params, best)
     assert int(state.env_steps) == episodes.episode_lengths.sum()
 
 
@@ -426,8 +426,8 @@ def test_an_individual_that_cannot_finish_has_no_fitness_and_is_never_the_best(
     (told,) = caplog.messages  # of two faults, the first of their kind
     assert "the episode is played again, 1 of 1" in told
     metrics, state = workflow.step(workflow.init(workflow.make_key()))
-    assert int(state.evo_state.num_invalid) == 1
-    assert float(state.evo_state.best_fitness) == np.nanmax(episodes.episode_returns.mean(axis=1))
+    assert int(state.learner.evo_state.num_invalid) == 1
+    assert float(state.learner.evo_state.best_fitness) == np.nanmax(episodes.episode_returns.mean(axis=1))
     np.testing.assert_allclose(
         metrics["rollout/ep_len_mean"], episodes.episode_lengths.sum() / (POPULATION_SIZE * NUM_EPISODES - 1), rtol=1e-6
     )
@@ -442,7 +442,7 @@ def test_an_individual_that_cannot_finish_is_on_no_front(make: Make, diary: type
     measures = play(workflow).measures
     assert np.isnan(measures[2, 0]).all()
     _, state = workflow.step(workflow.init(workflow.make_key()))
-    assert int(state.evo_state.num_invalid) == 1
+    assert int(state.learner.evo_state.num_invalid) == 1
     (front,) = workflow.describe_populations(state)
     finished = np.delete(measures, 2, axis=0).mean(axis=1)
     np.testing.assert_allclose(np.sort(front["points"], axis=0), np.sort(finished, axis=0), rtol=1e-6)

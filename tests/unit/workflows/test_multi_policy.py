@@ -233,7 +233,7 @@ def test_each_policy_is_given_the_rows_of_its_own_agents(
     assert num_rows["left"] == 2 * int(state.env_steps)
     # The last action of a fragment may belong to the next one.
     assert log.num_right - 3 - num_discarded <= num_rows["right"] <= log.num_right
-    assert {int(of_policy.env_steps) for of_policy in state.policies.values()} == {int(state.env_steps)}
+    assert {int(of_policy.env_steps) for of_policy in state.learner.policies.values()} == {int(state.env_steps)}
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.agent_state))
     totals = [sum(returns.values()) for returns in log.returns]
     assert metrics["rollout/ep_rew_mean"].weight == len(totals) > 10
@@ -299,10 +299,10 @@ def test_agents_with_a_memory_learn_from_what_they_did(
 
 def test_a_frozen_policy_stays_as_it_is_while_the_other_learns(workflow: Any) -> None:
     state = workflow.init(workflow.make_key())
-    left = state.policies.left
+    left = state.learner.policies.left
     never = jax.tree.map(jnp.zeros_like, left.hyperparameters.learning_rate)
     frozen = left.replace(hyperparameters=left.hyperparameters.replace(learning_rate=never))
-    state = state.replace(policies=state.policies.replace(left=frozen))
+    state = state.replace(policies=state.learner.policies.replace(left=frozen))
     before = jax.tree.map(np.asarray, state.agent_state)
     state, _ = advance(workflow, state, 3)
     assert_same(state.agent_state.left, before.left)
@@ -318,8 +318,8 @@ def test_what_one_policy_experiences_makes_no_difference_to_another(
     right = joint.experiences.right
     other = right.replace(trajectory=right.trajectory.replace(rewards=right.trajectory.rewards + np.float32(5)))
     _, changed = workflow.training._learn_from(state, joint.replace(experiences=joint.experiences.replace(right=other)))
-    assert_same(changed.policies.left.agent_state, after.policies.left.agent_state)
-    assert differ(changed.policies.right.agent_state, after.policies.right.agent_state)
+    assert_same(changed.policies.left.agent_state, after.learner.policies.left.agent_state)
+    assert differ(changed.policies.right.agent_state, after.learner.policies.right.agent_state)
 
 
 def test_rows_that_hold_nothing_weigh_nothing(workflow: Any, collected: list[JointExperience]) -> None:
@@ -348,8 +348,8 @@ def test_a_policy_without_a_row_stays_as_it_is_and_counts_on(workflow: Any, coll
     nothing = workflow.host.example(workflow.source).experiences.right
     experiences = collected[1].experiences.replace(right=nothing)
     metrics, after = workflow.training._learn_from(state, collected[1].replace(experiences=experiences))
-    before, right = state.policies.right, after.policies.right
-    assert_same((right.agent_state, right.optimizer_state), (before.agent_state, before.optimizer_state))
+    before, right = state.learner.policies.right, after.learner.policies.right
+    assert_same((right.agent_state, right.optimizer_state), (before.agent_state, before.learner.optimizer_state))
     assert int(right.num_updates) == 1
     assert int(right.env_steps) == 36
     assert int(right.iterations) == 2
@@ -415,7 +415,7 @@ def test_a_resumed_run_goes_on_with_all_policies(tmp_path: Path, log: Log, monke
     after = run.read_metrics()
     assert not seeds & set(log.seeds)
     assert [row["time/total_timesteps"] for row in after] == [row["time/total_timesteps"] for row in before]
-    assert after[-1]["right/train/n_updates"] == int(state.policies.right.num_updates) == int(state.iterations)
+    assert after[-1]["right/train/n_updates"] == int(state.learner.policies.right.num_updates) == int(state.iterations)
     for policy in ("left", "right"):
         assert differ(saved.agent_state[policy], state.agent_state[policy])
 

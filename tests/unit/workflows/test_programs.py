@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rookery.distributed import DEVICE_AXIS, device_mesh
+from rookery.distributed import DEVICE_AXIS, SAME, SPLIT, device_mesh
 from rookery.types import Array, PyTreeDict
-from rookery.distributed import SAME, SPLIT
 from rookery.workflows.programs import Layout, Program, gather
 
 

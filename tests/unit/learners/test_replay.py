@@ -10,18 +10,21 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rookery.agents.replay import Replayed
-from rookery.algorithms.ddpg import DDPGWorkflow
+from rookery.agents.critics import critic_loss
+from rookery.agents.replay import ReplayBatch
+from rookery.algorithms.ddpg import DDPGConfig, DDPGWorkflow
 from rookery.algorithms.sac import SACConfig, SACWorkflow
+from rookery.algorithms.td3 import TD3
 from rookery.envs import Env, EnvState
 from rookery.errors import InvalidInputError
+from rookery.learners.replay import priorities_of
+from rookery.learning.experience import Experience
 from rookery.metrics import Mean
-from rookery.rollout import Experience
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Space
 from rookery.testing.probe_envs import PROBES
 from rookery.types import Key, as_key
-from rookery.workflows.off_policy import OffPolicyWorkflow, priorities_of
+from rookery.workflows.off_policy import OffPolicyWorkflow
 
 TIME_LIMIT = 4
 TOTAL_TIMESTEPS = 200
@@ -103,7 +106,7 @@ def make_workflow(
 
 def stored(state: Any) -> SampleBatch:
     """All rows in the buffer `[B, rows, ...]`, on the host."""
-    buffer_state = state.buffer_state
+    buffer_state = state.learner.buffer_state
     rows = buffer_state.layout.unpack(buffer_state.storage)
     return jax.tree.map(lambda leaf: np.asarray(leaf)[:, : int(buffer_state.num_rows)], rows)
 
@@ -170,7 +173,7 @@ def envpool_states(envpool_workflow: Any) -> list[Any]:
 def test_the_warm_up_takes_the_stated_steps_rounded_up_to_whole_rounds(states: list[Any]) -> None:
     first = states[0]
     assert int(first.env_steps) == 27  # 9 rounds of 3 envs
-    assert int(first.buffer_state.num_rows) == 9
+    assert int(first.learner.buffer_state.num_rows) == 9
     assert int(first.num_updates) == int(first.iterations) == 0
 
 
@@ -242,7 +245,9 @@ def test_transitions_bootstrap_from_the_true_successor_after_a_truncation_only(
     rows = live(stored(states[-1]))
     windows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], rows)
     agent_state = states[-1].agent_state
-    transitions = workflow.agent.transitions(agent_state, Replayed(windows=windows, importance=None), jnp.float32(0.9))
+    transitions = workflow.agent.transitions(
+        agent_state, ReplayBatch(windows=windows, importance=None), jnp.float32(0.9)
+    )
     terminated = rows.obs[:, 1] + 1 >= np.asarray(TellTale.length_of(rows.obs[:, 0]))
     np.testing.assert_allclose(transitions.discounts[0], np.where(terminated, 0.0, 0.9), rtol=1e-6)
     successors = jnp.asarray(rows.obs + np.array([0.0, 1.0], np.float32))
@@ -265,7 +270,7 @@ def test_steps_iterations_and_updates_are_counted(states: list[Any]) -> None:
     assert [int(state.iterations) for state in states] == [0, 1, 2, 3]
     assert [int(state.num_updates) for state in states] == [0, 9, 18, 27]  # 1.5 for each of 2 steps of 3 envs
     for part in ("policy", "critics"):
-        assert [int(state.optimizer_states[part].count) for state in states] == [0, 9, 18, 27]
+        assert [int(state.learner.optimizer_states[part].count) for state in states] == [0, 9, 18, 27]
 
 
 @pytest.mark.parametrize(
@@ -320,7 +325,8 @@ def test_statistics_count_every_row_once(states: list[Any]) -> None:
 
 def with_hyperparameters(state: Any, **changes: float) -> Any:
     changes = {name: jnp.float32(value) for name, value in changes.items()}
-    return state.replace(hyperparameters=state.hyperparameters.replace(**changes))
+    hyperparameters = state.hyperparameters.replace(**changes)
+    return state.replace(learner=state.learner.replace(hyperparameters=hyperparameters))
 
 
 def test_a_population_with_different_hyperparameters_is_a_vmap_over_the_same_step(
@@ -338,8 +344,9 @@ def test_a_population_with_different_hyperparameters_is_a_vmap_over_the_same_ste
         own_metrics, own = jax.tree.map(lambda leaf, index=index: leaf[index], (all_metrics, after))
         assert_close(own_metrics, metrics, rtol=1e-4, atol=1e-5)
         assert_close(own.agent_state, expected.agent_state, rtol=1e-4, atol=1e-5)
-        assert_close(own.target_params, expected.target_params, rtol=1e-4, atol=1e-5)
-        assert_close(own.buffer_state.storage, expected.buffer_state.storage, rtol=1e-4, atol=1e-5)
+        assert_close(own.learner.target_params, expected.learner.target_params, rtol=1e-4, atol=1e-5)
+        storage, expected_storage = own.learner.buffer_state.storage, expected.learner.buffer_state.storage
+        assert_close(storage, expected_storage, rtol=1e-4, atol=1e-5)
     first = jax.tree.map(lambda leaf: leaf[0], after.agent_state.params)
     assert not differs(first, states[1].agent_state.params)
 
@@ -357,7 +364,7 @@ def test_three_seeds_at_once_are_three_runs() -> None:
         of_seed, metrics_of_seed = jax.tree.map(lambda leaf, seed=seed: leaf[seed], (state, all_metrics))
         assert_close(metrics_of_seed, metrics, rtol=1e-4, atol=1e-5)
         for part in ("agent_state", "target_params", "buffer_state"):
-            assert_close(getattr(of_seed, part), getattr(own, part), rtol=1e-4, atol=1e-5)
+            assert_close(getattr(of_seed.learner, part), getattr(own.learner, part), rtol=1e-4, atol=1e-5)
         assert int(of_seed.env_steps) == int(own.env_steps)
 
 
@@ -383,30 +390,35 @@ def test_the_absolute_errors_of_drawn_windows_become_their_priorities(prioritize
     rows = stored(state)
     windows = jax.tree.map(lambda leaf: jnp.asarray(leaf).reshape(1, -1, *leaf.shape[2:]), rows)
     agent, agent_state, hyperparameters = workflow.agent, state.agent_state, state.hyperparameters
-    transitions = agent.transitions(agent_state, Replayed(windows=windows, importance=None), hyperparameters.discount)
-    targets = agent.targets(agent_state, state.target_params, transitions, hyperparameters, jax.random.key(0))
-    _, report = agent.critic_loss(agent_state, agent_state.params.critics, transitions, targets)
+    transitions = agent.transitions(
+        agent_state, ReplayBatch(windows=windows, importance=None), hyperparameters.discount
+    )
+    targets = agent.targets(agent_state, state.learner.target_params, transitions, hyperparameters, jax.random.key(0))
+    _, report = critic_loss(agent, agent_state, agent_state.params.critics, transitions, targets)
     expected = (np.asarray(report.errors).reshape(rows.rewards.shape) + 1e-6) ** 0.7
-    priorities = np.asarray(state.buffer_state.priorities.levels[0])[:, : rows.rewards.shape[1]]
+    priorities = np.asarray(state.learner.buffer_state.priorities.levels[0])[:, : rows.rewards.shape[1]]
     drawn = priorities != 1.0  # all start with the first largest priority
     assert 3 <= drawn.sum() <= 8
     np.testing.assert_allclose(priorities[drawn], expected[drawn], rtol=1e-4)
-    np.testing.assert_allclose(state.buffer_state.priorities.max_priority, max(1.0, priorities.max()), rtol=1e-6)
+    np.testing.assert_allclose(
+        state.learner.buffer_state.priorities.max_priority, max(1.0, priorities.max()), rtol=1e-6
+    )
 
 
 def test_windows_are_weighed_by_how_likely_they_were(prioritized_state: Any) -> None:
+    class Reporting(TD3):
+        def learn_batch(self, state: Any, batch: ReplayBatch, hyperparameters: Any, key: Key) -> Any:
+            importance = batch.importance
+            assert importance is not None
+            metrics = {"smallest": Mean.of(jnp.min(importance)), "largest": Mean.of(jnp.max(importance))}
+            return metrics, jnp.full((1, 8), 5.0), state
+
     workflow = make_prioritized()
-
-    def update(learner: Any, replayed: Replayed, hyperparameters: Any, key: Key) -> Any:
-        importance = replayed.importance
-        assert importance is not None
-        metrics = {"smallest": Mean.of(jnp.min(importance)), "largest": Mean.of(jnp.max(importance))}
-        return metrics, jnp.full((1, 8), 5.0), learner
-
-    workflow.update = update
+    learner = workflow.training.learner
+    workflow.training.learner = Reporting(agent=learner.agent, config=learner.config, max_rows=learner.max_rows)
     metrics, state = workflow.step(prioritized_state)
     assert metrics["smallest"] == metrics["largest"] == 1.0
-    np.testing.assert_allclose(state.buffer_state.priorities.max_priority, 5**0.7, rtol=1e-5)
+    np.testing.assert_allclose(state.learner.buffer_state.priorities.max_priority, 5**0.7, rtol=1e-5)
     metrics, state = workflow.step(state)
     assert metrics["largest"] == 1.0
     np.testing.assert_allclose(metrics["smallest"], (5**0.7) ** -0.4, rtol=1e-4)
@@ -447,7 +459,7 @@ class CorruptingSource:
 def test_what_dead_rows_hold_makes_no_difference(core: str | None) -> None:
     settings: dict[str, Any] = ENVPOOL | {"network": {"core": core}, "sequence_length": 1 if core is None else 3}
     workflow, corrupted = make_workflow(**settings), make_workflow(**settings)
-    corrupted.source = CorruptingSource(workflow.source, ("obs", "rewards", "next_obs"))
+    corrupted.training.source = CorruptingSource(workflow.training.source, ("obs", "rewards", "next_obs"))
     state = workflow.init(workflow.make_key())
     metrics, after = workflow.step(state)
     assert stored(after).extras.env_extras.autoreset[:, 8:].sum() > 3
@@ -507,11 +519,9 @@ def test_bad_input_is_one_clear_error_at_build(agent: dict, message: str) -> Non
 def test_sizes_that_do_not_divide_over_the_devices_are_an_error_that_names_sizes_which_would(
     name: str, advice: str
 ) -> None:
-    settings = make_workflow(
-        **{"num_envs": 4, "batch_size": 4, "warmup_steps": 25, "updates_per_step": 1.0, name: 5}
-    ).settings
+    config = DDPGConfig(**{"num_envs": 4, "batch_size": 4, "warmup_steps": 25, "updates_per_step": 1.0, name: 5})
     with pytest.raises(InvalidInputError, match=re.escape(f"agent.{name}=5 does not divide over 2 devices")) as error:
-        DDPGWorkflow(settings, num_devices=2, enable_jit=True)
+        TD3.of(config).check(num_devices=2)
     assert advice in str(error.value)
 
 

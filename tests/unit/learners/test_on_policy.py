@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rookery.algorithms.a2c import A2CWorkflow
-from rookery.rollout import Experience
+from rookery.algorithms.a2c import A2C, A2CConfig, A2CHyperparameters, A2CWorkflow
+from rookery.errors import InvalidInputError
+from rookery.learning.experience import Experience
 from rookery.sample_batch import SampleBatch
+from rookery.spaces import Box, Discrete
 from rookery.types import PyTreeDict
-from rookery.workflows.on_policy import Learner, take_envs, takeable
-from rookery.distributed import SAME
 
 NUM_ENVS, ROLLOUT_LENGTH = 2, 6
 LIVE_STEPS = 8
@@ -55,7 +55,8 @@ def states(workflow: A2CWorkflow) -> list[Any]:
 
 def with_learning_rate(state: Any, start: float, end: float) -> Any:
     schedule = state.hyperparameters.learning_rate.replace(start=jnp.float32(start), end=jnp.float32(end))
-    return state.replace(hyperparameters=state.hyperparameters.replace(learning_rate=schedule))
+    hyperparameters = state.hyperparameters.replace(learning_rate=schedule)
+    return state.replace(learner=state.learner.replace(hyperparameters=hyperparameters))
 
 
 def assert_close(one: Any, other: Any, **tolerance: float) -> None:
@@ -75,7 +76,7 @@ def test_steps_of_the_envs_are_counted_and_dead_ones_are_not(states: list[Any]) 
 
 def test_dead_steps_are_no_part_of_the_statistics(states: list[Any]) -> None:
     # Live steps see 0 and 1 in turn, dead ones 2; the discounted return after them is 0 and 1.
-    observations, returns = states[2].agent_state.obs_preprocessor_state, states[2].reward_scaling.statistics
+    observations, returns = states[2].agent_state.obs_preprocessor_state, states[2].learner.reward_scaling.statistics
     for statistics in (observations, returns):
         assert statistics.count.value == 2 * LIVE_STEPS
         assert jax.tree.leaves(statistics.mean) == [0.5]
@@ -93,6 +94,9 @@ class CorruptingSource:
 
     def __init__(self, source: Any, garbage: float) -> None:
         self.source, self.garbage = source, garbage
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
 
     def collect(self, *args: Any) -> tuple[Experience, Any]:
         experience, state = self.source.collect(*args)
@@ -124,7 +128,7 @@ def test_what_dead_rows_hold_makes_no_difference(core: str | None, garbage: floa
     metrics, after = workflow.step(state)
     assert differs(after.agent_state.params, state.agent_state.params)
     corrupted = make_workflow({"core": core}, learning_rate=0.01, normalize_obs=True, normalize_rewards=True)
-    corrupted.source = CorruptingSource(workflow.source, garbage)
+    corrupted.training.source = CorruptingSource(workflow.training.source, garbage)
     other_metrics, other_after = corrupted.step(state)
     assert_close(other_after.agent_state, after.agent_state, atol=1e-6)
     assert_close(other_metrics, metrics, rtol=1e-5, atol=1e-6)
@@ -175,36 +179,26 @@ def test_an_untrained_iteration_changes_what_must_change(states: list[Any]) -> N
     assert not differs(jax.random.key_data(before.eval_key), jax.random.key_data(after.eval_key))
 
 
-def marked_trajectory() -> tuple[SampleBatch, Any]:
-    """Rows that say where they come from: 10 * step + env, and memories that say which env they belong to."""
+def marked_experience() -> Experience:
+    """Rows that say where they come from, 10 * step + env, and carries that say which env they belong to."""
     rows = 10 * jnp.arange(3)[:, None] + jnp.arange(4)[None, :]
-    return SampleBatch(obs=rows[..., None].astype(jnp.float32), rewards=rows), (jnp.arange(4.0)[:, None],)
+    return Experience(
+        trajectory=SampleBatch(obs=rows[..., None].astype(jnp.float32), rewards=rows),
+        first_carry=(jnp.arange(4.0)[:, None],),
+        weights=rows.astype(jnp.float32),
+    )
 
 
-def test_envs_are_taken_with_their_own_memory() -> None:
-    samples, carry = marked_trajectory()
-    taken, (memory,) = take_envs(samples, carry, jnp.array([3, 1]))
-    np.testing.assert_array_equal(taken.rewards, [[3, 1], [13, 11], [23, 21]])
-    np.testing.assert_array_equal(memory[:, 0], [3, 1])
+def test_envs_are_taken_with_their_own_carry_and_weights() -> None:
+    taken = marked_experience().take_envs(jnp.array([3, 1]))
+    np.testing.assert_array_equal(taken.trajectory.rewards, [[3, 1], [13, 11], [23, 21]])
+    np.testing.assert_array_equal(taken.weights, taken.trajectory.rewards)
+    np.testing.assert_array_equal(taken.first_carry[0][:, 0], [3, 1])
 
 
-def test_an_agent_with_a_memory_is_given_sequences_and_another_one_steps() -> None:
-    samples, carry = marked_trajectory()
-    number, take = takeable(samples, carry)
-    taken, (memory,) = take(jnp.array([2, 0], jnp.uint32))
-    assert number == 4
-    np.testing.assert_array_equal(taken.obs[..., 0], [[2, 0], [12, 10], [22, 20]])
-    np.testing.assert_array_equal(memory[:, 0], [2, 0])
-
-    number, take = takeable(samples, ())
-    taken, memory = take(jnp.array([11, 4], jnp.uint32))
-    assert (number, memory) == (12, ())
-    np.testing.assert_array_equal(taken.rewards, [23, 10])
-
-
-def test_a_source_of_experience_is_a_part_that_can_be_exchanged(workflow: A2CWorkflow) -> None:
-    # The update knows nothing of environments: experience that was written down by hand will do.
-    shape = (3, 2)
+def written_down(num_steps: int = 3, num_envs: int = 2) -> Experience:
+    """Experience of an env with observations in a Box, written down by hand."""
+    shape = (num_steps, num_envs)
     env_extras = PyTreeDict(termination=jnp.zeros(shape), truncation=jnp.zeros(shape), ori_obs=jnp.ones((*shape, 1)))
     policy_extras = PyTreeDict(raw_action=jnp.zeros(shape, jnp.int32), value=jnp.zeros(shape))
     trajectory = SampleBatch(
@@ -213,13 +207,38 @@ def test_a_source_of_experience_is_a_part_that_can_be_exchanged(workflow: A2CWor
         dones=jnp.zeros(shape),
         extras=PyTreeDict(policy_extras=policy_extras, env_extras=env_extras),
     )
-    state = jax.eval_shape(workflow.init, workflow.make_key())
-    learner = Learner(
-        agent_state=state.agent_state, optimizer_state=state.optimizer_state, num_updates=state.num_updates
-    )
-    plain = jax.tree.map(jnp.float32, type(state.hyperparameters)())
-    experience = Experience(trajectory=trajectory, first_carry=())
-    program = workflow.program(workflow.update, (SAME,) * 4, SAME)
-    metrics, after = jax.eval_shape(program, learner, experience, plain, jax.random.key(0))
-    assert "train/policy_loss" in metrics
-    assert jax.tree.structure(after) == jax.tree.structure(learner)
+    return Experience(trajectory=trajectory, first_carry=())
+
+
+def test_a_learner_needs_two_spaces_and_experience_and_neither_an_environment_nor_a_mesh() -> None:
+    learner = A2C.of(A2CConfig(num_envs=2, normalize_rewards=True, normalize_obs=True))
+    state = learner.init(Box(-1.0, 1.0, (1,)), Discrete(2), A2CHyperparameters(), jax.random.key(0))
+    metrics, after = jax.jit(learner.learn)(state, written_down(), jax.random.key(1))
+    assert metrics["train/policy_loss"].value != 0.0
+    assert int(after.env_steps) == 6
+    assert int(after.iterations) == int(after.num_updates) == 1
+    assert after.agent_state.obs_preprocessor_state.count.value == 6
+    assert differs(after.agent_state.params, state.agent_state.params)
+
+
+def test_learners_with_different_hyperparameters_are_vmapped_over_their_states() -> None:
+    learner = A2C.of(A2CConfig(num_envs=2))
+    spaces = Box(-1.0, 1.0, (1,)), Discrete(2)
+    states = [
+        learner.init(*spaces, A2CHyperparameters(learning_rate=rate), jax.random.key(0)) for rate in (0.0, 0.01, 0.02)
+    ]
+    population = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    _, after = jax.vmap(learner.learn, in_axes=(0, None, None))(population, written_down(), jax.random.key(1))
+    for index, state in enumerate(states):
+        _, expected = learner.learn(state, written_down(), jax.random.key(1))
+        own = jax.tree.map(lambda leaf, index=index: leaf[index], after.agent_state.params)
+        assert_close(own, expected.agent_state.params, rtol=1e-5, atol=1e-6)
+        assert differs(own, state.agent_state.params) == (index > 0)
+
+
+def test_a_workflow_that_still_defines_update_is_an_error_that_names_the_learner() -> None:
+    with pytest.raises(InvalidInputError, match=r"Old\.update belongs to the learner.*OnPolicyLearner.*learner_class"):
+
+        class Old(A2CWorkflow):
+            def update(self, learner: Any, experience: Any, hyperparameters: Any, key: Any) -> Any:
+                raise NotImplementedError
