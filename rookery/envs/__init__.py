@@ -1,6 +1,6 @@
-"""Environments on the device: pure `reset` and `step`, compiled, many at once.
+"""Device environments: pure `reset` and `step` functions that compile and vectorize.
 
-`BraxAdapter`, `GymnaxAdapter` and `JumanjiAdapter` wrap an env of theirs by hand, imported on first use.
+`BraxAdapter`, `GymnaxAdapter` and `JumanjiAdapter` wrap an env of their library; they are imported on first use.
 """
 
 from typing import Any

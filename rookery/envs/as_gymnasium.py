@@ -1,4 +1,4 @@
-"""Environments on the device for programs that know Gymnasium only."""
+"""Device environments with the interface of Gymnasium."""
 
 from typing import Any
 
@@ -19,30 +19,30 @@ RENDER_MODE = "rgb_array"
 def as_gymnasium(
     env: Env | str, episode_length: int | None = None, render_mode: str | None = None, **library_kwargs: Any
 ) -> "GymnasiumEnv":
-    """Make a `gymnasium.Env` of one of our single envs, or of the name of one: `as_gymnasium("classic/cartpole")`.
+    """Convert a single device env, or the name of one, to a `gymnasium.Env`: `as_gymnasium("classic/cartpole")`.
 
-    `episode_length=None` is the env's own limit; `library_kwargs` go with a name.
+    `episode_length=None` is the env's own limit; `library_kwargs` can be given with a name.
     """
     if isinstance(env, str):
         env = make_env(env, episode_length, **library_kwargs)
     elif library_kwargs:
-        raise InvalidInputError(
-            f"{', '.join(library_kwargs)}: such arguments go with the name of an env, not with one."
-        )
+        raise InvalidInputError(f"{', '.join(library_kwargs)}: library arguments need the name of an env, not an env.")
     return GymnasiumEnv(env, episode_length, render_mode)
 
 
 class GymnasiumEnv(gymnasium.Env):
-    """One env on the device behind the interface of Gymnasium: NumPy arrays, termination and truncation apart.
+    """A device env as a `gymnasium.Env`, with NumPy arrays.
 
-    A seed fixes all that follows, also the episodes that are begun without one.
+    A seed determines this episode and all later ones that are reset without a seed.
     """
 
     def __init__(self, env: Env, episode_length: int | None = None, render_mode: str | None = None) -> None:
         check_is_env(env)
         if env.batch_shape or isinstance(env.unwrapped, MultiAgentEnv):
-            given = f"{env.batch_shape[0]} envs side by side" if env.batch_shape else "an env with several agents"
-            raise InvalidInputError(f"expected one env with one agent, got {given}: Gymnasium knows no other.")
+            given = f"{env.batch_shape[0]} vectorized envs" if env.batch_shape else "an env with several agents"
+            raise InvalidInputError(
+                f"expected one env with one agent, got {given}: gymnasium.Env supports nothing else."
+            )
         if has_episodes(env):
             if episode_length is not None:
                 raise InvalidInputError(
@@ -51,10 +51,10 @@ class GymnasiumEnv(gymnasium.Env):
         else:
             limit = env.max_episode_steps if episode_length is None else episode_length
             env = EpisodeWrapper(env, limit, record_ori_obs=False)
-        can_be_drawn = type(env.unwrapped).render is not Env.render
-        self.metadata = {"render_modes": [RENDER_MODE] if can_be_drawn else [], "render_fps": 30}
+        can_render = type(env.unwrapped).render is not Env.render
+        self.metadata = {"render_modes": [RENDER_MODE] if can_render else [], "render_fps": 30}
         if render_mode not in (None, *self.metadata["render_modes"]):
-            raise InvalidInputError(f"render_mode={render_mode!r}: this env has {self.metadata['render_modes']}.")
+            raise InvalidInputError(f"render_mode={render_mode!r}: this env supports {self.metadata['render_modes']}.")
         self.render_mode = render_mode
         self.env = env
         self.observation_space = to_gymnasium(env.obs_space)
@@ -92,7 +92,7 @@ class GymnasiumEnv(gymnasium.Env):
 
 
 def _as_arrays(space: Space, value: Any) -> Any:
-    """Return an element of a space as NumPy arrays of the declared dtypes, which belong to the caller."""
+    """Convert an element of a space to new NumPy arrays of the declared dtypes."""
     match space:
         case Dict():
             return {name: _as_arrays(part, value[name]) for name, part in space.spaces.items()}

@@ -1,4 +1,4 @@
-"""Environments of brax: the adapter around one of them, and the names that can be made."""
+"""Environments of Brax."""
 
 import contextlib
 import inspect
@@ -17,19 +17,19 @@ from rookery.errors import InvalidInputError, unknown_name
 from rookery.spaces import Box, Dict, Space
 from rookery.types import Array, Key, PyTreeDict, as_key
 
-with contextlib.redirect_stdout(io.StringIO()):  # it prints that the optional library warp is missing
+with contextlib.redirect_stdout(io.StringIO()):  # Brax prints that the optional library warp is missing
     import brax.envs
 
 DEFAULT_EPISODE_LENGTH = 1000
-"""The number of steps after which brax's own training ends an episode."""
+"""The episode length of Brax's own training."""
 
 
 class BraxAdapter(Env):
-    """One brax env. Actions are in [-1, 1]: brax envs scale them to their actuators themselves.
+    """One Brax env. Actions are in [-1, 1]; Brax envs scale them to their actuators.
 
-    Brax leaves the time limit to whoever runs the episode, and so does this adapter: `episode_length` is what it
-    reports as `max_episode_steps`, and every end is a termination. (The library's `info["time_out"]` is not read:
-    inverted_pendulum sets it when the pole falls.) The env's metrics are in `info.metrics`.
+    Brax envs have no time limit, so every done is a termination; `episode_length` is reported as `max_episode_steps`.
+    (`info["time_out"]` of Brax is ignored: inverted_pendulum sets it when the pole falls.) The metrics of the env are
+    in `info.metrics`.
     """
 
     def __init__(self, brax_env: brax.envs.Env, episode_length: int = DEFAULT_EPISODE_LENGTH) -> None:
@@ -61,18 +61,18 @@ class BraxAdapter(Env):
         return self._episode_length
 
     def render(self, env_state: EnvState) -> np.ndarray:
-        """Draw with MuJoCo, which needs OpenGL: without a display, start Python with `MUJOCO_GL=egl`."""
+        """Render with MuJoCo, which needs OpenGL: without a display, start Python with `MUJOCO_GL=egl`."""
         with relaxed_promotion():
             return self.brax_env.render([env_state.env_state.pipeline_state])[0]
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all registered brax envs."""
+    """Return the names of all registered Brax envs."""
     return tuple(sorted(brax.envs._envs))
 
 
 def make(name: str, episode_length: int | None = None, **kwargs: Any) -> Env:
-    """Build the brax env `name`; `kwargs` (`backend="spring"`, ...) go to its constructor."""
+    """Build the Brax env `name`; `kwargs` (`backend="spring"`, ...) are arguments of its constructor."""
     if name not in names():
         raise unknown_name("environment", f"brax/{name}", [f"brax/{known}" for known in names()])
     accepted = _constructor_arguments(brax.envs._envs[name])
@@ -85,12 +85,12 @@ def make(name: str, episode_length: int | None = None, **kwargs: Any) -> Env:
         warnings.filterwarnings("ignore", message="Brax System", category=UserWarning)
         brax_env = brax.envs.get_environment(name, **kwargs)
     env = BraxAdapter(brax_env, DEFAULT_EPISODE_LENGTH if episode_length is None else episode_length)
-    _check_that_it_steps(env, name)
+    _check_step(env, name)
     return env
 
 
 def _env_state(state: brax.envs.State) -> EnvState:
-    # Some envs put Python numbers into the state of a step where the state of a reset has arrays.
+    # Some envs return Python numbers from `step` where `reset` returns arrays.
     state = as_arrays(state)
     obs = PyTreeDict(state.obs) if isinstance(state.obs, dict) else state.obs
     metrics = jax.tree.map(lambda metric: metric.astype(jnp.float32), state.metrics)
@@ -110,15 +110,15 @@ def _unbounded_space(obs: Any) -> Space:
 
 
 def _constructor_arguments(env_class: type) -> set[str]:
-    """Name the arguments of an env class and of its bases, to which it passes on what it does not know."""
+    """Return the constructor arguments of an env class and of its bases, to which it passes unknown ones."""
     constructors = [vars(base)["__init__"] for base in env_class.__mro__[:-1] if "__init__" in vars(base)]
     parameters = [parameter for init in constructors for parameter in inspect.signature(init).parameters.values()]
     named = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
     return named - {"self", "sys"}
 
 
-def _check_that_it_steps(env: BraxAdapter, name: str) -> None:
-    """Trace one step, so that an env which brax and JAX disagree about is refused before anything compiles."""
+def _check_step(env: BraxAdapter, name: str) -> None:
+    """Trace one step: an env that does not work with this version of JAX is refused before anything compiles."""
 
     def first_step(key: Key) -> EnvState:
         return env.step(env.reset(key), jnp.zeros(env.action_space.shape))
@@ -128,5 +128,5 @@ def _check_that_it_steps(env: BraxAdapter, name: str) -> None:
     except Exception as error:
         raise InvalidInputError(
             f"brax/{name} cannot be stepped: this version of brax does not work with JAX {jax.__version__} "
-            f"({error!r}). Choose another env, or install versions of the two that fit."
+            f"({error!r}). Choose another env, or install compatible versions."
         ) from error

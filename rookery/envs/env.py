@@ -1,4 +1,4 @@
-"""The environment API: pure functions over an explicit state, compiled onto the device."""
+"""The interface of device environments: pure functions over an explicit state."""
 
 from abc import ABC, abstractmethod
 from typing import Any
@@ -7,19 +7,19 @@ import numpy as np
 
 from rookery.errors import InvalidInputError
 from rookery.spaces import Shape, Space
-from rookery.types import Array, Key, PyTreeData, PyTreeDict, pytree_field
+from rookery.types import Action, Array, Key, Obs, PyTree, PyTreeData, PyTreeDict, pytree_field
 
 
 class EnvState(PyTreeData):
-    """What `reset` and `step` hand back.
+    """The result of `reset` and `step`.
 
-    `env_state` is the simulator's own state and `_internal` that of the wrappers: the next step depends on these two
-    only. `reward`, `done` and `info` are outputs, which an autoreset leaves as the ended episode made them.
-    Rewards and dones are float32; a multi-agent env has a dict of rewards, and one `done` for the episode.
+    `env_state` is the state of the simulator and `_internal` that of the wrappers: the next step depends only on these
+    two. `reward`, `done` and `info` are outputs; an autoreset keeps those of the ended episode. Rewards and dones are
+    float32; a multi-agent env has a dict of rewards and one `done` for the episode.
     """
 
-    env_state: Any
-    obs: Any
+    env_state: PyTree
+    obs: Obs
     reward: Any
     done: Array
     info: PyTreeDict = pytree_field(default_factory=PyTreeDict)
@@ -27,33 +27,33 @@ class EnvState(PyTreeData):
 
 
 class Env(ABC):
-    """One environment, or `num_envs` of them side by side if it is vectorized."""
+    """One environment, or `num_envs` copies of it if it is vectorized."""
 
     @abstractmethod
     def reset(self, key: Key) -> EnvState:
         """Start an episode."""
 
     @abstractmethod
-    def step(self, env_state: EnvState, action: Any) -> EnvState:
-        """Act once.
+    def step(self, env_state: EnvState, action: Action) -> EnvState:
+        """Take one action.
 
-        An env that ends episodes by a time limit of its own marks that with `info.truncation` = 1. If the same step may
-        also be a true end, it gives `info.termination` too, which then decides.
+        An env with its own time limit sets `info.truncation` to 1 when it is reached. If the same step can also
+        terminate the episode, the env sets `info.termination` too, which has precedence.
         """
 
     @property
     @abstractmethod
     def obs_space(self) -> Space:
-        """The space of one env's observation, without the batch axis."""
+        """The observation space of one env, without the batch axis."""
 
     @property
     @abstractmethod
     def action_space(self) -> Space:
-        """The space of one env's action, without the batch axis."""
+        """The action space of one env, without the batch axis."""
 
     @property
     def max_episode_steps(self) -> int | None:
-        """The env's own time limit in steps, or None if it has none."""
+        """The env's own time limit in steps; None without one."""
         return None
 
     @property
@@ -67,7 +67,7 @@ class Env(ABC):
         return self
 
     def render(self, env_state: EnvState) -> np.ndarray:
-        """Draw the state of one env as an RGB array, `uint8[height, width, 3]`."""
+        """Render the state of one env as an RGB array, `uint8[height, width, 3]`."""
         raise NotImplementedError(f"{type(self).__name__} cannot be rendered.")
 
 
@@ -84,17 +84,17 @@ class MultiAgentEnv(Env):
 
 
 def check_is_env(env: object) -> None:
-    """Raise unless `env` is an environment of ours."""
+    """Raise unless `env` is an `Env`."""
     if not isinstance(env, Env):
         given = f"the class {env.__name__}, which must be called" if isinstance(env, type) else repr(env)
         raise InvalidInputError(
-            f"expected an Env of rookery.envs, got {given}. create_env('classic/cartpole') makes one by its name; "
-            "environments of Gymnasium cannot be compiled."
+            f"expected an Env of rookery.envs, got {given}. create_env('classic/cartpole') makes one by name; "
+            "Gymnasium environments cannot be compiled."
         )
 
 
 class Wrapper(Env):
-    """An env around another; what a wrapper does not change, it passes on."""
+    """An env around another env; by default it changes nothing."""
 
     def __init__(self, env: Env) -> None:
         check_is_env(env)
@@ -103,7 +103,7 @@ class Wrapper(Env):
     def reset(self, key: Key) -> EnvState:
         return self.env.reset(key)
 
-    def step(self, env_state: EnvState, action: Any) -> EnvState:
+    def step(self, env_state: EnvState, action: Action) -> EnvState:
         return self.env.step(env_state, action)
 
     @property

@@ -1,4 +1,4 @@
-"""Environments of gymnax: the adapter around one of them, and the names that can be made."""
+"""Environments of gymnax."""
 
 import dataclasses
 import inspect
@@ -17,21 +17,21 @@ from rookery.envs.env import Env, EnvState
 from rookery.envs.library import as_arrays
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.spaces import ArraySpace, Box, Dict, Discrete, Space, Tuple
-from rookery.types import Array, Key, PyTreeData, PyTreeDict, as_key
+from rookery.types import Action, Array, Key, PyTreeData, PyTreeDict, as_key
 
 WRONGLY_BOUNDED = (
-    "BernoulliBandit",  # the normalized time passes 1 when the episode is longer than the default
+    "BernoulliBandit",  # the normalized time exceeds 1 if the episode is longer than the default
     "GaussianBandit",  # rewards and the normalized time are negative
     "MNISTBandit",  # pixels are read as signed bytes
     "MemoryChain",  # the context is -1 or 1
     "MetaMaze",  # the last reward is 10
     "UmbrellaChain",  # the remaining time is rounded to less than 0
 )
-"""Classes whose observations leave the bounds that they declare; their `obs_space` is unbounded."""
+"""Classes whose observations leave their declared bounds; their `obs_space` is unbounded."""
 
 
 class GymnaxState(PyTreeData):
-    """The library's state, and what the random numbers of its steps are drawn from."""
+    """The state of the gymnax env, and the key and step count that its random numbers depend on."""
 
     state: Any
     key: Key
@@ -39,7 +39,7 @@ class GymnaxState(PyTreeData):
 
 
 class GymnaxAdapter(Env):
-    """One gymnax env, without the library's autoreset. What the library calls info is in `info.metrics`."""
+    """One gymnax env, without gymnax's autoreset. The info of gymnax is in `info.metrics`."""
 
     def __init__(self, gymnax_env: Environment, params: EnvParams | None = None) -> None:
         self.gymnax_env = gymnax_env
@@ -71,12 +71,12 @@ class GymnaxAdapter(Env):
             info=PyTreeDict(truncation=zero, metrics=metrics),
         )
 
-    def step(self, env_state: EnvState, action: Any) -> EnvState:
+    def step(self, env_state: EnvState, action: Action) -> EnvState:
         self.action_space.check(action, "action")
         if isinstance(self.action_space, ArraySpace):
             action = jnp.asarray(action, self.action_space.sample_dtype)
         before: GymnaxState = env_state.env_state
-        # Unlike a chain of splits, this costs nothing where the env draws no random numbers.
+        # Unlike a chain of splits, this costs nothing if the env uses no random numbers.
         step_key = jax.random.fold_in(before.key, before.num_steps)
         with relaxed_promotion():
             obs, state, reward, terminated, metrics = self.gymnax_env.step_env(
@@ -109,7 +109,7 @@ class GymnaxAdapter(Env):
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all registered gymnax envs. `MNISTBandit-bsuite` downloads its images when it is made."""
+    """Return the names of all registered gymnax envs. `MNISTBandit-bsuite` downloads its images."""
     return tuple(sorted(gymnax.registered_envs))
 
 
@@ -129,7 +129,7 @@ def make(name: str, episode_length: int | None = None, **kwargs: Any) -> Env:
             gymnax_env, params = gymnax.make(name, **arguments)
     except OSError as error:
         raise InvalidInputError(
-            f"gymnax/{name} could not load its data ({error}): it downloads them once, which needs the internet."
+            f"gymnax/{name} could not load its data ({error}): the first use downloads them and needs internet access."
         ) from error
     param_names = {field.name for field in dataclasses.fields(params)} - {"max_steps_in_episode"}
     for argument in changes:
@@ -143,13 +143,13 @@ def make(name: str, episode_length: int | None = None, **kwargs: Any) -> Env:
 
 
 def _to_space(space: gymnax_spaces.Space, example: Any) -> Space:
-    """Convert a space; shapes and dtypes are those of `example`, because some envs declare others than they give."""
+    """Convert a space; shapes and dtypes are taken from `example`, since some envs declare wrong ones."""
     match space:
         case gymnax_spaces.Discrete():
             return Discrete(space.n, dtype=example.dtype)
         case gymnax_spaces.Box():
             low, high = np.asarray(space.low), np.asarray(space.high)
-            unbounded = np.finfo(np.float32).max  # how gymnax writes infinity
+            unbounded = np.finfo(np.float32).max  # gymnax's value for infinity
             low, high = np.where(low <= -unbounded, -np.inf, low), np.where(high >= unbounded, np.inf, high)
             return Box(low, high, example.shape, example.dtype)
         case gymnax_spaces.Dict():

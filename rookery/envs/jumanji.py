@@ -1,11 +1,11 @@
-"""Environments of jumanji: the adapter around one of them, and the names that can be made.
+"""Environments of jumanji.
 
-Most jumanji envs report the end of their time as if the episode had terminated (discount 0). The adapter tells the
-two apart: it takes the same step in a copy of the env that has no time limit, and what does not end there was ended
-by the limit. Compiled, both steps are one: XLA shares all but the last comparison.
+Most jumanji envs report a time limit as a termination (discount 0). The adapter distinguishes the two: it takes the
+same step in a copy of the env without a time limit; an episode that does not end there was truncated. XLA shares the
+computation of both steps except for the last comparison.
 
-What it cannot know: a bound on the number of steps that is not called `time_limit`. MultiCVRP ends after twice as
-many steps as there are customers, with a penalty; that counts as termination.
+The adapter detects only limits named `time_limit`. MultiCVRP ends, with a penalty, after twice as many steps as it has
+customers; that counts as a termination.
 """
 
 import copy
@@ -32,20 +32,20 @@ from rookery.spaces import ArraySpace, Box, Dict, Discrete, MultiDiscrete, Space
 from rookery.types import Array, Key, PyTreeDict, as_key
 
 MULTI_AGENT_NAMES = ("Connector-v3", "LevelBasedForaging-v0", "SearchAndRescue-v0")
-"""Registered envs that give one reward per agent, which the adapter refuses."""
+"""Registered envs with one reward per agent, which the adapter does not support."""
 
 NO_TIME_LIMIT = np.iinfo(np.int32).max
 
 
 class JumanjiAdapter(Env):
-    """One jumanji env. Observations are `PyTreeDict`; what the library calls extras is in `info.metrics`."""
+    """One jumanji env. Observations are `PyTreeDict`; the extras of jumanji are in `info.metrics`."""
 
     def __init__(self, jumanji_env: jumanji.Environment) -> None:
         rewards, discounts = jumanji_env.reward_spec.shape, jumanji_env.discount_spec.shape
         if rewards or discounts:
             raise InvalidInputError(
-                f"{type(jumanji_env.unwrapped).__name__} gives rewards of shape {list(rewards)} and discounts of shape "
-                f"{list(discounts)}, one per agent; expected one of each. To add them up: "
+                f"{type(jumanji_env.unwrapped).__name__} has rewards of shape {list(rewards)} and discounts of shape "
+                f"{list(discounts)}, one per agent; expected scalars. To sum them, use "
                 "JumanjiAdapter(jumanji.wrappers.MultiToSingleWrapper(env))."
             )
         self.jumanji_env = jumanji_env
@@ -94,7 +94,7 @@ class JumanjiAdapter(Env):
         with warnings.catch_warnings(), relaxed_promotion():
             warnings.filterwarnings("ignore", message=".*cannot be shown", category=UserWarning)
             frame = self.jumanji_env.render(env_state.env_state)
-        if frame is None:  # unless its viewer is asked for arrays, the env draws into the current figure
+        if frame is None:  # unless its viewer returns arrays, the env renders into the current figure
             picture = io.BytesIO()
             plt.gcf().savefig(picture, format="png")
             frame = np.asarray(Image.open(picture))
@@ -131,14 +131,14 @@ def make(name: str, episode_length: int | None = None, **kwargs: Any) -> Env:
             jumanji_env = jumanji.make(name, **kwargs)
     except OSError as error:
         raise InvalidInputError(
-            f"jumanji/{name} could not load its data ({error}): it downloads them once, which needs the internet; "
-            "or give it another generator=."
+            f"jumanji/{name} could not load its data ({error}): its first use needs internet access. "
+            "Or pass another generator=."
         ) from error
     return JumanjiAdapter(jumanji_env)
 
 
 def _without_time_limit(jumanji_env: jumanji.Environment) -> jumanji.Environment:
-    """Copy an env and let the copy run for ever."""
+    """Return a copy of an env without its time limit."""
     timeless_env = copy.copy(jumanji_env)
     if isinstance(jumanji_env, jumanji.wrappers.Wrapper):
         timeless_env._env = _without_time_limit(jumanji_env._env)
@@ -148,12 +148,12 @@ def _without_time_limit(jumanji_env: jumanji.Environment) -> jumanji.Environment
 
 
 def _obs_space(jumanji_env: jumanji.Environment) -> Space:
-    """Convert the observation spec, and correct the bounds that observations of two envs leave."""
+    """Convert the observation spec, with corrected bounds for two envs."""
     space = _to_space(jumanji_env.observation_spec)
     corrected: dict[str, Space] = {}
     match type(jumanji_env.unwrapped).__name__:
         case "Snake":
-            # The spec says less than the time limit, which the last observation reaches.
+            # The spec excludes the time limit, which the last observation reaches.
             corrected["step_count"] = Box(0, jumanji_env.unwrapped.time_limit, (), np.int32)
         case "TSP":
             # Before the first city, the position is -1.
@@ -162,7 +162,7 @@ def _obs_space(jumanji_env: jumanji.Environment) -> Space:
 
 
 def _action_space(jumanji_env: jumanji.Environment) -> ArraySpace:
-    """Convert the action spec; an array of bounded integers is a choice for each entry."""
+    """Convert the action spec; an array of bounded integers becomes a `MultiDiscrete`."""
     space = _to_space(jumanji_env.action_spec)
     if not isinstance(space, ArraySpace):
         raise InvalidInputError(f"{type(jumanji_env.unwrapped).__name__} has actions {space}; expected one array.")

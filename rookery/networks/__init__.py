@@ -1,4 +1,4 @@
-"""Networks: encoders, layers and recurrent cores, and the action distributions that policies are made of."""
+"""Networks: encoders, layers, recurrent cores and action distributions."""
 
 from rookery.networks.actor_critic import ActorCriticConfig, ActorCriticNetwork
 from rookery.networks.convolution import CNN, cnn_for

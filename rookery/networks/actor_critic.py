@@ -1,8 +1,7 @@
-"""A policy and the value of the states it visits, with a trunk each or one for both."""
+"""A policy network and a state-value network, with separate trunks or a shared one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -13,7 +12,7 @@ from rookery.networks.distributions import Distribution
 from rookery.networks.mlp import MLP
 from rookery.networks.policy import PolicyConfig, PolicyNetwork, Trunk
 from rookery.spaces import Shape, Space
-from rookery.types import Array, Key, Params, PyTreeDict, as_key
+from rookery.types import Array, Key, Obs, Params, PyTreeDict, as_key
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,8 @@ class ActorCriticConfig(PolicyConfig):
 class ActorCriticNetwork:
     """Action distributions and state values of observations; static, compared by value.
 
-    The carry is `()` without a recurrent core, else that of the policy's trunk and that of the value's (`()` if the
-    trunk is shared).
+    The carry is `()` without a recurrent core, else a pair: the carries of the policy trunk and of the value trunk
+    (`()` if the trunk is shared).
     """
 
     obs_space: Space
@@ -36,7 +35,7 @@ class ActorCriticNetwork:
     config: ActorCriticConfig = field(default_factory=ActorCriticConfig)
 
     def init(self, key: Key) -> Params:
-        """Make the parameters: those of the `policy`, and of the `value` (`trunk` unless it is shared, and `head`)."""
+        """Make the parameters of `policy` and `value`; the latter has a `trunk` unless it is shared, and a `head`."""
         policy_key, trunk_key, head_key = jax.random.split(as_key(key), 3)
         policy_params = self._policy.init(policy_key)
         trunk = self._policy.trunk
@@ -48,26 +47,26 @@ class ActorCriticNetwork:
         return PyTreeDict(policy=policy_params, value=value_params)
 
     def initial_carry(self, batch_shape: Shape = ()) -> Carry:
-        """Make the carry with which an episode starts; needs no parameters."""
+        """Make the carry at the start of an episode; needs no parameters."""
         if self.config.core is None:
             return ()
         trunk = self._policy.trunk
         return trunk.initial_carry(batch_shape), () if self.config.shared else trunk.initial_carry(batch_shape)
 
     def __call__(
-        self, params: Params, obs: Any, carry: Carry = (), episode_start: Array | None = None
+        self, params: Params, obs: Obs, carry: Carry = (), episode_start: Array | None = None
     ) -> tuple[Distribution, Array, Carry]:
         """Return the distributions and values of one step with any batch shape `[...]`, and the next carry."""
         return self._apply(Trunk.__call__, params, obs, carry, episode_start)
 
     def unroll(
-        self, params: Params, obs: Any, carry: Carry = (), episode_start: Array | None = None
+        self, params: Params, obs: Obs, carry: Carry = (), episode_start: Array | None = None
     ) -> tuple[Distribution, Array, Carry]:
         """Return the distributions and values `[T, ...]` of a trajectory, and the carry after it."""
         return self._apply(Trunk.unroll, params, obs, carry, episode_start)
 
     def _apply(
-        self, advance: Callable, params: Params, obs: Any, carry: Carry, episode_start: Array | None
+        self, advance: Callable, params: Params, obs: Obs, carry: Carry, episode_start: Array | None
     ) -> tuple[Distribution, Array, Carry]:
         trunk = self._policy.trunk
         policy_carry, value_carry = carry or ((), ())

@@ -28,14 +28,14 @@ NATURE_LAYERS = (ConvolutionLayer(32, 8, 4), ConvolutionLayer(64, 4, 2), Convolu
 GRID_LAYERS = (ConvolutionLayer(16, 3, 1),)
 """For small grids: Young and Tian, "MinAtar", 2019."""
 MAX_PATCH_BYTES = 4 * 2**20
-"""The backward pass on CPU copies the patches of so many images at a time as fit in this, but of one at least."""
+"""The backward pass on CPU copies patches in chunks of images up to this size, but at least one image."""
 
 
 class Convolution(nn.Module):
-    """`flax.linen.Conv` without padding, with the same parameters and the same results, and a backward pass of its own.
+    """`flax.linen.Conv` without padding, with the same parameters and results, but its own backward pass.
 
-    Inside a loop on CPU, XLA computes the gradient of the kernel more than ten times slower than a product of matrices
-    does. Any order of reverse-mode derivatives works; forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) does not.
+    Inside a loop on CPU, XLA computes the gradient of the kernel more than ten times slower than a matrix product.
+    Reverse-mode derivatives of any order work; forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) does not.
     """
 
     layer: ConvolutionLayer
@@ -80,14 +80,14 @@ class CNN(nn.Module):
 
 
 def cnn_for(image_shape: Shape, kernel_init: str = "orthogonal") -> CNN:
-    """Choose the network for images `[H, W, C]`: Nature-DQN's if they are large enough for it, else MinAtar's."""
+    """Make the network for images `[H, W, C]`: that of Nature DQN if they are large enough, else that of MinAtar."""
     if min(image_shape[:2]) >= smallest_side(NATURE_LAYERS):
         return CNN(layers=NATURE_LAYERS, output_size=512, kernel_init=kernel_init)
     return CNN(layers=GRID_LAYERS, output_size=128, kernel_init=kernel_init)
 
 
 def smallest_side(layers: tuple[ConvolutionLayer, ...]) -> int:
-    """Return the smallest height or width of which these layers leave at least one value."""
+    """Return the smallest height or width for which the layers have an output."""
     side = 1
     for layer in reversed(layers):
         side = (side - 1) * layer.stride + layer.kernel_size
@@ -140,10 +140,10 @@ def _gradients_on_cpu(images: Array, kernel: Array, gradients: Array, stride: in
 
     def add_kernel_gradient(total: Array, chunk: tuple[Array, Array]) -> tuple[Array, None]:
         images, gradients = chunk
-        # The barrier makes XLA write the transposed matrix down instead of folding it into the slow product.
+        # The barrier makes XLA store the transposed matrix instead of fusing it into the slow product.
         return total + jax.lax.optimization_barrier(to_patches(images).T) @ gradients, None
 
-    # In loops of their own, because XLA leaves out the first where nobody asks for it: at the pixels.
+    # In separate loops: XLA removes the first one if its result is not used, as in the first layer.
     chunks = _in_chunks(images, gradients, kernel_size)
     image_gradients = jax.lax.map(image_gradient, chunks)
     kernel_gradient, _ = jax.lax.scan(add_kernel_gradient, jnp.zeros_like(matrix), chunks)
@@ -152,7 +152,7 @@ def _gradients_on_cpu(images: Array, kernel: Array, gradients: Array, stride: in
 
 
 def _in_chunks(images: Array, gradients: Array, kernel_size: int) -> tuple[Array, Array]:
-    """Split into chunks of at most `MAX_PATCH_BYTES` of patches, the last one filled up with zeros.
+    """Split into chunks of at most `MAX_PATCH_BYTES` of patches; the last one is padded with zeros.
 
     Returns images `[chunks, n, H, W, C]` and gradients `[chunks, n * H' * W', F]`.
     """
@@ -161,22 +161,22 @@ def _in_chunks(images: Array, gradients: Array, kernel_size: int) -> tuple[Array
     num_chunks = max(1, math.ceil(num_images / max(1, MAX_PATCH_BYTES // image_bytes)))
     chunk_size = math.ceil(num_images / num_chunks)
 
-    def filled_up(array: Array) -> Array:
+    def padded(array: Array) -> Array:
         return jnp.pad(array, [(0, num_chunks * chunk_size - num_images)] + [(0, 0)] * 3)
 
-    image_chunks = filled_up(images).reshape(num_chunks, chunk_size, *images.shape[1:])
-    return image_chunks, filled_up(gradients).reshape(num_chunks, chunk_size * num_rows * num_columns, num_features)
+    image_chunks = padded(images).reshape(num_chunks, chunk_size, *images.shape[1:])
+    return image_chunks, padded(gradients).reshape(num_chunks, chunk_size * num_rows * num_columns, num_features)
 
 
 def _patches(images: Array, kernel_size: int, stride: int) -> Array:
-    """Copy what the kernel sees at each place into a row: `[N, H, W, C]` to `[N * H' * W', K * K * C]`."""
+    """Copy the inputs of the kernel at each position into a row: `[N, H, W, C]` to `[N * H' * W', K * K * C]`."""
     num_images, height, width, num_channels = images.shape
     num_rows, num_columns = (height - kernel_size) // stride + 1, (width - kernel_size) // stride + 1
-    # Blocks of `stride` columns are copied whole: longer runs of memory, and fewer slices to compile.
+    # Copy whole blocks of `stride` columns: longer runs of memory and fewer slices to compile.
     blocks_per_kernel = -(-kernel_size // stride)
     num_blocks = num_columns - 1 + blocks_per_kernel
-    cut_or_fill = ((0, 0, 0), (0, 0, 0), (0, num_blocks * stride - width, 0), (0, 0, 0))
-    blocks = jax.lax.pad(images, jnp.zeros((), images.dtype), cut_or_fill)
+    crop_or_pad = ((0, 0, 0), (0, 0, 0), (0, num_blocks * stride - width, 0), (0, 0, 0))
+    blocks = jax.lax.pad(images, jnp.zeros((), images.dtype), crop_or_pad)
     blocks = blocks.reshape(num_images, height, num_blocks, stride * num_channels)
     slices = [
         blocks[:, row : row + (num_rows - 1) * stride + 1 : stride, block : block + num_columns]

@@ -1,8 +1,7 @@
-"""The value of actions: one number for an observation and a continuous action, or one for each discrete action."""
+"""Action-value networks: Q(s, a) for continuous actions, or the values of all discrete actions."""
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,15 +12,15 @@ from rookery.networks.distributions import GaussianConfig
 from rookery.networks.mlp import MLP
 from rookery.networks.policy import PolicyConfig, PolicyNetwork, Trunk, TrunkConfig
 from rookery.spaces import Box, Discrete, Space
-from rookery.types import Array, Key, Params, PyTreeDict, as_key
+from rookery.types import Action, Array, Key, Params, PyTreeDict, as_key
 
 
 @dataclass(frozen=True)
 class Critic:
     """Q(s, a); static, compared by value.
 
-    The trunk sees observations alone and ends in the recurrent core, if there is one; what it makes of them and the
-    action, scaled to [-1, 1] where its bounds are finite, go through the fully connected layers together.
+    The trunk encodes observations and ends with the recurrent core, if there is one. Its features and the action are
+    the inputs of the fully connected layers; the action is scaled to [-1, 1] if its bounds are finite.
     """
 
     obs_space: Space
@@ -34,7 +33,7 @@ class Critic:
 
     @property
     def trunk(self) -> Trunk:
-        """What is made of the observation before the action comes in."""
+        """The part of the network that depends only on the observation."""
         return Trunk(self.obs_space, dataclasses.replace(self.config, hidden_sizes=()))
 
     def init(self, key: Key) -> Params:
@@ -47,7 +46,7 @@ class Critic:
         inputs = jax.eval_shape(self._inputs, features, action)
         return PyTreeDict(trunk=params, head=self._head.lazy_init(head_key, inputs)["params"])
 
-    def __call__(self, params: Params, features: Array, actions: Any) -> Array:
+    def __call__(self, params: Params, features: Array, actions: Action) -> Array:
         """Return the values `[...]` of features `[..., F]` of the trunk and actions `[..., *shape]`."""
         values = self._head.apply({"params": params["head"]}, self._inputs(features, actions))
         if isinstance(self.action_space, Box):
@@ -59,14 +58,14 @@ class Critic:
         """Return the values `[..., n]` of all discrete actions."""
         return self._head.apply({"params": params["head"]}, features)
 
-    def _inputs(self, features: Array, actions: Any) -> Array:
+    def _inputs(self, features: Array, actions: Action) -> Array:
         space = self.action_space
         if not isinstance(space, Box):
             return features
         scaled = actions
         if space.bounded:
             center, half_range = space.low / 2 + space.high / 2, space.high / 2 - space.low / 2
-            half_range = np.where(half_range > 0, half_range, 1)  # of an entry that cannot vary
+            half_range = np.where(half_range > 0, half_range, 1)  # for entries with equal bounds
             scaled = (actions - jnp.broadcast_to(center, actions.shape)) / jnp.broadcast_to(half_range, actions.shape)
         return jnp.concatenate([features, scaled.reshape(*features.shape[:-1], space.size)], axis=-1)
 
@@ -105,10 +104,10 @@ class ActorCriticsConfig(PolicyConfig):
 
 @dataclass(frozen=True)
 class ActorCriticsNetwork:
-    """A policy, and several critics of its actions with parameters of their own; static, compared by value."""
+    """A policy and several critics with separate parameters; static, compared by value."""
 
     obs_space: Space
-    action_space: Any
+    action_space: Box | Discrete
     config: ActorCriticsConfig
 
     @property
@@ -117,7 +116,7 @@ class ActorCriticsNetwork:
 
     @property
     def critic(self) -> Critic:
-        """One critic; its parameters lead with the number of critics, to be mapped over."""
+        """One critic; map it over the first axis of the parameters, which is the number of critics."""
         return Critic(self.obs_space, self.action_space, self.config)
 
     def init(self, key: Key) -> Params:

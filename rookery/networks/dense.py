@@ -9,14 +9,14 @@ import jax.numpy as jnp
 from rookery.types import Array
 
 MAX_NARROW_OUTPUTS = 4
-"""The kernel gradient of a layer with at most so many outputs is computed output by output."""
+"""For layers with at most this many outputs, the kernel gradient is computed output by output."""
 
 
 class Dense(nn.Module):
-    """`flax.linen.Dense` with the same parameters and the same results, and a backward pass of its own.
+    """`flax.linen.Dense` with the same parameters and results, but its own backward pass.
 
-    On CPU, XLA has no fast kernel for the product that makes the gradient of the weights. Any order of reverse-mode
-    derivatives works; forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) does not.
+    On CPU, XLA has no fast kernel for the product in the gradient of the weights. Reverse-mode derivatives of any order
+    work; forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) does not.
     """
 
     features: int
@@ -55,7 +55,7 @@ def _kernel_gradient_on_cpu(inputs: Array, gradients: Array) -> Array:
     num_outputs = gradients.shape[1]
     if num_outputs <= MAX_NARROW_OUTPUTS:
         return jnp.stack([gradients[:, output] @ inputs for output in range(num_outputs)], axis=1)
-    # The barrier makes XLA write the transposed matrix down instead of folding it into the slow product.
+    # The barrier makes XLA store the transposed matrix instead of fusing it into the slow product.
     return jax.lax.optimization_barrier(inputs.T) @ gradients
 
 

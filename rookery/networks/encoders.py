@@ -1,4 +1,4 @@
-"""From observations of any space to feature vectors, with any number of leading batch axes."""
+"""Encoders from observations of any space to feature vectors, with any leading batch axes."""
 
 import math
 from typing import Any
@@ -12,26 +12,26 @@ from rookery.agent import ACTION_MASK
 from rookery.errors import InvalidInputError
 from rookery.networks.convolution import GRID_LAYERS, cnn_for, scaled_to_float, smallest_side
 from rookery.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Shape, Space, Tuple
-from rookery.types import Array
+from rookery.types import Array, Obs
 
 
 class ObservationEncoder(nn.Module):
-    """Turns an observation of `space` into one vector of float32 features.
+    """Encodes an observation of `space` as one vector of float32 features.
 
-    A `Box` with three axes is seen as an image, channels last, unless it is too small for a convolution; every other
-    `Box` is flattened. Integers become one-hot vectors. The parts of a `Dict` (in the order of their sorted names) or
-    `Tuple` are encoded and concatenated, except for the action mask: it says what is allowed, not what is the case.
+    A `Box` with three axes is treated as an image, channels last, unless it is too small for a convolution; every other
+    `Box` is flattened. Integers become one-hot vectors. The parts of a `Dict` (sorted by name) or `Tuple` are encoded
+    and concatenated, except for the action mask.
     """
 
     space: Space
     kernel_init: str = "orthogonal"
 
     @nn.compact
-    def __call__(self, obs: Any) -> Array:
+    def __call__(self, obs: Obs) -> Array:
         """Map an observation with leading axes `[...]` to `[..., F]`."""
         match self.space:
             case Box():
-                # The space decides what the numbers are: an env may hand out pixels in a wider dtype than it declares.
+                # The dtype of the space counts: an env may return pixels in a wider dtype than it declares.
                 obs = obs.astype(self.space.sample_dtype)
                 if is_image(self.space.shape):
                     return cnn_for(self.space.shape, self.kernel_init)(obs)
@@ -52,7 +52,7 @@ class ObservationEncoder(nn.Module):
 
     def _concatenate(self, parts: list[tuple[str | int, Space, Any]]) -> Array:
         if not parts:
-            raise InvalidInputError(f"the observation space {self.space} has no entry to make features of.")
+            raise InvalidInputError(f"the observation space {self.space} has no entry to encode.")
         features = [
             ObservationEncoder(space, self.kernel_init, name=f"part_{name}")(part) for name, space, part in parts
         ]
@@ -72,7 +72,7 @@ def _with_flat_events(array: Array, event_shape: Shape) -> Array:
 def _one_hots(obs: Array, space: MultiDiscrete) -> Array:
     """Concatenate the one-hot vectors of all components: `[..., sum(nvec)]`."""
     num_values = space.nvec.flatten()
-    component = np.repeat(np.arange(space.size), num_values)  # the component that each feature is about
+    component = np.repeat(np.arange(space.size), num_values)  # the component of each feature
     value = np.concatenate([start + np.arange(n) for start, n in zip(space.start.flat, num_values, strict=True)])
     given = _with_flat_events(obs.astype(jnp.int32), space.shape)[..., component]
     return (given == jnp.broadcast_to(value.astype(np.int32), given.shape)).astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Fully connected networks, and the activations and initializers that networks are configured with by name."""
+"""Fully connected networks, and activations and initializers by name."""
 
 import math
 from collections.abc import Callable
@@ -16,13 +16,13 @@ from rookery.types import Array, Key
 
 
 class Activation(NamedTuple):
-    """A nonlinearity, and the gain that an orthogonal layer in front of it is usually given."""
+    """A nonlinearity, and the usual gain of an orthogonal layer before it."""
 
     function: Callable[[Array], Array]
     gain: float
 
 
-# tanh has sqrt(2), with which the published results of PPO were made, rather than the variance-preserving 5/3.
+# tanh has sqrt(2), as in the published results of PPO, instead of the variance-preserving 5/3.
 ACTIVATIONS = {
     "elu": Activation(jax.nn.elu, math.sqrt(2.0)),
     "gelu": Activation(jax.nn.gelu, math.sqrt(2.0)),
@@ -45,14 +45,14 @@ VARIANCE_SCALING = {
 
 
 def activation_named(name: str) -> Activation:
-    """Look up an activation; an unknown name is an error that offers the nearest."""
+    """Return an activation by name."""
     if name not in ACTIVATIONS:
         raise unknown_name("activation", name, ACTIVATIONS)
     return ACTIVATIONS[name]
 
 
 def initializer_named(name: str, gain: float = 1.0) -> nn.initializers.Initializer:
-    """Make a kernel initializer whose values are multiplied by `gain`; an unknown name offers the nearest."""
+    """Make a kernel initializer by name; its values are multiplied by `gain`."""
     if name == "orthogonal":
         return orthogonal(gain)
     if name == "zeros":
@@ -64,10 +64,10 @@ def initializer_named(name: str, gain: float = 1.0) -> nn.initializers.Initializ
 
 
 def orthogonal(gain: float = 1.0) -> nn.initializers.Initializer:
-    """Draw matrices with orthonormal rows or columns, whichever are fewer, times `gain` (Saxe et al., 2014).
+    """Initialize matrices with orthonormal rows or columns, whichever are fewer, times `gain` (Saxe et al., 2014).
 
-    By Gram-Schmidt, twice for accuracy, and not by the QR decomposition of LAPACK: on CPU, two of these that are mapped
-    over a population inside one compiled program wait for each other for ever (jaxlib 0.10.2).
+    Uses Gram-Schmidt, twice for accuracy, instead of the QR decomposition of LAPACK: on CPU, two QR decompositions
+    mapped over a population inside one compiled program deadlock (jaxlib 0.10.2).
     """
 
     def init(key: Key, shape: Shape, dtype: Any = jnp.float32) -> Array:
@@ -81,9 +81,9 @@ def orthogonal(gain: float = 1.0) -> nn.initializers.Initializer:
 
 @partial(jax.jit, static_argnames=("size", "length", "dtype"))
 def _random_basis(key: Key, size: int, length: int, dtype: Any) -> Array:
-    """Draw `size` orthonormal vectors, `[size, length]`.
+    """Sample `size` orthonormal vectors, `[size, length]`.
 
-    Compiled by itself so that it is traced once: at every use of a layer, flax asks the initializer for its shape.
+    Jitted so that it is traced once: flax calls the initializer at every use of a layer to check its shape.
     """
     vectors = jax.random.normal(key, (size, length), dtype)
 
@@ -99,14 +99,14 @@ def _random_basis(key: Key, size: int, length: int, dtype: Any) -> Array:
 
 
 def hidden_initializer(kernel_init: str, activation: str) -> nn.initializers.Initializer:
-    """Make the initializer of a layer that an activation follows; He's, LeCun's and Xavier's have their own gain."""
+    """Make the initializer of a layer before an activation; only the orthogonal one uses the activation's gain."""
     return initializer_named(kernel_init, activation_named(activation).gain if kernel_init == "orthogonal" else 1.0)
 
 
 class MLP(nn.Module):
     """Hidden layers, each followed by the activation, and a linear output layer if `output_size` is given.
 
-    `output_init_scale` multiplies the initial kernel of the output layer: 0.01 makes a policy start near uniform.
+    `output_init_scale` multiplies the initial kernel of the output layer: with 0.01 a policy starts nearly uniform.
     """
 
     hidden_sizes: tuple[int, ...]

@@ -1,8 +1,7 @@
-"""From observations to action distributions: a trunk that makes features, with or without memory, and a policy head."""
+"""Policy networks: a trunk, which may be recurrent, and a head with an action distribution."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -16,7 +15,7 @@ from rookery.networks.encoders import ObservationEncoder
 from rookery.networks.mlp import MLP, activation_named, initializer_named
 from rookery.networks.recurrent import RecurrentCore
 from rookery.spaces import Shape, Space
-from rookery.types import Array, Key, Params, PyTreeDict, as_key
+from rookery.types import Array, Key, Obs, Params, PyTreeDict, as_key
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,9 @@ class PolicyConfig(TrunkConfig):
 
 @dataclass(frozen=True)
 class Trunk:
-    """Features of observations, for a head of any kind; static, compared by value.
+    """Features of observations, for any head; static, compared by value.
 
-    The carry of a trunk without a recurrent core is `()`, and it needs no `episode_start`.
+    Without a recurrent core, the carry is `()` and `episode_start` is not needed.
     """
 
     obs_space: Space
@@ -79,30 +78,30 @@ class Trunk:
         return params
 
     def initial_carry(self, batch_shape: Shape = ()) -> Carry:
-        """Make the carry with which an episode starts; needs no parameters."""
+        """Make the carry at the start of an episode; needs no parameters."""
         core = self.config.make_core()
         return () if core is None else core.initial_carry(batch_shape)
 
     def __call__(
-        self, params: Params, obs: Any, carry: Carry = (), episode_start: Array | None = None
+        self, params: Params, obs: Obs, carry: Carry = (), episode_start: Array | None = None
     ) -> tuple[Array, Carry]:
         """Return the features `[..., F]` of one step and the next carry; `episode_start` is `[...]`."""
-        return self._remember(RecurrentCore.step, params, obs, carry, episode_start)
+        return self._apply(RecurrentCore.step, params, obs, carry, episode_start)
 
     def unroll(
-        self, params: Params, obs: Any, carry: Carry = (), episode_start: Array | None = None
+        self, params: Params, obs: Obs, carry: Carry = (), episode_start: Array | None = None
     ) -> tuple[Array, Carry]:
         """Return the features `[T, ..., F]` of a trajectory that starts with `carry`, and the carry after it."""
-        return self._remember(RecurrentCore.unroll, params, obs, carry, episode_start)
+        return self._apply(RecurrentCore.unroll, params, obs, carry, episode_start)
 
     def trace(
-        self, params: Params, obs: Any, carry: Carry = (), episode_start: Array | None = None
+        self, params: Params, obs: Obs, carry: Carry = (), episode_start: Array | None = None
     ) -> tuple[Array, Carry]:
-        """`unroll` that returns the carry after every step, `[T, ...]`, and not only the last."""
-        return self._remember(RecurrentCore.trace, params, obs, carry, episode_start)
+        """`unroll` that returns the carry after every step, `[T, ...]`."""
+        return self._apply(RecurrentCore.trace, params, obs, carry, episode_start)
 
-    def _remember(
-        self, advance: Callable, params: Params, obs: Any, carry: Carry, episode_start: Array | None
+    def _apply(
+        self, advance: Callable, params: Params, obs: Obs, carry: Carry, episode_start: Array | None
     ) -> tuple[Array, Carry]:
         features = self._encode(params, obs)
         core = self.config.make_core()
@@ -110,14 +109,14 @@ class Trunk:
             return features, ()
         if episode_start is None or not jax.tree.leaves(carry):
             raise InvalidInputError(
-                f"a network with a {self.config.core} core needs the carry of the step before and episode_start: "
-                "begin with initial_carry(batch_shape) and episode_start 1."
+                f"a network with a {self.config.core} core needs a carry and episode_start: "
+                "start with initial_carry(batch_shape) and episode_start 1."
             )
         carry, features = advance(core, params["core"], carry, features, episode_start)
         return features, carry
 
-    def _encode(self, params: Params, obs: Any) -> Array:
-        self.obs_space.batch_shape_of(obs)  # raises where the observation does not fit the space
+    def _encode(self, params: Params, obs: Obs) -> Array:
+        self.obs_space.batch_shape_of(obs)  # raises if the observation does not fit the space
         return self._layers.apply({"params": params["layers"]}, obs)
 
     @property
@@ -126,13 +125,13 @@ class Trunk:
 
 
 class _TrunkLayers(nn.Module):
-    """The layers of a trunk that look at one step by itself."""
+    """The feed-forward layers of a trunk."""
 
     obs_space: Space
     config: TrunkConfig
 
     @nn.compact
-    def __call__(self, obs: Any) -> Array:
+    def __call__(self, obs: Obs) -> Array:
         config = self.config
         features = ObservationEncoder(self.obs_space, config.kernel_init, name="encoder")(obs)
         hidden = MLP(
@@ -145,8 +144,8 @@ class _TrunkLayers(nn.Module):
 class PolicyNetwork:
     """Action distributions of observations; static, compared by value, so it can be part of a compiled program.
 
-    The parameters are a tree that is passed in; so is the carry, which is `()` without a recurrent core. The action
-    mask of a dict observation is honored.
+    Parameters and carry are arguments; the carry is `()` without a recurrent core. The action mask of a dict
+    observation is respected.
     """
 
     obs_space: Space
@@ -157,39 +156,39 @@ class PolicyNetwork:
         distribution_family(self.action_space, self.config.gaussian)
 
     def init(self, key: Key) -> Params:
-        """Make the parameters: those of the `trunk` and of the `head`."""
+        """Make the parameters of `trunk` and `head`."""
         trunk_key, head_key = jax.random.split(as_key(key))
         trunk_params = self.trunk.init(trunk_key)
         obs = jax.eval_shape(self.obs_space.sample, trunk_key)
         features, _ = jax.eval_shape(self.trunk, trunk_params, obs, self.initial_carry(), jnp.ones(()))
         params = PyTreeDict(trunk=trunk_params, head=self._head.lazy_init(head_key, features)["params"])
-        # One step without computing it: an action mask that does not fit the action space is found here.
+        # Trace one step: an action mask that does not fit the action space raises here.
         jax.eval_shape(self, params, obs, self.initial_carry(), jnp.ones(()))
         return params
 
     def initial_carry(self, batch_shape: Shape = ()) -> Carry:
-        """Make the carry with which an episode starts; needs no parameters."""
+        """Make the carry at the start of an episode; needs no parameters."""
         return self.trunk.initial_carry(batch_shape)
 
     def __call__(
-        self, params: Params, obs: Any, carry: Carry = (), episode_start: Array | None = None
+        self, params: Params, obs: Obs, carry: Carry = (), episode_start: Array | None = None
     ) -> tuple[Distribution, Carry]:
         """Return the distributions of one step with any batch shape `[...]`, and the next carry.
 
-        The carry is cleared before the step where `episode_start` `[...]` is 1.
+        The carry is reset before the step where `episode_start` `[...]` is 1.
         """
         features, carry = self.trunk(params["trunk"], obs, carry, episode_start)
         return self.distribution(params, features, obs), carry
 
     def unroll(
-        self, params: Params, obs: Any, carry: Carry = (), episode_start: Array | None = None
+        self, params: Params, obs: Obs, carry: Carry = (), episode_start: Array | None = None
     ) -> tuple[Distribution, Carry]:
         """Return the distributions `[T, ...]` of a trajectory that starts with `carry`, and the carry after it."""
         features, carry = self.trunk.unroll(params["trunk"], obs, carry, episode_start)
         return self.distribution(params, features, obs), carry
 
-    def distribution(self, params: Params, features: Array, obs: Any) -> Distribution:
-        """Return the distributions of features that the trunk made of `obs`."""
+    def distribution(self, params: Params, features: Array, obs: Obs) -> Distribution:
+        """Return the distributions for the features of `obs`."""
         outputs, free_parameters = self._head.apply({"params": params["head"]}, features)
         mask = action_mask_of(obs)
         if mask is not None:
@@ -202,7 +201,7 @@ class PolicyNetwork:
 
     @property
     def trunk(self) -> Trunk:
-        """The part of the network that makes features."""
+        """The part of the network that computes features."""
         return Trunk(self.obs_space, self.config)
 
     @property
@@ -224,6 +223,6 @@ class _PolicyHead(nn.Module):
     def __call__(self, features: Array) -> tuple[Array, Array]:
         outputs = Dense(self.num_outputs, kernel_init=self.kernel_init, name="output")(features)
         if not self.initial_free_parameters:
-            return outputs, jnp.zeros(0)  # no parameter of size 0: checkpoints cannot hold one
+            return outputs, jnp.zeros(0)  # no parameter of size 0: checkpoints cannot store one
         free_parameters = self.param("free", lambda key: jnp.asarray(self.initial_free_parameters, jnp.float32))
         return outputs, free_parameters

@@ -1,8 +1,7 @@
-"""The values of all discrete actions: one number each, or the distribution of the return that it is the mean of."""
+"""Q-networks: values of all discrete actions, as numbers or as distributions of returns."""
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -14,7 +13,7 @@ from rookery.errors import InvalidInputError, ShapeError, unknown_name
 from rookery.networks.mlp import MLP
 from rookery.networks.policy import Trunk, TrunkConfig
 from rookery.spaces import Discrete, Shape, Space
-from rookery.types import Array, Key, Params, PyTreeDict, as_key
+from rookery.types import Array, Key, Obs, Params, PyTreeDict, as_key
 
 HEADS = ("expected", "categorical", "quantile")
 
@@ -50,10 +49,10 @@ class QNetworkConfig(TrunkConfig):
 
 @dataclass(frozen=True)
 class QNetwork:
-    """Q(s, a) of all `n` actions at once; static, compared by value.
+    """Q(s, a) of all `n` actions; static, compared by value.
 
-    The trunk makes features of observations, `head` makes `K` outputs for each action of them (see `QNetworkConfig`),
-    and `values` the expected returns of those.
+    The trunk computes features, `head` computes `K` outputs for each action (see `QNetworkConfig`), and `values`
+    computes their expected returns.
     """
 
     obs_space: Space
@@ -62,14 +61,14 @@ class QNetwork:
 
     @property
     def trunk(self) -> Trunk:
-        """The part of the network that makes features."""
+        """The part of the network that computes features."""
         config = self.config
         shared = config.hidden_sizes[:-1] if config.dueling else config.hidden_sizes
         return Trunk(self.obs_space, dataclasses.replace(config, hidden_sizes=shared))
 
     @property
     def atoms(self) -> np.ndarray:
-        """The returns `[K]` whose probabilities a categorical head gives."""
+        """The returns `[K]` whose probabilities a categorical head predicts."""
         return np.linspace(self.config.min_value, self.config.max_value, self.config.num_atoms, dtype=np.float32)
 
     def init(self, key: Key) -> Params:
@@ -79,16 +78,16 @@ class QNetwork:
         obs, carry, start = jax.eval_shape(self.obs_space.sample, trunk_key), self.initial_carry(), jnp.ones(())
         features, _ = jax.eval_shape(self.trunk, trunk_params, obs, carry, start)
         params = PyTreeDict(trunk=trunk_params, head=self._head.lazy_init(head_key, features)["params"])
-        # One step without computing it: an action mask that does not fit the action space is found here.
+        # Trace one step: an action mask that does not fit the action space raises here.
         jax.eval_shape(lambda obs: self.best(self(params, obs, carry, start)[0], obs), obs)
         return params
 
     def initial_carry(self, batch_shape: Shape = ()) -> Carry:
-        """Make the carry with which an episode starts; needs no parameters."""
+        """Make the carry at the start of an episode; needs no parameters."""
         return self.trunk.initial_carry(batch_shape)
 
     def __call__(
-        self, params: Params, obs: Any, carry: Carry = (), episode_start: Array | None = None
+        self, params: Params, obs: Obs, carry: Carry = (), episode_start: Array | None = None
     ) -> tuple[Array, Carry]:
         """Return the values `[..., n]` of one step with any batch shape `[...]`, and the next carry."""
         features, carry = self.trunk(params["trunk"], obs, carry, episode_start)
@@ -104,23 +103,25 @@ class QNetwork:
             return jnp.sum(jax.nn.softmax(outputs) * jnp.broadcast_to(self.atoms, outputs.shape), axis=-1)
         return jnp.mean(outputs, axis=-1)
 
-    def best(self, values: Array, obs: Any) -> Array:
-        """Return the index `[...]` of the best of the actions that `obs` allows, or of all if it allows none."""
+    def best(self, values: Array, obs: Obs) -> Array:
+        """Return the index `[...]` of the best action allowed by the mask of `obs`, or of all if none is allowed."""
         mask = action_mask_of(obs)
         if mask is None:
             return jnp.argmax(values, axis=-1).astype(jnp.int32)
         if mask.shape != values.shape:
-            raise ShapeError(f"action mask has shape {list(mask.shape)}; expected {list(values.shape)}, as the values.")
+            raise ShapeError(
+                f"action mask has shape {list(mask.shape)}; expected {list(values.shape)} like the values."
+            )
         allowed = mask.astype(bool)
         allowed = allowed | ~jnp.any(allowed, axis=-1, keepdims=True)
         return jnp.argmax(jnp.where(allowed, values, -jnp.inf), axis=-1).astype(jnp.int32)
 
     def action(self, indexes: Array) -> Array:
-        """Return the actions of indexes, which count from 0."""
+        """Convert indexes, which start at 0, to actions."""
         return indexes.astype(self.action_space.sample_dtype) + self.action_space.start
 
     def index(self, actions: Array) -> Array:
-        """Return the indexes of actions."""
+        """Convert actions to indexes."""
         return (actions - self.action_space.start).astype(jnp.int32)
 
     @property
@@ -130,14 +131,14 @@ class QNetwork:
 
 
 def outputs_of(outputs: Array, indexes: Array) -> Array:
-    """Select from `[..., n, K]` the outputs `[..., K]` of one action each, counted from 0."""
+    """Select the outputs `[..., K]` of one action each from `[..., n, K]`; indexes start at 0."""
     is_chosen = jax.nn.one_hot(indexes, outputs.shape[-2], dtype=bool)
-    # On CPU the gradient of this is faster than that of an indexed read, which is a scatter.
+    # On CPU its gradient is faster than that of indexing, which is a scatter.
     return jnp.sum(jnp.where(is_chosen[..., None], outputs, 0.0), axis=-2)
 
 
 class _QHead(nn.Module):
-    """A linear layer, or with `dueling` two streams (Wang et al., 2016, eq. 9; for each output by itself)."""
+    """A linear layer, or with `dueling` two streams (Wang et al., 2016, eq. 9, applied to each output)."""
 
     num_actions: int
     num_outputs: int

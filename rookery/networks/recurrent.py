@@ -1,4 +1,4 @@
-"""Recurrent cores: GRU and LSTM behind one interface, cleared at episode starts here and nowhere else."""
+"""Recurrent cores: GRU and LSTM, which reset their carry at episode starts."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ CELLS = {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}
 
 @dataclass(frozen=True)
 class RecurrentCore:
-    """A cell that remembers; its carry is cleared before every step at which an episode starts."""
+    """A recurrent cell whose carry is reset before each step that starts an episode."""
 
     kind: str
     size: int
@@ -33,7 +33,7 @@ class RecurrentCore:
         return PyTreeDict(self._cell.init(as_key(key), self.initial_carry(), jnp.zeros(num_features))["params"])
 
     def initial_carry(self, batch_shape: Shape = ()) -> Carry:
-        """Make the carry with which an episode starts: the hidden state of a GRU, cell and hidden state of an LSTM."""
+        """Make the carry at the start of an episode: the hidden state of a GRU, cell and hidden state of an LSTM."""
         zeros = jnp.zeros((*batch_shape, self.size))
         return (zeros, zeros) if self.kind == "lstm" else zeros
 
@@ -53,7 +53,7 @@ class RecurrentCore:
         return jax.lax.scan(advance, carry, (inputs, episode_starts))
 
     def trace(self, params: Params, carry: Carry, inputs: Array, episode_starts: Array) -> tuple[Carry, Array]:
-        """`unroll` that returns the carry after every step, `[T, ...]`, and not only the last."""
+        """`unroll` that returns the carry after every step, `[T, ...]`."""
 
         def advance(carry: Carry, step: tuple[Array, Array]) -> tuple[Carry, tuple[Carry, Array]]:
             carry, outputs = self.step(params, carry, *step)
@@ -69,7 +69,7 @@ class RecurrentCore:
 def _check_shapes(batch_shape: Shape, episode_start: Array, carry: Carry) -> None:
     if jnp.shape(episode_start) != batch_shape:
         raise ShapeError(
-            f"episode_start has shape {list(jnp.shape(episode_start))}; expected the batch's, {list(batch_shape)}."
+            f"episode_start has shape {list(jnp.shape(episode_start))}; expected the batch shape {list(batch_shape)}."
         )
     for leaf in jax.tree.leaves(carry):
         if leaf.shape[:-1] != batch_shape:

@@ -1,4 +1,4 @@
-"""Our own classic-control environments, exact to Gymnasium's: `classic/cartpole` and its siblings."""
+"""Classic control environments with the dynamics of Gymnasium's: `classic/cartpole` and others."""
 
 from typing import Any
 
@@ -21,14 +21,13 @@ _ENVS: dict[str, type[Env]] = {
 
 
 def names() -> tuple[str, ...]:
-    """Return the names that `make` knows."""
+    """Return the names of all environments."""
     return tuple(_ENVS)
 
 
 def make(name: str, episode_length: int | None = None, **kwargs: Any) -> Env:
     """Make one environment; `kwargs` are the arguments of its class.
 
-    `episode_length` is there for the libraries whose environments end by a time limit of their own. These do not: a
-    wrapper applies it.
+    `episode_length` is ignored here: these environments have no time limit of their own, a wrapper applies it.
     """
     return make_from_table("classic", _ENVS, name, kwargs)

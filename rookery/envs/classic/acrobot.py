@@ -1,11 +1,10 @@
 """Acrobot: swing the free end of a two-link chain above a line by torque on the joint between them (Sutton, 1996).
 
-The dynamics, rewards and ends of episodes are those of Gymnasium's `Acrobot-v1`: the equations of motion of Sutton and
+Dynamics, rewards and terminations are those of Gymnasium's `Acrobot-v1`: the equations of motion of Sutton and
 Barto's book (first edition, section 11.3), one Runge-Kutta step of fourth order per action.
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ import numpy as np
 from rookery.envs.classic.trigonometry import sin_cos, wrap_angle
 from rookery.envs.env import Env, EnvState
 from rookery.spaces import Box, Discrete
-from rookery.types import Array, Key, PyTreeData, as_key
+from rookery.types import Action, Array, Key, PyTreeData, as_key
 
 GRAVITY = 9.8
 LINK_MASS = 1.0
@@ -40,7 +39,7 @@ SHOULDER_WEIGHT = GRAVITY * LINK_MASS * (LINK_CENTER + LINK_LENGTH)
 class AcrobotState(PyTreeData):
     """The upper link's angle from hanging down, the lower link's from the upper's direction, and their velocities.
 
-    Angles in radians within half a turn of zero, velocities in radians per second.
+    Angles are in radians between -pi and pi, velocities in radians per second.
     """
 
     shoulder_angle: Array
@@ -67,7 +66,7 @@ class Acrobot(Env):
         obs, _ = _observe(state)
         return EnvState(env_state=state, obs=obs, reward=jnp.float32(0), done=jnp.float32(0))
 
-    def step(self, env_state: EnvState, action: Any) -> EnvState:
+    def step(self, env_state: EnvState, action: Action) -> EnvState:
         self.action_space.check(action, "action")
         torque = jnp.asarray(action, jnp.float32) - 1
         state = _advance(env_state.env_state, torque)
@@ -93,7 +92,7 @@ class Acrobot(Env):
 
 
 def _observe(state: AcrobotState) -> tuple[Array, Array]:
-    """Return the observation and the height of the free end over the shoulder."""
+    """Return the observation and the height of the free end above the shoulder."""
     shoulder_sin, shoulder_cos = sin_cos(state.shoulder_angle)
     elbow_sin, elbow_cos = sin_cos(state.elbow_angle)
     obs = jnp.stack([shoulder_cos, shoulder_sin, elbow_cos, elbow_sin, state.shoulder_velocity, state.elbow_velocity])
@@ -102,7 +101,7 @@ def _observe(state: AcrobotState) -> tuple[Array, Array]:
 
 
 def _advance(state: AcrobotState, torque: Array) -> AcrobotState:
-    """Move on by one Runge-Kutta step of fourth order, then wrap the angles and bound the velocities."""
+    """Integrate by one Runge-Kutta step of fourth order, then wrap the angles and clip the velocities."""
 
     def moved(rates: AcrobotState, duration: float) -> AcrobotState:
         return jax.tree.map(lambda value, rate: value + duration * rate, state, rates)
@@ -125,7 +124,7 @@ def _rates(state: AcrobotState, torque: Array) -> AcrobotState:
     """Return the time derivative of each entry of the state.
 
     Solves `inertia @ accelerations = torques` of the two joints, where the inertia matrix is symmetric and the torques
-    are those of the motor, of gravity and of the motion itself.
+    come from the motor, gravity and the motion itself.
     """
     shoulder_sin, shoulder_cos = sin_cos(state.shoulder_angle)
     elbow_sin, elbow_cos = sin_cos(state.elbow_angle)
@@ -140,8 +139,8 @@ def _rates(state: AcrobotState, torque: Array) -> AcrobotState:
     torque_1 = COUPLING * elbow_sin * velocity_2 * (velocity_2 + 2 * velocity_1) - shoulder_gravity
     torque_2 = torque - COUPLING * elbow_sin * velocity_1**2 - elbow_gravity
 
-    # Two divisions, not one and two multiplications: XLA repeats what ends in a multiplication at each use, which over
-    # four stages makes the step several times slower.
+    # Two divisions instead of one division and two multiplications: XLA recomputes results of multiplications at each
+    # use, which over four stages makes the step several times slower.
     determinant = inertia_11 * inertia_22 - inertia_12**2
     return AcrobotState(
         shoulder_angle=velocity_1,

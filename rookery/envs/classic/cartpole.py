@@ -1,11 +1,10 @@
 """CartPole: balance a pole on a cart by pushing the cart left or right (Barto, Sutton and Anderson, 1983).
 
-The dynamics, rewards and ends of episodes are those of Gymnasium's `CartPole-v1`: the equations of motion without
+Dynamics, rewards and terminations are those of Gymnasium's `CartPole-v1`: the equations of motion without
 friction of Florian, "Correct equations for the dynamics of the cart-pole system" (2007), one Euler step per action.
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ import numpy as np
 from rookery.envs.classic.trigonometry import sin_cos
 from rookery.envs.env import Env, EnvState
 from rookery.spaces import Box, Discrete
-from rookery.types import Array, Key, PyTreeData, as_key
+from rookery.types import Action, Array, Key, PyTreeData, as_key
 
 GRAVITY = 9.8
 CART_MASS = 1.0
@@ -32,7 +31,7 @@ PUSH_ACCELERATION = PUSH_FORCE / (CART_MASS + POLE_MASS)
 
 
 class CartPoleState(PyTreeData):
-    """The cart's place on its track, the pole's angle from upright (positive to the right), and their velocities.
+    """The cart's position on its track, the pole's angle from upright (positive to the right), and their velocities.
 
     In meters, radians and seconds.
     """
@@ -44,9 +43,9 @@ class CartPoleState(PyTreeData):
 
 
 class CartPole(Env):
-    """Push left (0) or right (1); each step is worth 1 until the pole has fallen or the cart left the track.
+    """Push left (0) or right (1). The reward is 1 per step; the pole falling or the cart leaving the track terminates.
 
-    The step that fails is worth 1 like the others. With `sutton_barto_reward` it is worth -1 and the others 0.
+    With `sutton_barto_reward`, the reward is -1 for the terminating step and 0 for the others.
     """
 
     obs_space = Box(
@@ -64,7 +63,7 @@ class CartPole(Env):
         state = CartPoleState(position=start[0], velocity=start[1], angle=start[2], angular_velocity=start[3])
         return EnvState(env_state=state, obs=start, reward=jnp.float32(0), done=jnp.float32(0))
 
-    def step(self, env_state: EnvState, action: Any) -> EnvState:
+    def step(self, env_state: EnvState, action: Action) -> EnvState:
         self.action_space.check(action, "action")
         push = jnp.where(action == 1, PUSH_ACCELERATION, -PUSH_ACCELERATION)
         state = _advance(env_state.env_state, push)
@@ -101,7 +100,7 @@ class CartPole(Env):
 
 
 def _advance(state: CartPoleState, push: Array) -> CartPoleState:
-    """Move on by one time step; `push` is the pushing force over the total mass."""
+    """Integrate one time step; `push` is the force divided by the total mass."""
     sin, cos = sin_cos(state.angle)
     drive = push + POLE_MASS_RATIO * HALF_POLE_LENGTH * state.angular_velocity**2 * sin
     angular_acceleration = (GRAVITY * sin - drive * cos) / (HALF_POLE_LENGTH * (4 / 3 - POLE_MASS_RATIO * cos**2))

@@ -1,4 +1,4 @@
-"""The canvas and the colors that the classic-control environments are drawn with."""
+"""Canvas and colors for rendering the classic control environments."""
 
 from collections.abc import Sequence
 
@@ -27,10 +27,10 @@ RED: Color = (212, 86, 80)
 
 
 class Canvas:
-    """An image of 600 x 400 pixels, drawn at twice that size and scaled down so that edges are smooth.
+    """An image of 600 x 400 pixels, drawn at twice that size and scaled down for smooth edges.
 
-    Points are in the units of the simulated world with y upwards; widths and radii are in pixels of the finished image.
-    `origin` is the pixel, from the top left corner, where the point (0, 0) lies.
+    Points are in the units of the simulation with y upwards; widths and radii are in pixels of the final image.
+    `origin` is the pixel of the point (0, 0), from the top left corner.
     """
 
     def __init__(self, origin: Point, pixels_per_unit: float) -> None:
@@ -51,7 +51,7 @@ class Canvas:
         self._draw.line([self._pixel(point) for point in points], color, round(width * SUPERSAMPLING), joint="curve")
 
     def dashed(self, start: Point, end: Point, width: float, color: Color, num_dashes: int) -> None:
-        """Draw a straight line of `num_dashes` dashes, with gaps as long as they are."""
+        """Draw a straight line of `num_dashes` dashes with gaps of the same length."""
         ends = np.linspace(start, end, 2 * num_dashes).tolist()
         for dash_start, dash_end in zip(ends[::2], ends[1::2], strict=True):
             self.curve([dash_start, dash_end], width, color)
@@ -69,12 +69,12 @@ class Canvas:
         self._draw.polygon([self._pixel(corner) for corner in corners], color)
 
     def rounded_box(self, low: Point, high: Point, radius: float, color: Color) -> None:
-        """Draw a filled upright rectangle between two opposite corners, its own corners rounded."""
+        """Draw a filled rectangle with rounded corners between two opposite corners."""
         (left, bottom), (right, top) = self._pixel(low), self._pixel(high)
         self._draw.rounded_rectangle([left, top, right, bottom], radius * SUPERSAMPLING, color)
 
     def pixels(self) -> np.ndarray:
-        """Return the finished image, `uint8[400, 600, 3]`."""
+        """Return the final image, `uint8[400, 600, 3]`."""
         return np.array(self._image.reduce(SUPERSAMPLING))
 
     def _pixel(self, point: Sequence[float]) -> Point:
@@ -84,12 +84,12 @@ class Canvas:
 
 
 def fields_of_one(state: PyTreeData) -> list[float]:
-    """Return the fields of one env's simulator state as numbers, in the order they are declared."""
+    """Return the fields of the simulator state of one env as numbers, in the order of declaration."""
     fields = jax.device_get(jax.tree.leaves(state))
     for field in fields:
         if np.ndim(field):
             raise ShapeError(
-                f"render draws one env, but the state has the leading axes {list(np.shape(field))}: "
-                "pick one with jax.tree.map(lambda leaf: leaf[0], env_state)."
+                f"render takes one env, but the state has the leading axes {list(np.shape(field))}: "
+                "select one with jax.tree.map(lambda leaf: leaf[0], env_state)."
             )
     return [float(field) for field in fields]

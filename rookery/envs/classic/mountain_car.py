@@ -1,10 +1,9 @@
 """Mountain car: drive an underpowered car out of a valley by swinging back and forth (Moore, 1990).
 
-The dynamics, rewards and ends of episodes are those of Gymnasium's `MountainCar-v0` and `MountainCarContinuous-v0`.
+Dynamics, rewards and terminations are those of Gymnasium's `MountainCar-v0` and `MountainCarContinuous-v0`.
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ import numpy as np
 from rookery.envs.classic.trigonometry import sin_cos
 from rookery.envs.env import Env, EnvState
 from rookery.spaces import Box, Discrete
-from rookery.types import Array, Key, PyTreeData, as_key
+from rookery.types import Action, Array, Key, PyTreeData, as_key
 
 GRAVITY = 0.0025
 MIN_POSITION = -1.2
@@ -27,18 +26,18 @@ MAX_ACTION = 1.0
 GOAL_REWARD = 100.0
 ACTION_COST = 0.1
 
-DRAWN_HEIGHT = 0.45
+RENDERED_HEIGHT = 0.45
 
 
 class MountainCarState(PyTreeData):
-    """Where the car is along the valley, whose lowest point is at -pi / 6, and how far it moves in a step."""
+    """Position of the car in the valley, whose lowest point is at -pi / 6, and its change per step."""
 
     position: Array
     velocity: Array
 
 
 class _Valley(Env):
-    """What both environments share. The goal is to be at `goal_position` or beyond, at `goal_velocity` or faster."""
+    """The base of both environments. The goal is to reach `goal_position` with at least `goal_velocity`."""
 
     goal_position: float
     obs_space = Box(low=np.array([MIN_POSITION, -MAX_VELOCITY]), high=np.array([MAX_POSITION, MAX_VELOCITY]))
@@ -68,7 +67,7 @@ class _Valley(Env):
         canvas.segment((flag, _height(flag)), (flag, flag_top), 3, drawing.INK)
         canvas.polygon([(flag, flag_top), (flag + 0.12, flag_top - 0.045), (flag, flag_top - 0.09)], drawing.GREEN)
 
-        slope = math.atan(3 * DRAWN_HEIGHT * math.cos(3 * position))
+        slope = math.atan(3 * RENDERED_HEIGHT * math.cos(3 * position))
 
         def on_car(forward: float, above: float) -> tuple[float, float]:
             x = position + forward * math.cos(slope) - above * math.sin(slope)
@@ -82,19 +81,19 @@ class _Valley(Env):
         return canvas.pixels()
 
     def _at_goal(self, state: MountainCarState) -> Array:
-        """Tell by 1 or 0 whether the goal is reached."""
+        """Return 1 if the goal is reached, else 0."""
         reached = (state.position >= self.goal_position) & (state.velocity >= self.goal_velocity)
         return reached.astype(jnp.float32)
 
 
 class MountainCar(_Valley):
-    """Accelerate to the left (0), not at all (1) or to the right (2); each step costs 1."""
+    """Accelerate to the left (0), not at all (1) or to the right (2); the reward is -1 per step."""
 
     goal_position = 0.5
     action_space = Discrete(3)
     max_episode_steps = 200
 
-    def step(self, env_state: EnvState, action: Any) -> EnvState:
+    def step(self, env_state: EnvState, action: Action) -> EnvState:
         self.action_space.check(action, "action")
         direction = jnp.asarray(action, jnp.float32) - 1
         state = _advance(env_state.env_state, DISCRETE_POWER * direction)
@@ -104,16 +103,16 @@ class MountainCar(_Valley):
 
 
 class MountainCarContinuous(_Valley):
-    """Accelerate by any amount within [-1, 1]; the goal is worth 100, and each action costs a tenth of its square.
+    """Accelerate by an amount in [-1, 1]; the reward is 100 at the goal minus a tenth of the squared action.
 
-    An action beyond the bounds accelerates as the bound does, and costs its own square.
+    An action out of bounds is clipped for the dynamics, but not for its cost.
     """
 
     goal_position = 0.45
     action_space = Box(low=-MAX_ACTION, high=MAX_ACTION, shape=(1,))
     max_episode_steps = 999
 
-    def step(self, env_state: EnvState, action: Any) -> EnvState:
+    def step(self, env_state: EnvState, action: Action) -> EnvState:
         self.action_space.check(action, "action")
         wanted = jnp.asarray(action, jnp.float32)[0]
         state = _advance(env_state.env_state, CONTINUOUS_POWER * jnp.clip(wanted, -MAX_ACTION, MAX_ACTION))
@@ -123,7 +122,7 @@ class MountainCarContinuous(_Valley):
 
 
 def _advance(state: MountainCarState, acceleration: Array) -> MountainCarState:
-    """Move on by one step; the wall on the left stops the car, the one on the right only holds it back."""
+    """Integrate one step; the left wall stops the car, the right bound only limits its position."""
     _, cos = sin_cos(3 * state.position)
     velocity = jnp.clip(state.velocity + acceleration - GRAVITY * cos, -MAX_VELOCITY, MAX_VELOCITY)
     position = jnp.clip(state.position + velocity, MIN_POSITION, MAX_POSITION)
@@ -136,5 +135,5 @@ def _observe(state: MountainCarState) -> Array:
 
 
 def _height(position: float) -> float:
-    """Return the height of the ground in the picture; the dynamics know its slope only."""
-    return DRAWN_HEIGHT * math.sin(3 * position)
+    """Return the height of the ground in the image; the dynamics use only its slope."""
+    return RENDERED_HEIGHT * math.sin(3 * position)

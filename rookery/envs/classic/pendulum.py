@@ -1,11 +1,10 @@
 """Pendulum: swing a pendulum up and hold it upright with a torque too weak to lift it at once.
 
-The dynamics and rewards are those of Gymnasium's `Pendulum-v1`: a uniform rod hinged at one end, one semi-implicit
-Euler step per action. Episodes end by the time limit only.
+Dynamics and rewards are those of Gymnasium's `Pendulum-v1`: a uniform rod hinged at one end, one semi-implicit
+Euler step per action. Episodes end only by the time limit.
 """
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ import numpy as np
 from rookery.envs.classic.trigonometry import sin_cos, wrap_angle
 from rookery.envs.env import Env, EnvState
 from rookery.spaces import Box
-from rookery.types import Array, Key, PyTreeData, as_key
+from rookery.types import Action, Array, Key, PyTreeData, as_key
 
 GRAVITY = 10.0
 MASS = 1.0
@@ -34,7 +33,7 @@ TORQUE_COST = 0.001
 class PendulumState(PyTreeData):
     """The angle from upright in radians, positive to the left, and its velocity per second.
 
-    Whole turns in the angle make no difference; a step takes them off, so that float32 keeps its precision.
+    Each step subtracts whole turns from the angle, so that float32 keeps its precision.
     """
 
     angle: Array
@@ -42,7 +41,7 @@ class PendulumState(PyTreeData):
 
 
 class Pendulum(Env):
-    """Apply a torque of up to 2; the cost is that of being away from upright, moving, and pushing."""
+    """Apply a torque of up to 2; the cost grows with the angle from upright, the velocity and the torque."""
 
     obs_space = Box(low=np.array([-1, -1, -MAX_VELOCITY]), high=np.array([1, 1, MAX_VELOCITY]))
     action_space = Box(low=-MAX_TORQUE, high=MAX_TORQUE, shape=(1,))
@@ -56,7 +55,7 @@ class Pendulum(Env):
         state = PendulumState(angle=RESET_ANGLE_LIMIT * start[0], velocity=RESET_VELOCITY_LIMIT * start[1])
         return EnvState(env_state=state, obs=_observe(state), reward=jnp.float32(0), done=jnp.float32(0))
 
-    def step(self, env_state: EnvState, action: Any) -> EnvState:
+    def step(self, env_state: EnvState, action: Action) -> EnvState:
         self.action_space.check(action, "action")
         torque = jnp.clip(jnp.asarray(action, jnp.float32)[0], -MAX_TORQUE, MAX_TORQUE)
         angle, velocity = wrap_angle(env_state.env_state.angle), env_state.env_state.velocity

@@ -1,4 +1,4 @@
-"""Wrappers, one job each. From the inside out: observations, actions and rewards, then episodes, then many at once."""
+"""Environment wrappers. From the inside out: observations, actions and rewards, then episodes, then vectorization."""
 
 from rookery.envs.wrappers.action import ActionRepeat, ActionSquashWrapper
 from rookery.envs.wrappers.autoreset import (

@@ -1,6 +1,4 @@
-"""Wrappers that change what an action means."""
-
-from typing import Any
+"""Wrappers that change actions."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +8,7 @@ from rookery.envs.env import Env, EnvState, Wrapper
 from rookery.envs.wrappers.episode import check_single
 from rookery.errors import InvalidInputError, check_count
 from rookery.spaces import Box
-from rookery.types import where_tree
+from rookery.types import Action, where_tree
 
 
 class ActionSquashWrapper(Wrapper):
@@ -27,7 +25,7 @@ class ActionSquashWrapper(Wrapper):
     def action_space(self) -> Box:
         return Box(-1.0, 1.0, self._bounds.shape, self._bounds.dtype)
 
-    def step(self, env_state: EnvState, action: Any) -> EnvState:
+    def step(self, env_state: EnvState, action: Action) -> EnvState:
         self.action_space.check(action, "action")
         low, high = jnp.asarray(self._bounds.low), jnp.asarray(self._bounds.high)
         fraction = (jnp.asarray(action, low.dtype) + 1.0) / 2.0
@@ -35,7 +33,7 @@ class ActionSquashWrapper(Wrapper):
 
 
 class ActionRepeat(Wrapper):
-    """Takes each action `num_repeats` times, or until the episode ends, and adds up the rewards."""
+    """Repeats each action `num_repeats` times, or until the episode ends, and sums the rewards."""
 
     def __init__(self, env: Env, num_repeats: int) -> None:
         check_count("num_repeats", num_repeats)
@@ -48,8 +46,8 @@ class ActionRepeat(Wrapper):
         inner = self.env.max_episode_steps
         return None if inner is None else -(-inner // self.num_repeats)
 
-    def step(self, env_state: EnvState, action: Any) -> EnvState:
-        # The first step is taken whatever `done` says: after an autoreset it still belongs to the episode before.
+    def step(self, env_state: EnvState, action: Action) -> EnvState:
+        # The first step ignores `done`: after an autoreset, `done` belongs to the previous episode.
         state = self.env.step(env_state, action)
 
         def repeat(state: EnvState, _: None) -> tuple[EnvState, None]:

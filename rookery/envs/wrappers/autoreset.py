@@ -1,8 +1,7 @@
-"""Starting the next episode by itself when one ends."""
+"""Automatic reset at the end of an episode."""
 
 import enum
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,36 +10,36 @@ from rookery.control_flow import cond_any
 from rookery.envs.env import Env, EnvState
 from rookery.envs.wrappers.vectorize import VectorWrapper, VmapWrapper, split_each
 from rookery.errors import check_count
-from rookery.types import Array, Key, PyTreeData, PyTreeDict, where_tree
+from rookery.types import Array, Key, PyTree, PyTreeData, PyTreeDict, index_tree, where_tree
 
 
 class AutoresetMode(enum.Enum):
-    """What a vectorized env does when an episode ends."""
+    """What a vectorized env does at the end of an episode."""
 
     NORMAL = "normal"
-    """Same step: `obs` is the first of a fresh random episode; the true successor is `info.ori_obs`."""
+    """Reset in the same step: `obs` is the first of a new random episode; the true successor is `info.ori_obs`."""
     FAST = "fast"
-    """Same step, but the episode restarts from a cached state."""
+    """Reset in the same step, to a cached state."""
     ENVPOOL = "envpool"
-    """Next step: the last observation is returned as it is; the following step resets and ignores its action."""
+    """Reset in the next step, which ignores its action; the last observation is returned as it is."""
     DISABLED = "disabled"
     """A done env stays done and frozen."""
 
 
 class Spares(PyTreeData):
-    """One episode start per env, ready for use. A start that was used is replaced when its env next needs one.
+    """One precomputed initial state per env. A used one is replaced when its env needs the next one.
 
-    So fresh starts are computed for many envs at a time, once in a few episodes and never while no episode ends, and
-    yet the n-th episode of an env depends on its own key alone.
+    New initial states are thus computed for many envs at a time, once in a few episodes and only if an episode ends.
+    The n-th episode of an env depends only on the key of that env.
     """
 
     keys: Key
     used: Array
-    starts: Any
+    starts: PyTree
 
 
 class NormalAutoresetWrapper(VectorWrapper):
-    """The step that ends an episode already shows the first observation of a fresh one.
+    """The last step of an episode returns the first observation of the next one.
 
     `reward`, `done` and `info` are those of the ended episode.
     """
@@ -63,7 +62,7 @@ class NormalAutoresetWrapper(VectorWrapper):
 class FastAutoresetWrapper(VectorWrapper):
     """Like normal autoreset, but episodes restart from states cached at `reset`: a pool of `pool_size` per env.
 
-    Each env goes through its pool in turn.
+    Each env cycles through its pool.
     """
 
     def __init__(self, env: Env, num_envs: int, pool_size: int = 1) -> None:
@@ -88,26 +87,25 @@ class FastAutoresetWrapper(VectorWrapper):
 
         def restart(state: EnvState) -> EnvState:
             env_ids = jnp.arange(self.num_envs)
-            starts = jax.tree.map(lambda leaf: leaf[env_ids, num_episodes % self.pool_size], pool)
-            return _continue_from(state, starts)
+            return _continue_from(state, index_tree(pool, (env_ids, num_episodes % self.pool_size)))
 
-        # The pool stays out of the branch, which would copy it.
+        # The pool is not an operand of the branch, which would copy it.
         state = cond_any(stepped.done, restart, stepped.replace(_internal=PyTreeDict(inner=stepped._internal.inner)))
         return state.replace(_internal=state._internal.replace(pool=pool, num_episodes=num_episodes))
 
 
 class EnvPoolAutoresetWrapper(VectorWrapper):
-    """The step that ends an episode shows its last observation; the following one resets and ignores its action.
+    """The last step of an episode returns its last observation; the next step resets and ignores its action.
 
-    That dead step has reward 0 and is marked with `info.autoreset` = 1.
+    That dead step has reward 0 and `info.autoreset` = 1.
     """
 
     def _prepare(self, state: EnvState, next_keys: Key) -> EnvState:
-        nobody = jnp.zeros(self.batch_shape, jnp.float32)
+        zeros = jnp.zeros(self.batch_shape, jnp.float32)
         starts = state.replace(_internal=state._internal.inner)
         spares = Spares(keys=next_keys, used=jnp.ones(self.batch_shape, bool), starts=starts)
-        internal = state._internal.replace(spares=spares, ended=nobody)
-        return state.replace(info=state.info.replace(autoreset=nobody), _internal=internal)
+        internal = state._internal.replace(spares=spares, ended=zeros)
+        return state.replace(info=state.info.replace(autoreset=zeros), _internal=internal)
 
     def _finish(self, before: EnvState, stepped: EnvState) -> EnvState:
         ended = before._internal.ended
@@ -120,8 +118,8 @@ class EnvPoolAutoresetWrapper(VectorWrapper):
         return state.replace(info=state.info.replace(autoreset=ended), _internal=internal)
 
 
-def provide_spares(env: Env, keep: Callable[[EnvState], Any], spares: Spares, needed: Array) -> Spares:
-    """Make sure that every env that needs a start has an unused one; `keep` says what of a reset state is a start."""
+def provide_spares(env: Env, keep: Callable[[EnvState], PyTree], spares: Spares, needed: Array) -> Spares:
+    """Replace used spares if an env in `needed` has no unused one; `keep` returns the stored parts of a state."""
 
     def replace_used(spares: Spares) -> Spares:
         reset_keys, next_keys = split_each(spares.keys)
@@ -132,7 +130,7 @@ def provide_spares(env: Env, keep: Callable[[EnvState], Any], spares: Spares, ne
 
 
 def _start_of(state: EnvState) -> tuple:
-    """What of a single env's reset an episode continues from."""
+    """Return the parts of a reset state from which an episode continues."""
     return state.env_state, state.obs, state._internal
 
 
@@ -141,7 +139,7 @@ def _with_episode_start(state: EnvState) -> EnvState:
 
 
 def _continue_from(state: EnvState, starts: tuple) -> EnvState:
-    """Let the envs that are done continue from other states; `reward`, `done` and the rest of `info` stay."""
+    """Continue done envs from `starts`; `reward`, `done` and the rest of `info` stay unchanged."""
     env_state, obs, inner = where_tree(state.done, starts, (state.env_state, state.obs, state._internal.inner))
     info = state.info.replace(episode_start=state.done)
     return state.replace(env_state=env_state, obs=obs, info=info, _internal=state._internal.replace(inner=inner))

@@ -1,28 +1,26 @@
 """Episodes: step counts, time limits and returns."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from rookery.envs.env import Env, EnvState, Wrapper, check_is_env
 from rookery.errors import InvalidInputError, check_count, check_discount
-from rookery.types import Key, PyTreeDict
+from rookery.types import Action, Array, Key, PyTreeDict
 
 EPISODE_INFO = ("steps", "termination", "truncation", "ori_obs", "episode_return")
-"""The entries of `info` that an `EpisodeWrapper` makes."""
+"""The entries of `info` that an `EpisodeWrapper` sets."""
 
 
 class EpisodeWrapper(Wrapper):
-    """Counts the steps of an episode, ends it at `episode_length`, and tells the two kinds of end apart in `info`.
+    """Counts the steps of an episode, ends it at `episode_length`, and sets these entries of `info`.
 
     - `steps`: steps of the episode so far, int32.
-    - `termination`: 1 where the episode truly ended.
-    - `truncation`: 1 where it was cut off by a time limit, this one or the env's own; 0 where the step also terminated.
+    - `termination`: 1 if the episode reached a terminal state.
+    - `truncation`: 1 if a time limit ended it, this one or the env's own; 0 if the step also terminated.
     - `ori_obs` (with `record_ori_obs`): the true successor observation, before any autoreset.
     - `episode_return` (with a `discount`): the discounted sum of the rewards so far.
 
-    `episode_length=None` sets no limit besides the env's own. Wrappers that change observations or rewards belong
+    `episode_length=None` keeps only the env's own limit. Wrappers that change observations or rewards belong
     inside this one.
     """
 
@@ -58,10 +56,10 @@ class EpisodeWrapper(Wrapper):
             counters.discount_power = jnp.ones((), jnp.float32)
         return self._with_info(state, counters, jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
 
-    def step(self, env_state: EnvState, action: Any) -> EnvState:
+    def step(self, env_state: EnvState, action: Action) -> EnvState:
         self.action_space.check(action, "action")
         counters = env_state._internal.episode
-        # The env may hand on what it is given: it must not find there what this wrapper said of the last step.
+        # Remove the entries of the last step: the env may return `info` unchanged.
         before = env_state.replace(done=jnp.zeros_like(env_state.done), info=without(env_state.info, EPISODE_INFO))
         state = _with_float_rewards(self.env.step(before, action))
 
@@ -73,14 +71,14 @@ class EpisodeWrapper(Wrapper):
             )
             counters.discount_power = power * self.discount
 
-        cut_off = state.info.get("truncation", jnp.zeros((), jnp.float32))
-        # An env that tells both kinds of end may report them in the same step: that is a termination.
-        termination = state.info.get("termination", state.done * (1.0 - cut_off))
+        truncated = state.info.get("truncation", jnp.zeros((), jnp.float32))
+        # If an env reports both in the same step, that is a termination.
+        termination = state.info.get("termination", state.done * (1.0 - truncated))
         if self.episode_length is not None:
-            cut_off = jnp.maximum(cut_off, (counters.steps >= self.episode_length).astype(jnp.float32))
-        return self._with_info(state, counters, termination, cut_off * (1.0 - termination))
+            truncated = jnp.maximum(truncated, (counters.steps >= self.episode_length).astype(jnp.float32))
+        return self._with_info(state, counters, termination, truncated * (1.0 - termination))
 
-    def _with_info(self, state: EnvState, counters: PyTreeDict, termination: Any, truncation: Any) -> EnvState:
+    def _with_info(self, state: EnvState, counters: PyTreeDict, termination: Array, truncation: Array) -> EnvState:
         info = state.info.replace(steps=counters.steps, termination=termination, truncation=truncation)
         if self.record_ori_obs:
             info.ori_obs = state.obs
@@ -96,7 +94,7 @@ def _with_float_rewards(state: EnvState) -> EnvState:
 
 
 def without(info: PyTreeDict, names: tuple[str, ...]) -> PyTreeDict:
-    """Return `info` less the named entries."""
+    """Return `info` without the named entries."""
     return PyTreeDict({name: value for name, value in info.items() if name not in names})
 
 
@@ -110,20 +108,20 @@ def has_episodes(env: Env) -> bool:
 
 
 def check_single(wrapper: Wrapper, env: Env) -> None:
-    """Raise if a wrapper for single envs would sit outside the vectorisation."""
+    """Raise if a wrapper for single envs is applied to a vectorized env."""
     check_is_env(env)
     if env.batch_shape:
         raise InvalidInputError(
-            f"{type(wrapper).__name__} belongs inside the vectorisation: wrap the single env first, then "
+            f"{type(wrapper).__name__} wraps a single env, and this one is vectorized: apply it first, then "
             "wrap_env(env, parallel=...)."
         )
 
 
 def check_inside_episodes(wrapper: Wrapper, env: Env) -> None:
-    """Raise if a wrapper that changes what the agent sees or earns would sit outside the `EpisodeWrapper`."""
+    """Raise if a wrapper that changes observations or rewards is applied outside of the `EpisodeWrapper`."""
     check_single(wrapper, env)
     if has_episodes(env):
         raise InvalidInputError(
-            f"{type(wrapper).__name__} belongs inside EpisodeWrapper, or info.ori_obs and info.episode_return would "
-            "differ from what the agent gets: wrap the bare env first, then wrap_env(env, ...)."
+            f"{type(wrapper).__name__} must be inside EpisodeWrapper: otherwise info.ori_obs and info.episode_return "
+            "differ from what the agent receives. Wrap the bare env first, then wrap_env(env, ...)."
         )

@@ -1,4 +1,4 @@
-"""Wrappers that change what the agent sees."""
+"""Wrappers that change observations."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ from rookery.envs.env import Env, EnvState, Wrapper
 from rookery.envs.wrappers.episode import check_inside_episodes
 from rookery.errors import InvalidInputError, check_count
 from rookery.spaces import ArraySpace, Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
-from rookery.types import Array, Key, PyTreeDict
+from rookery.types import Action, Array, Key, Obs, PyTreeDict
 
 
 class ObsFlattenWrapper(Wrapper):
     """Flattens observations, dicts and tuples included, into one float32 vector; discrete parts become one-hot.
 
-    The parts of a dict follow the sorted names. An action mask is not part of the vector: with one, the observation is
-    a dict of the vector `obs` and the `action_mask`.
+    The parts of a dict follow the sorted names. An action mask is not part of the vector: then the observation is a
+    dict of the vector `obs` and the `action_mask`.
     """
 
     def __init__(self, env: Env) -> None:
@@ -41,7 +41,7 @@ class ObsFlattenWrapper(Wrapper):
     def reset(self, key: Key) -> EnvState:
         return self._flatten(self.env.reset(key))
 
-    def step(self, env_state: EnvState, action: Any) -> EnvState:
+    def step(self, env_state: EnvState, action: Action) -> EnvState:
         return self._flatten(self.env.step(env_state, action))
 
     def _flatten(self, state: EnvState) -> EnvState:
@@ -53,11 +53,10 @@ class ObsFlattenWrapper(Wrapper):
 
 
 class FrameStackWrapper(Wrapper):
-    """Shows the last `num_frames` observations, oldest first; at the start the first one fills the stack.
+    """Stacks the last `num_frames` observations, oldest first; at the start of an episode the first one is repeated.
 
-    `axis="last"` joins them along the last axis, as convolutions want it; `axis="new"` stacks along a new first axis,
-    as is always done with scalars. Each part of a dict or tuple is stacked, but for the action mask, which counts for
-    the present only.
+    `axis="last"` concatenates along the last axis, as convolutions need it; `axis="new"` stacks along a new first axis.
+    Scalars are always stacked along a new axis. Each part of a dict or tuple is stacked, except for the action mask.
     """
 
     def __init__(self, env: Env, num_frames: int, axis: str = "last") -> None:
@@ -80,7 +79,7 @@ class FrameStackWrapper(Wrapper):
         state = self.env.reset(key)
         return self._show(state, jax.tree.map(lambda part: jnp.stack([part] * self.num_frames), state.obs))
 
-    def step(self, env_state: EnvState, action: Any) -> EnvState:
+    def step(self, env_state: EnvState, action: Action) -> EnvState:
         frames = env_state._internal.frames
         state = self.env.step(env_state, action)
         return self._show(
@@ -137,7 +136,7 @@ def _has_frame_stack(env: Env) -> bool:
 
 
 def _array_spaces(space: Space) -> list[ArraySpace]:
-    """The array spaces inside a nested space, in the order of `_arrays_in_order`."""
+    """Return the array spaces inside a nested space, in the order of `_arrays_in_order`."""
     match space:
         case Dict():
             return [part for name in sorted(space.spaces) for part in _array_spaces(space[name])]
@@ -148,7 +147,7 @@ def _array_spaces(space: Space) -> list[ArraySpace]:
     raise InvalidInputError(f"expected a space of rookery.spaces, got {space!r}.")
 
 
-def _arrays_in_order(space: Space, obs: Any) -> list[Array]:
+def _arrays_in_order(space: Space, obs: Obs) -> list[Array]:
     match space:
         case Dict():
             return [array for name in sorted(space.spaces) for array in _arrays_in_order(space[name], obs[name])]

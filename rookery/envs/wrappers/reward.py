@@ -1,11 +1,10 @@
-"""Wrappers that change what the agent earns."""
-
-from typing import Any
+"""Wrappers that change rewards."""
 
 import jax
 
 from rookery.envs.env import Env, EnvState, Wrapper
 from rookery.envs.wrappers.episode import check_inside_episodes
+from rookery.types import Action
 
 
 class RewardScaleWrapper(Wrapper):
@@ -16,6 +15,6 @@ class RewardScaleWrapper(Wrapper):
         super().__init__(env)
         self.scale = scale
 
-    def step(self, env_state: EnvState, action: Any) -> EnvState:
+    def step(self, env_state: EnvState, action: Action) -> EnvState:
         state = self.env.step(env_state, action)
         return state.replace(reward=jax.tree.map(lambda reward: reward * self.scale, state.reward))

@@ -1,23 +1,23 @@
-"""Many environments side by side."""
+"""Vectorization: many copies of an environment."""
 
 from abc import abstractmethod
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rookery.envs.env import Env, EnvState, Wrapper, check_is_env
 from rookery.envs.wrappers.episode import without
 from rookery.errors import InvalidInputError, ShapeError, check_count
 from rookery.spaces import Shape, check_discrete_range
-from rookery.types import Array, Key, PyTreeDict, as_key, as_mappable_key, where_tree
+from rookery.types import Action, Array, Key, PyTreeDict, Tree, as_key, as_mappable_key, index_tree, where_tree
 
 VECTOR_INFO = ("episode_start", "autoreset")
 """The entries of `info` that only vectorized envs have."""
 
 
 class VectorWrapper(Wrapper):
-    """`num_envs` copies of an env along a leading axis; subclasses say what happens when an episode ends.
+    """`num_envs` copies of an env along a leading axis; subclasses define what happens at the end of an episode.
 
     `info.episode_start` is 1 where `obs` is the first of an episode. In `_internal`, `inner` belongs to the single
     envs and the rest to this wrapper.
@@ -30,7 +30,7 @@ class VectorWrapper(Wrapper):
             raise InvalidInputError("the environment is already vectorized.")
         super().__init__(env)
         self.num_envs = num_envs
-        # Compiled here, so that an env that is played by hand is as fast as one inside a compiled program.
+        # Compiled here, so that `step` is also fast outside of a compiled program.
         self._compiled_reset = jax.jit(self._reset)
         self._compiled_step = jax.jit(self._step)
 
@@ -39,10 +39,10 @@ class VectorWrapper(Wrapper):
         return (self.num_envs,)
 
     def reset(self, key: Key) -> EnvState:
-        """Start all envs, with one key or with `num_envs` of them; one key is split into `num_envs`."""
+        """Reset all envs with `num_envs` keys, or with one key, which is split."""
         return self._compiled_reset(self._key_per_env(key))
 
-    def step(self, env_state: EnvState, action: Any) -> EnvState:
+    def step(self, env_state: EnvState, action: Action) -> EnvState:
         self.action_space.check(action, "action", self.batch_shape)
         check_discrete_range(self.action_space, action, "action")
         return self._compiled_step(env_state, action)
@@ -54,7 +54,7 @@ class VectorWrapper(Wrapper):
         info = state.info.replace(episode_start=jnp.ones(self.batch_shape, jnp.float32))
         return self._prepare(state.replace(info=info, _internal=PyTreeDict(inner=state._internal)), next_keys)
 
-    def _step(self, env_state: EnvState, action: Any) -> EnvState:
+    def _step(self, env_state: EnvState, action: Action) -> EnvState:
         stepped = jax.vmap(self.env.step)(self._inner(env_state), action)
         self._check(stepped, "step")
         info = stepped.info.replace(episode_start=jnp.zeros(self.batch_shape, jnp.float32))
@@ -63,18 +63,18 @@ class VectorWrapper(Wrapper):
 
     @abstractmethod
     def _prepare(self, state: EnvState, next_keys: Key) -> EnvState:
-        """Add to a fresh state what this wrapper keeps in `_internal`; `next_keys` is one unused key per env."""
+        """Add the fields of this wrapper to `_internal` of a reset state; `next_keys` has one unused key per env."""
 
     @abstractmethod
     def _finish(self, before: EnvState, stepped: EnvState) -> EnvState:
-        """Treat the envs whose episode has ended."""
+        """Handle the envs whose episode has ended."""
 
-    def render(self, env_state: EnvState) -> Any:
-        """Draw the first env."""
+    def render(self, env_state: EnvState) -> np.ndarray:
+        """Render the first env."""
         return self.env.render(_first(self._inner(env_state)))
 
     def _check(self, state: EnvState, method: str) -> None:
-        """Raise while tracing if what the single env returned does not fit together."""
+        """Raise while tracing if the single env returned inconsistent shapes."""
         name = type(self.unwrapped).__name__
         if not isinstance(state, EnvState):
             raise ShapeError(f"{name}.{method} returned {type(state).__name__}; expected an EnvState.")
@@ -84,11 +84,11 @@ class VectorWrapper(Wrapper):
                 if jnp.shape(leaf) != self.batch_shape:
                     raise ShapeError(
                         f"the {what} of {name}.{method} has shape {list(jnp.shape(leaf)[1:])}; expected a scalar. "
-                        "check_env of rookery.testing.check_env tests all that an environment must keep."
+                        "check_env of rookery.testing.check_env tests all requirements."
                     )
 
     def _inner(self, env_state: EnvState) -> EnvState:
-        """The state as the single envs know it."""
+        """Return the state of the single envs."""
         return env_state.replace(info=without(env_state.info, VECTOR_INFO), _internal=env_state._internal.inner)
 
     def _key_per_env(self, key: Key) -> Key:
@@ -101,7 +101,7 @@ class VectorWrapper(Wrapper):
 
 
 class VmapWrapper(VectorWrapper):
-    """No autoreset: an env that is done stays done and frozen, with reward 0, until all are reset."""
+    """No autoreset: a done env stays done and frozen, with reward 0, until all envs are reset."""
 
     def _prepare(self, state: EnvState, next_keys: Key) -> EnvState:
         return state
@@ -121,6 +121,6 @@ def split_each(keys: Key) -> tuple[Array, Array]:
 
 
 @jax.jit
-def _first(tree: Any) -> Any:
-    """Pick the first env: compiled, because one call per leaf is slow where every state of an episode is drawn."""
-    return jax.tree.map(lambda leaf: leaf[0], tree)
+def _first(tree: Tree) -> Tree:
+    """Return the first env; compiled, since one call per leaf is slow when every state is rendered."""
+    return index_tree(tree, 0)

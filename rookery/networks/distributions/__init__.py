@@ -1,4 +1,4 @@
-"""Distributions over actions, and the one place that decides which of them an action space gets."""
+"""Action distributions, and the choice of one for an action space."""
 
 from rookery.networks.distributions.composite import Composite
 from rookery.networks.distributions.discrete import Bernoulli, Categorical, MultiCategorical

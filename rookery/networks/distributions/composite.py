@@ -1,4 +1,4 @@
-"""The distribution over actions that have several parts."""
+"""Distributions over actions with several parts."""
 
 import functools
 from typing import Any, Self
@@ -8,11 +8,11 @@ import jax.numpy as jnp
 
 from rookery.networks.distributions.distribution import Distribution, Raw
 from rookery.spaces import Dict, Shape, Tuple
-from rookery.types import Array, Key, PyTreeDict, pytree_field
+from rookery.types import Action, Array, Key, PyTreeDict, pytree_field
 
 
 class Composite(Distribution):
-    """Independent distributions, one for each entry of a `Dict` or `Tuple` space: `parts` has the space's structure."""
+    """Independent distributions for the entries of a `Dict` or `Tuple` space; `parts` is structured like it."""
 
     space: Dict | Tuple = pytree_field(static=True)
     parts: PyTreeDict | tuple[Distribution, ...]
@@ -40,10 +40,10 @@ class Composite(Distribution):
         self._check_same_kind(other)
         return _total([part.kl_divergence(other_part) for part, other_part in self._with_parts(other.parts)])
 
-    def action(self, raw: Raw) -> Any:
+    def action(self, raw: Raw) -> Action:
         return like_space(self.space, [part.action(part_raw) for part, part_raw in self._with_parts(raw)])
 
-    def raw_of(self, action: Any) -> Raw:
+    def raw_of(self, action: Action) -> Raw:
         return like_space(self.space, [part.raw_of(part_action) for part, part_action in self._with_parts(action)])
 
     def _list_of(self, tree: Any) -> list[Any]:
@@ -54,12 +54,12 @@ class Composite(Distribution):
 
 
 def entry_names(space: Dict | Tuple) -> list[Any]:
-    """Return the indexes of a `Tuple`, or the names of a `Dict`, sorted: their order of declaration does not count."""
+    """Return the indexes of a `Tuple`, or the sorted names of a `Dict`."""
     return sorted(space) if isinstance(space, Dict) else list(range(len(space)))
 
 
 def like_space(space: Dict | Tuple, values: list[Any]) -> Any:
-    """Arrange values, given in the order of `entry_names`, as an element of the space."""
+    """Arrange values in the order of `entry_names` as an element of the space."""
     return PyTreeDict(zip(entry_names(space), values, strict=True)) if isinstance(space, Dict) else tuple(values)
 
 

@@ -1,4 +1,4 @@
-"""Distributions over finitely many actions: one choice, several at once, or coins."""
+"""Distributions over discrete actions: categorical, several categorical ones, or Bernoulli."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from rookery.types import Array, Key, pytree_field
 
 
 class _Choices(Distribution):
-    """What one choice and several have in common: logits of all values, and a mask of those that are allowed."""
+    """The base of categorical distributions: logits of all values, and a mask of the allowed ones."""
 
     logits: Array
     mask: Array | None = None
@@ -29,13 +29,13 @@ class _Choices(Distribution):
 
     @property
     def log_probs(self) -> Array:
-        """The log-probabilities of all values, a choice on the last axis; `-inf` for what is not allowed."""
+        """The log-probabilities of all values, one choice on the last axis; `-inf` for masked values."""
         return jax.nn.log_softmax(self._allowed_logits)
 
     @property
     @abstractmethod
     def _allowed_logits(self) -> Array:
-        """The logits in the layout of `log_probs`, `-inf` for values that are not allowed."""
+        """The logits in the layout of `log_probs`; `-inf` for masked values."""
 
     def sample(self, key: Key) -> Array:
         return jax.random.categorical(key, self.log_probs).astype(jnp.int32)
@@ -45,10 +45,10 @@ class _Choices(Distribution):
 
 
 class Categorical(_Choices):
-    """One of the n actions of a `Discrete` space; raw actions are `0, ..., n - 1` whatever the first action is.
+    """One of the n actions of a `Discrete` space; raw actions are `0, ..., n - 1`.
 
-    Where `mask` is 0 the probability is exactly 0. A row that allows nothing is treated as if it allowed everything:
-    such rows belong to no decision (an episode that has ended), and must not put a NaN into those that do.
+    Where `mask` is 0 the probability is exactly 0. If a row masks all actions, all are allowed: such rows belong to no
+    decision (the episode is done) and must not produce NaN.
     """
 
     space: Discrete = pytree_field(static=True)
@@ -67,7 +67,7 @@ class Categorical(_Choices):
         return _categorical_entropy(self.log_probs)
 
     def kl_divergence(self, other: Self) -> Array:
-        """Return KL(self || other); infinite where `other` masks an action that this one may take."""
+        """Return KL(self || other); infinite if `other` masks an action that `self` allows."""
         self._check_same_kind(other)
         return _categorical_kl_divergence(self.log_probs, other.log_probs)
 
@@ -79,17 +79,17 @@ class Categorical(_Choices):
 
 
 class MultiCategorical(_Choices):
-    """Independent choices, one for each component of a `MultiDiscrete` space; raw actions count from 0.
+    """Independent choices for the components of a `MultiDiscrete` space; raw actions start at 0.
 
-    `logits` and `mask` hold the values of all components one after the other, `[..., sum(nvec)]`; the mask is that of
-    `Categorical`, for each component by itself.
+    `logits` and `mask` concatenate the values of all components, `[..., sum(nvec)]`; the mask works as in `Categorical`
+    for each component.
     """
 
     space: MultiDiscrete = pytree_field(static=True)
 
     @property
     def _allowed_logits(self) -> Array:
-        """`[..., *nvec.shape, max(nvec)]`; what stands past the end of a component is not allowed."""
+        """`[..., *nvec.shape, max(nvec)]`; the padding of a component is masked."""
         logits = self._padded(self.logits)
         allowed = exists = jnp.broadcast_to(_component_layout(self.space).exists, logits.shape)
         if self.mask is not None:
@@ -97,7 +97,7 @@ class MultiCategorical(_Choices):
         return jnp.where(allowed, logits, -jnp.inf)
 
     def _padded(self, values: Array) -> Array:
-        """Lay out `[..., sum(nvec)]` as `[..., *nvec.shape, max(nvec)]`; what stands past an end has no meaning."""
+        """Rearrange `[..., sum(nvec)]` to `[..., *nvec.shape, max(nvec)]`; the padding has arbitrary values."""
         return values[..., _component_layout(self.space).position]
 
     def log_prob(self, raw: Array) -> Array:
@@ -121,7 +121,7 @@ class MultiCategorical(_Choices):
 
 
 class Bernoulli(Distribution):
-    """Independent coins, one for each entry of a `MultiBinary` space; `logits` `[..., *shape]` are those of a 1."""
+    """Independent Bernoulli variables for a `MultiBinary` space; `logits` `[..., *shape]` are those of 1."""
 
     space: MultiBinary = pytree_field(static=True)
     logits: Array
@@ -161,7 +161,7 @@ class Bernoulli(Distribution):
         return [jax.nn.log_sigmoid(-self.logits), jax.nn.log_sigmoid(self.logits)]
 
     def _expectation(self, values: list[Array]) -> Array:
-        """Weigh the value at 0 and the value at 1 with their probabilities."""
+        """Return the expectation of a function with these values at 0 and 1."""
         return jax.nn.sigmoid(-self.logits) * values[0] + jax.nn.sigmoid(self.logits) * values[1]
 
 
@@ -171,7 +171,7 @@ def _check_mask(mask: Array | None, logits: Array, space: Space) -> None:
 
 
 def _all_if_none(allowed: Array) -> Array:
-    """Allow everything in the rows that allow nothing."""
+    """Allow all values in rows that allow none."""
     return allowed | ~jnp.any(allowed, axis=-1, keepdims=True)
 
 
@@ -191,7 +191,7 @@ def _categorical_kl_divergence(log_probs: Array, other_log_probs: Array) -> Arra
 
 @dataclass(frozen=True)
 class _ComponentLayout:
-    """Where each value of each component stands in the flat logits, and whether it exists: `[*shape, max(nvec)]`."""
+    """Position of each value of each component in the flat logits, and whether it exists: `[*shape, max(nvec)]`."""
 
     position: np.ndarray
     exists: np.ndarray

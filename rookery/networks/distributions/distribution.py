@@ -1,39 +1,39 @@
-"""What every distribution over actions can do.
+"""The interface of action distributions.
 
-A sample is in the distribution's own coordinates, called raw; `action(raw)` maps it to what the environment gets.
-Losses use `log_prob(raw)`, so no squashed or clipped action is ever mapped back: it is exact at the bounds.
+A sample is a raw action; `action(raw)` maps it to the action for the environment. Losses use `log_prob(raw)`, which is
+exact at the bounds: squashed or clipped actions are never mapped back.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, Self
+from typing import Self
 
 import jax.numpy as jnp
 
 from rookery.errors import InvalidInputError
 from rookery.spaces import ArraySpace, Shape, Space
-from rookery.types import Array, Key, PyTreeData, pytree_field
+from rookery.types import Action, Array, Key, PyTree, PyTreeData, pytree_field
 
-Raw = Any
-"""An action, or a tree of them for a composite space, in the coordinates of its distribution."""
+Raw = PyTree
+"""A sample of a distribution before clipping or squashing; a tree for composite spaces."""
 
 
 class Distribution(PyTreeData, ABC):
-    """A distribution over the actions of `space`, or a batch of them; results have the batch's shape `[...]`."""
+    """A distribution over the actions of `space`, or a batch of them; results have the batch shape `[...]`."""
 
     space: Space = pytree_field(static=True)
 
     @property
     @abstractmethod
     def batch_shape(self) -> Shape:
-        """The leading axes: one distribution for each."""
+        """The batch axes of the distribution."""
 
     @abstractmethod
     def sample(self, key: Key) -> Raw:
-        """Draw one raw action from each distribution; differentiable where the space is continuous."""
+        """Sample one raw action per distribution; differentiable for continuous spaces."""
 
     @abstractmethod
     def mode(self) -> Raw:
-        """Return the raw action to take when not exploring."""
+        """Return the greedy raw action."""
 
     @abstractmethod
     def log_prob(self, raw: Raw) -> Array:
@@ -45,15 +45,15 @@ class Distribution(PyTreeData, ABC):
 
     @abstractmethod
     def kl_divergence(self, other: Self) -> Array:
-        """Return KL(self || other) in nats, for another distribution of the same kind."""
+        """Return KL(self || other) in nats; both must be of the same kind."""
 
     @abstractmethod
-    def action(self, raw: Raw) -> Any:
-        """Map a raw action to the element of `space` that the environment gets."""
+    def action(self, raw: Raw) -> Action:
+        """Map a raw action to an element of `space`."""
 
     @abstractmethod
-    def raw_of(self, action: Any) -> Raw:
-        """Map an action that was chosen elsewhere back to a raw one; what this distribution chose needs no way back."""
+    def raw_of(self, action: Action) -> Raw:
+        """Map an action back to a raw one; needed only for actions that were not sampled from this distribution."""
 
     def _check_raw(self, raw: Raw) -> None:
         self.space.check(raw, "raw action", self.batch_shape)

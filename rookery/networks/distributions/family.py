@@ -1,4 +1,4 @@
-"""Which distribution an action space gets, and how the outputs of a network become one: decided here once."""
+"""The choice of a distribution for an action space, and its construction from network outputs."""
 
 import math
 from collections.abc import Callable
@@ -47,11 +47,11 @@ DEFAULT_GAUSSIAN = GaussianConfig()
 
 @dataclass(frozen=True)
 class DistributionFamily:
-    """The distributions over one action space, and the parameters that select one of them.
+    """The parametrized distributions over one action space.
 
-    The network gives `num_outputs` numbers for each observation. The free parameters are trained with it but do not
-    depend on the observation; they start at `initial_free_parameters`. `build(outputs, free_parameters, mask)` makes
-    the distribution from outputs `[..., num_outputs]`; the mask is the observation's action mask, or None.
+    The network has `num_outputs` outputs. The free parameters are trained but do not depend on the observation; they
+    start at `initial_free_parameters`. `build(outputs, free_parameters, mask)` makes the distribution from outputs
+    `[..., num_outputs]`; `mask` is the action mask of the observation, or None.
     """
 
     num_outputs: int
@@ -60,7 +60,7 @@ class DistributionFamily:
 
 
 def distribution_family(action_space: Space, gaussian: GaussianConfig = DEFAULT_GAUSSIAN) -> DistributionFamily:
-    """Choose the distributions for an action space: the one place in the library that looks at its type."""
+    """Choose the distributions for an action space."""
     match action_space:
         case Discrete():
             return _categorical_family(Categorical, action_space, action_space.n)
@@ -72,7 +72,9 @@ def distribution_family(action_space: Space, gaussian: GaussianConfig = DEFAULT_
             return _gaussian_family(action_space, gaussian)
         case Dict() | Tuple() if len(action_space) > 0:
             return _composite_family(action_space, gaussian)
-    raise InvalidInputError(f"no distribution for the action space {action_space!r}: expected one that is not empty.")
+    raise InvalidInputError(
+        f"no distribution for the action space {action_space!r}: expected a space that is not empty."
+    )
 
 
 def _categorical_family(
@@ -94,7 +96,9 @@ def _bernoulli_family(space: MultiBinary) -> DistributionFamily:
 
 def _gaussian_family(space: Box, config: GaussianConfig) -> DistributionFamily:
     if not np.issubdtype(space.dtype, np.floating):
-        raise InvalidInputError(f"the action space {space} holds {space.dtype}: declare it as MultiDiscrete instead.")
+        raise InvalidInputError(
+            f"the action space {space} has dtype {space.dtype}: declare it as MultiDiscrete instead."
+        )
     if config.bounds == "squash" and not space.bounded:
         raise InvalidInputError(f"the action space {space} has an infinite bound, which tanh cannot reach: use 'clip'.")
     kind = TanhGaussian if config.bounds == "squash" else DiagonalGaussian

@@ -1,4 +1,4 @@
-"""Distributions over a box: normal variables, clipped to its bounds or squashed into them."""
+"""Gaussian distributions over a box, clipped or squashed to its bounds."""
 
 import math
 from typing import ClassVar, Self
@@ -13,7 +13,7 @@ from rookery.types import Array, Key, pytree_field
 
 
 class Gaussian(Distribution):
-    """What the distributions over a `Box` have in common: `mean` and `log_std`, both `[..., *shape]`."""
+    """The base of distributions over a `Box`: `mean` and `log_std`, both `[..., *shape]`."""
 
     space: Box = pytree_field(static=True)
     mean: Array
@@ -48,9 +48,9 @@ class Gaussian(Distribution):
 
 
 class DiagonalGaussian(Gaussian):
-    """Independent normal variables; the action is the raw sample, clipped to the bounds that are finite.
+    """Independent normal variables; the action is the raw sample clipped to the finite bounds.
 
-    Clipping belongs to the environment's side: log-probability and entropy are those of the sample before it.
+    Log-probability and entropy are those of the sample before clipping.
     """
 
     def log_prob(self, raw: Array) -> Array:
@@ -70,9 +70,9 @@ class DiagonalGaussian(Gaussian):
 class TanhGaussian(Gaussian):
     """Independent normal variables squashed by tanh and scaled to the bounds of the space, which must be finite.
 
-    Densities and entropies are those of tanh(raw) in [-1, 1]: the logarithm of the scale, a constant of the space, is
-    left out, so a target entropy of minus the number of entries fits all bounds. `mode` is the median, the squashed
-    mean: the mode of the squashed density runs to the border as the standard deviation grows.
+    Densities and entropies are those of tanh(raw) in [-1, 1]: they omit the logarithm of the scale, a constant, so a
+    target entropy of minus the number of entries fits all bounds. `mode` is the median, the squashed mean: the mode of
+    the squashed density moves to the bounds as the standard deviation grows.
     """
 
     # The entropy is an expectation over one normal variable for each entry. The trapezoidal rule on these nodes has an
@@ -94,19 +94,19 @@ class TanhGaussian(Gaussian):
 
     def action(self, raw: Array) -> Array:
         low, high = _bounds(self.space, raw)
-        # Half the range at a time: high - low may not be representable. Rounding may step over a bound: clip.
+        # In halves, since high - low may overflow; clipped, since rounding may exceed a bound.
         action = (low / 2.0 + high / 2.0) + (high / 2.0 - low / 2.0) * jnp.tanh(raw)
         return jnp.clip(action, low, high).astype(self.space.sample_dtype)
 
     def raw_of(self, action: Array) -> Array:
-        """Map an action back; one at a bound, which no raw action reaches, as if it were just inside of it."""
+        """Map an action back; actions at a bound, which no raw action reaches, are moved slightly inside."""
         low, high = _bounds(self.space, self.mean)
         share = (action.astype(self.mean.dtype) - (low / 2.0 + high / 2.0)) / (high / 2.0 - low / 2.0)
         return jnp.arctanh(jnp.clip(share, -1.0 + self._MARGIN, 1.0 - self._MARGIN))
 
 
 def _log_tanh_derivative(raw: Array) -> Array:
-    """Return log(1 - tanh(raw)^2) without the cancellation of computing it so."""
+    """Return log(1 - tanh(raw)^2) without cancellation."""
     return 2.0 * (math.log(2.0) - raw - jax.nn.softplus(-2.0 * raw))
 
 

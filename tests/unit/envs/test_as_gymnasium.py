@@ -90,11 +90,11 @@ def test_an_env_that_has_episodes_already_keeps_its_limit() -> None:
 
 
 def test_what_cannot_be_one_gymnasium_env_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="got 4 envs side by side"):
+    with pytest.raises(InvalidInputError, match="got 4 vectorized envs"):
         as_gymnasium(create_env("classic/cartpole", parallel=4))
     with pytest.raises(InvalidInputError, match="got an env with several agents"):
         as_gymnasium("probe/multi_agent_counter")
-    with pytest.raises(InvalidInputError, match="gravity: such arguments go with the name"):
+    with pytest.raises(InvalidInputError, match="gravity: library arguments need the name"):
         as_gymnasium(make_env("classic/cartpole"), gravity=1.0)
 
 

@@ -222,7 +222,7 @@ def test_actions_of_another_integer_width_are_taken_as_the_same() -> None:
 @pytest.mark.parametrize("name", MULTI_AGENT_NAMES)
 def test_an_env_with_one_reward_per_agent_is_refused_with_the_way_to_add_them_up(name: str) -> None:
     assert name not in names()
-    with pytest.raises(InvalidInputError, match=r"one per agent; expected one of each\..*MultiToSingleWrapper"):
+    with pytest.raises(InvalidInputError, match=r"one per agent; expected scalars\..*MultiToSingleWrapper"):
         make(name)
 
 

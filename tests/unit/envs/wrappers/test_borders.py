@@ -84,7 +84,7 @@ def test_flattened_observations_keep_their_action_mask() -> None:
 
 @pytest.mark.parametrize("wrap", [ActionSquashWrapper, ObsFlattenWrapper, lambda env: ActionRepeat(env, 2)])
 def test_a_wrapper_for_single_envs_refuses_a_vectorized_one(wrap: Any) -> None:
-    with pytest.raises(InvalidInputError, match="inside the vectorisation"):
+    with pytest.raises(InvalidInputError, match="wraps a single env, and this one is vectorized"):
         wrap(create_env("classic/pendulum", parallel=2))
 
 
