@@ -75,12 +75,12 @@ def setting(
 ) -> Value:
     """Declare a field of a config, or a static field of a `PyTreeNode`.
 
-    The range of a list holds for each of its entries. A subclass that only changes the default writes the field without
-    `setting`: range, choices and help are inherited.
+    Range and choices of a list hold for each of its entries. A subclass that only changes the default writes the field
+    without `setting`: range, choices and help are inherited.
     """
     metadata = declared(Declaration(help, low, high, tuple(choices)), static=True)
-    if isinstance(default, Mapping):
-        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)  # type: ignore[return-value]
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)  # type: ignore[return-value]
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -107,8 +107,8 @@ def check_settings(config: object) -> None:
         value = getattr(config, name)
         if value is None and type(None) in get_args(annotation):
             continue
-        if declaration.choices and value not in declaration.choices:
-            raise unknown_name(name, str(value), declaration.choices)
+        if declaration.choices:
+            _check_choices(name, value, declaration)
         if declaration.low is not None or declaration.high is not None:
             _check_range(name, value, annotation, declaration)
 
@@ -117,6 +117,13 @@ def check_settings(config: object) -> None:
 def _declared_fields(cls: type) -> list[tuple[str, Declaration, Any]]:
     annotations = get_type_hints(cls)
     return [(name, declaration, annotations[name]) for name, declaration in declarations(cls).items()]
+
+
+def _check_choices(name: str, value: Any, declaration: Declaration) -> None:
+    is_list = isinstance(value, (tuple, list))
+    for chosen in value if is_list else (value,):
+        if chosen not in declaration.choices:
+            raise unknown_name(name.removesuffix("s") if is_list else name, str(chosen), declaration.choices)
 
 
 def _check_range(name: str, value: Any, annotation: Any, declaration: Declaration) -> None:

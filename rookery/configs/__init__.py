@@ -1,6 +1,12 @@
-"""The configs: YAML files in the groups `agent`, `env` and `preset`, and how one config is composed of them."""
+"""How one config is composed of defaults, presets and overrides, and written out with its help.
+
+The groups `env` and `preset` are YAML files. The group `agent` and the settings of a run are made from declarations.
+"""
 
 from rookery.configs.composition import compose, sweep
+from rookery.configs.declared import register
 from rookery.configs.explanation import explain
 
 __all__ = ["compose", "explain", "sweep"]
+
+register()

@@ -51,7 +51,9 @@ def sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def stored_names(group: str) -> list[str]:
-    """The names of all config files of a group."""
+    """The names of all configs of a group."""
+    if group == "agent":
+        return sorted(agent_names())
     paths = (FOLDER / group).rglob("*.yaml")
     return sorted(path.relative_to(FOLDER / group).with_suffix("").as_posix() for path in paths)
 

@@ -1,10 +1,12 @@
-"""A config written out, each key with the comment that it has in the file where its default stands."""
+"""A config written out, each key with its help as a comment."""
 
 import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from rookery.configs.declared import agent_help, train_help
 
 FOLDER = Path(__file__).parent
 LEGEND = "# * may also be a schedule over the run, {start: 3e-4, end: 0.0}"
@@ -13,10 +15,13 @@ KEY_AND_COMMENT = re.compile(r"( *)(\w+):(?:.*  # (.*))?")
 
 def explain(config: Mapping[str, Any]) -> str:
     """Return a composed config as YAML with a comment for each key."""
-    agent_file = FOLDER / "agent" / f"{config['agent']['name']}.yaml"
-    comments = comments_of(FOLDER / "config.yaml") | {
-        f"agent.{key}": comment for key, comment in comments_of(agent_file).items()
-    }
+    name = config["agent"]["name"]
+    agent_file = FOLDER / "agent" / f"{name}.yaml"
+    comments = train_help()
+    if agent_file.exists():
+        comments |= {f"agent.{key}": comment for key, comment in comments_of(agent_file).items()}
+    else:
+        comments |= agent_help(name)
     ordered = {"agent": config["agent"], **config}
     return "\n".join([LEGEND, *_lines(ordered, comments)]) + "\n"
 

@@ -1,13 +1,13 @@
 """The settings of an environment: its name, its time limit, and how a host environment is run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from rookery.configuration import field_names
+from rookery.configuration import check_settings, field_names, setting
 from rookery.envs.registration import HOST_LIBRARIES
 from rookery.envs.wrappers import AutoresetMode
-from rookery.errors import InvalidInputError, check_count
+from rookery.errors import InvalidInputError
 
 MULTI_AGENT_LIBRARIES = ("pettingzoo",)
 """The host libraries whose environments have several agents."""
@@ -18,23 +18,22 @@ RESERVED_KWARGS = {"episode_length", "parallel", "autoreset_mode", "discount", "
 class RunnerSettings:
     """How host environments are run.
 
-    With `processes` they run in other processes, where they may also crash, or hang for `step_timeout` seconds. An env
-    is restarted up to `max_restarts` times in a row. An invalid observation, reward or flag is a fault like others, or
-    ends the training (`on_invalid`). With `overlap` the next batch is collected during the update, with the parameters
-    before it: off-policy methods do not mind, IMPALA corrects for it, PPO and A2C tolerate it.
+    Off-policy methods do not mind `overlap`, IMPALA corrects for it, PPO and A2C tolerate it.
     """
 
-    processes: bool = False
-    envs_per_process: int = 1
-    step_timeout: float | None = None
-    max_restarts: int = 5
-    on_invalid: Literal["abort", "raise"] = "abort"
-    overlap: bool = False
+    processes: bool = setting(False, help="run environments in other processes, where they may crash")
+    envs_per_process: int = setting(1, low=1, help="environments in each process")
+    step_timeout: float | None = setting(
+        None, help="seconds after which a process that does not answer is replaced; null: wait"
+    )
+    max_restarts: int = setting(5, low=0, help="restarts of a failing environment in a row before the run gives up")
+    on_invalid: Literal["abort", "raise"] = setting(
+        "abort", help="on an invalid observation, reward or flag: abort the episode, or raise"
+    )
+    overlap: bool = setting(False, help="collect the next batch during the update, with the parameters before it")
 
     def __post_init__(self) -> None:
-        check_count("envs_per_process", self.envs_per_process)
-        if self.max_restarts < 0:
-            raise InvalidInputError(f"max_restarts={self.max_restarts} must be at least 0.")
+        check_settings(self)
         if self.step_timeout is not None and self.step_timeout <= 0:
             raise InvalidInputError(f"step_timeout={self.step_timeout:g} must be more than 0 seconds, or null.")
         for name in ("envs_per_process", "step_timeout"):
@@ -45,20 +44,26 @@ class RunnerSettings:
 
 @dataclass(frozen=True)
 class EnvConfig:
-    """The environment to train on; `episode_length=None` uses its own limit, `kwargs` go to its library.
+    """The environment to train on.
 
-    `runner` is for host environments: Python objects, whose names begin with a library such as `gymnasium`.
-    `policies` is for host environments with several agents. It assigns policies: one for all ("shared"), one each
-    ("per_agent"), or by patterns of agent names, `{"adversary_*": "hunter", "agent_0": "prey"}`; the first match
-    counts. With None, agents with the same spaces share a policy.
+    A host environment is a Python object; its name begins with a library such as `gymnasium`. `policies` by patterns of
+    agent names, `{"adversary_*": "hunter", "agent_0": "prey"}`, takes the first match.
     """
 
-    name: str = "classic/cartpole"
-    episode_length: int | None = None
-    autoreset_mode: AutoresetMode = AutoresetMode.NORMAL
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    runner: RunnerSettings = field(default_factory=RunnerSettings)
-    policies: Literal["shared", "per_agent"] | Mapping[str, Any] | None = None
+    name: str = setting("classic/cartpole", help="`rookery list envs` shows all")
+    episode_length: int | None = setting(
+        None, low=1, help="steps after which an episode is truncated; null: the environment's own limit"
+    )
+    autoreset_mode: AutoresetMode = setting(
+        AutoresetMode.NORMAL, help="after an episode: normal, fast or envpool (its resets are not counted as steps)"
+    )
+    kwargs: Mapping[str, Any] = setting(
+        {}, help="arguments of the environment's library: env.kwargs.backend=positional"
+    )
+    runner: RunnerSettings = setting(RunnerSettings(), help="host environments, such as gymnasium/CartPole-v1")
+    policies: Literal["shared", "per_agent"] | Mapping[str, Any] | None = setting(
+        None, help="multi-agent: shared, per_agent or {agent_*: policy}; null: agents with the same spaces share one"
+    )
 
     @property
     def is_on_host(self) -> bool:
@@ -71,8 +76,7 @@ class EnvConfig:
         return self.name.partition("/")[0] in MULTI_AGENT_LIBRARIES
 
     def __post_init__(self) -> None:
-        if self.episode_length is not None:
-            check_count("episode_length", self.episode_length)
+        check_settings(self)
         if self.autoreset_mode is AutoresetMode.DISABLED:
             raise InvalidInputError("autoreset_mode=disabled would end training with the first episodes: use 'normal'.")
         taken = sorted(RESERVED_KWARGS & self.kwargs.keys())

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.agent import Carry
+from rookery.configuration import setting
 from rookery.networks.distributions import Distribution
 from rookery.networks.mlp import MLP
 from rookery.networks.policy import PolicyConfig, PolicyNetwork, Trunk
@@ -17,9 +18,9 @@ from rookery.types import Array, Key, Obs, Params, PyTreeDict, as_key
 
 @dataclass(frozen=True)
 class ActorCriticConfig(PolicyConfig):
-    """The shape of both networks: two trunks of the same shape, or with `shared` one that both heads sit on."""
+    """The shape of both networks: two trunks of the same shape, or one for both heads."""
 
-    shared: bool = False
+    shared: bool = setting(False, help="one trunk for policy and value, instead of two")
 
 
 @dataclass(frozen=True)

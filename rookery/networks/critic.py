@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rookery.configuration import setting
 from rookery.errors import InvalidInputError
 from rookery.networks.distributions import GaussianConfig
 from rookery.networks.mlp import MLP
@@ -93,13 +94,8 @@ class ActorCriticsConfig(PolicyConfig):
     """The shape of a policy and of its critics, which have the same layers and a core each."""
 
     activation: str = "relu"
-    gaussian: SquashedGaussianConfig = field(default_factory=SquashedGaussianConfig)
-    num_critics: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.num_critics < 1:
-            raise InvalidInputError(f"num_critics={self.num_critics} must be at least 1.")
+    gaussian: SquashedGaussianConfig = SquashedGaussianConfig()
+    num_critics: int = setting(2, low=1, help="number of critics; the lowest value counts")
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ VARIANCE_SCALING = {
     "xavier_uniform": (1.0, "fan_avg", "uniform"),
 }
 
+KERNEL_INITIALIZERS = ("orthogonal", "zeros", *VARIANCE_SCALING)
+
 
 def activation_named(name: str) -> Activation:
     """Return an activation by name."""
@@ -58,7 +60,7 @@ def initializer_named(name: str, gain: float = 1.0) -> nn.initializers.Initializ
     if name == "zeros":
         return nn.initializers.zeros_init()
     if name not in VARIANCE_SCALING:
-        raise unknown_name("kernel initializer", name, ["orthogonal", "zeros", *VARIANCE_SCALING])
+        raise unknown_name("kernel initializer", name, KERNEL_INITIALIZERS)
     variance, fan, distribution = VARIANCE_SCALING[name]
     return nn.initializers.variance_scaling(variance * gain**2, fan, distribution)
 

@@ -8,37 +8,31 @@ import jax
 import jax.numpy as jnp
 
 from rookery.agent import Carry, action_mask_of
+from rookery.configuration import check_settings, setting
 from rookery.errors import InvalidInputError
 from rookery.networks.dense import Dense
 from rookery.networks.distributions import Distribution, DistributionFamily, GaussianConfig, distribution_family
 from rookery.networks.encoders import ObservationEncoder
-from rookery.networks.mlp import MLP, activation_named, initializer_named
-from rookery.networks.recurrent import RecurrentCore
+from rookery.networks.mlp import ACTIVATIONS, KERNEL_INITIALIZERS, MLP, initializer_named
+from rookery.networks.recurrent import CELLS, RecurrentCore
 from rookery.spaces import Shape, Space
 from rookery.types import Array, Key, Obs, Params, PyTreeDict, as_key
 
 
 @dataclass(frozen=True)
 class TrunkConfig:
-    """The shape of a trunk: fully connected layers on the encoded observation, then an optional recurrent core.
+    """The shape of a trunk: fully connected layers on the encoded observation, then an optional recurrent core."""
 
-    `core` is None, "gru" or "lstm".
-    """
-
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    activation: str = "tanh"
-    kernel_init: str = "orthogonal"
-    layer_norm: bool = False
-    core: str | None = None
-    core_size: int = 128
+    hidden_sizes: tuple[int, ...] = setting((64, 64), low=1, help="units of the fully connected layers")
+    activation: str = setting("tanh", choices=ACTIVATIONS)
+    kernel_init: str = setting("orthogonal", choices=KERNEL_INITIALIZERS)
+    layer_norm: bool = setting(False, help="normalize the output of every layer")
+    core: str | None = setting(None, choices=CELLS, help="recurrent core after the layers: null, gru or lstm")
+    core_size: int = setting(128, low=1, help="units of the core")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden_sizes", tuple(self.hidden_sizes))
-        if any(size < 1 for size in self.hidden_sizes):
-            raise InvalidInputError(f"hidden_sizes={self.hidden_sizes}: every layer must have at least 1 unit.")
-        activation_named(self.activation)
-        initializer_named(self.kernel_init)
-        self.make_core()
+        check_settings(self)
 
     def make_core(self) -> RecurrentCore | None:
         """Make the recurrent core, or None for a feed-forward network."""
@@ -47,13 +41,10 @@ class TrunkConfig:
 
 @dataclass(frozen=True)
 class PolicyConfig(TrunkConfig):
-    """The shape of a policy network; `gaussian` matters for `Box` actions only.
+    """The shape of a policy network."""
 
-    The small `output_init_scale` makes the first policy nearly the same in all states.
-    """
-
-    output_init_scale: float = 0.01
-    gaussian: GaussianConfig = field(default_factory=GaussianConfig)
+    output_init_scale: float = setting(0.01, help="small: the first policy is nearly the same in all states")
+    gaussian: GaussianConfig = setting(GaussianConfig(), help="continuous actions only")
 
 
 @dataclass(frozen=True)

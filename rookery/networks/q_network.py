@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.agent import Carry, action_mask_of
-from rookery.errors import InvalidInputError, ShapeError, unknown_name
+from rookery.configuration import setting
+from rookery.errors import InvalidInputError, ShapeError
 from rookery.networks.mlp import MLP
 from rookery.networks.policy import Trunk, TrunkConfig
 from rookery.spaces import Discrete, Shape, Space
@@ -22,27 +23,27 @@ HEADS = ("expected", "categorical", "quantile")
 class QNetworkConfig(TrunkConfig):
     """The shape of a Q-network.
 
-    With `dueling` the last of the hidden layers is there twice, after the core: once for the value of the state, once
-    for the advantages of the actions over it. The `head` gives for each action
+    The `head` gives for each action
     - "expected": its value;
     - "categorical": logits of `num_atoms` returns, from `min_value` to `max_value` in equal steps;
     - "quantile": `num_atoms` equally likely returns.
     """
 
     activation: str = "relu"
-    dueling: bool = False
-    head: str = "expected"
-    num_atoms: int = 51
-    min_value: float = -10.0
-    max_value: float = 10.0
+    dueling: bool = setting(False, help="after the core, one last layer for the state's value, one for the advantages")
+    head: str = setting(
+        "expected",
+        choices=HEADS,
+        help="expected: values; categorical: probabilities of fixed returns (C51); quantile: returns (QR-DQN)",
+    )
+    num_atoms: int = setting(51, low=1, help="categorical and quantile: number of returns")
+    min_value: float = setting(-10.0, help="categorical: the lowest return; lower ones count as this")
+    max_value: float = setting(10.0, help="categorical: the highest return")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.head not in HEADS:
-            raise unknown_name("head", self.head, HEADS)
-        fewest = 2 if self.head == "categorical" else 1
-        if self.num_atoms < fewest:
-            raise InvalidInputError(f"num_atoms={self.num_atoms} must be at least {fewest} for head={self.head!r}.")
+        if self.head == "categorical" and self.num_atoms < 2:
+            raise InvalidInputError(f"num_atoms={self.num_atoms} must be at least 2 for head={self.head!r}.")
         if not self.min_value < self.max_value:
             raise InvalidInputError(f"min_value={self.min_value:g} must be below max_value={self.max_value:g}.")
 

@@ -3,12 +3,12 @@
 Past this module nobody sees a `DictConfig`, a null that stands for something else, or a number out of range.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from rookery.configuration import check_keys, field_names, from_mapping, plain, to_mapping
+from rookery.configuration import check_keys, check_settings, field_names, from_mapping, plain, setting, to_mapping
 from rookery.envs.config import EnvConfig
-from rookery.errors import InvalidInputError, check_count, unknown_name
+from rookery.errors import InvalidInputError
 from rookery.hyperparameters import Hyperparameters, hyperparameters_from
 from rookery.recorders import RECORDERS
 from rookery.types import PRNG_IMPLEMENTATIONS
@@ -16,63 +16,59 @@ from rookery.types import PRNG_IMPLEMENTATIONS
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """How often the greedy policy is evaluated, in env steps, and on how many episodes."""
+    """How the greedy policy is evaluated."""
 
-    interval: int | None = None
-    num_episodes: int = 32
+    interval: int | None = setting(
+        None, low=1, help="env steps between evaluations, which go with a record; null: a tenth of total_timesteps"
+    )
+    num_episodes: int = setting(32, low=1, help="episodes played by the greedy policy")
 
     def __post_init__(self) -> None:
-        _check_interval("interval", self.interval)
-        check_count("num_episodes", self.num_episodes)
+        check_settings(self)
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """How often a checkpoint is written, in env steps, and how many of the last are kept (None: all).
+    """When checkpoints are written, and what they hold."""
 
-    Without `replay` it does not hold the replay buffer, and a run that is resumed from it fills the buffer anew.
-    """
-
-    interval: int | None = None
-    keep: int | None = 3
-    replay: bool = True
+    interval: int | None = setting(
+        None, low=1, help="env steps between checkpoints, which go with a record; null: a tenth of total_timesteps"
+    )
+    keep: int | None = setting(3, low=1, help="number of newest checkpoints to keep; null: all")
+    replay: bool = setting(True, help="save the replay buffer; false: smaller, but a resumed run refills its buffer")
 
     def __post_init__(self) -> None:
-        _check_interval("interval", self.interval)
-        _check_interval("keep", self.keep)
+        check_settings(self)
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """What all methods have in common; an interval of None is a fixed share of `total_timesteps`."""
+    """The settings of a run that all methods share."""
 
-    env: EnvConfig = field(default_factory=EnvConfig)
-    seed: int = 0
-    num_seeds: int = 1
-    total_timesteps: int = 500_000
-    record_interval: int | None = None
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    devices: int | None = None
-    prng: str = "threefry2x32"
-    run_dir: str | None = None
-    recorders: tuple[str, ...] = ("console", "jsonl", "tensorboard")
+    env: EnvConfig = setting(EnvConfig())
+    seed: int = setting(0)
+    num_seeds: int = setting(1, low=1, help="number of seeds trained in parallel: seed, seed + 1, ...")
+    total_timesteps: int = setting(
+        500_000, low=1, help="env steps of each seed; in evolution, of the seed with the fewest"
+    )
+    record_interval: int | None = setting(
+        None, low=1, help="env steps between records; null: a fiftieth of total_timesteps"
+    )
+    evaluation: EvaluationConfig = setting(EvaluationConfig())
+    checkpoint: CheckpointConfig = setting(CheckpointConfig())
+    devices: int | None = setting(None, low=1, help="number of devices; null: one; on a CPU, 2 uses two cores")
+    prng: str = setting("threefry2x32", choices=PRNG_IMPLEMENTATIONS, help="random number generator")
+    run_dir: str | None = setting(
+        None, help="null: runs/<agent>-<env>-<time> on the command line, no files from Python"
+    )
+    recorders: tuple[str, ...] = setting(("console", "jsonl", "tensorboard"), choices=RECORDERS)
 
     def __post_init__(self) -> None:
-        check_count("num_seeds", self.num_seeds)
-        check_count("total_timesteps", self.total_timesteps)
-        _check_interval("record_interval", self.record_interval)
-        if self.devices is not None:
-            check_count("devices", self.devices)
+        check_settings(self)
         if not 0 <= self.seed <= 2**31 - self.num_seeds:
             raise InvalidInputError(f"seed={self.seed}: all seeds must lie between 0 and {2**31 - 1}.")
         if len(set(self.recorders)) < len(self.recorders):
             raise InvalidInputError(f"recorders={list(self.recorders)}: each can be named once.")
-        for name in self.recorders:
-            if name not in RECORDERS:
-                raise unknown_name("recorder", name, RECORDERS)
-        if self.prng not in PRNG_IMPLEMENTATIONS:
-            raise unknown_name("prng", self.prng, PRNG_IMPLEMENTATIONS)
         if self.num_seeds > 1 and self.env.is_on_host:
             seeds = f"seed=range({self.seed},{self.seed + self.num_seeds})"
             raise InvalidInputError(
@@ -127,8 +123,3 @@ def settings_from(
 def _check_agent_name(given: Any, expected: str) -> None:
     if given != expected:
         raise InvalidInputError(f"agent.name={given!r}: this workflow trains {expected!r}.")
-
-
-def _check_interval(name: str, value: int | None) -> None:
-    if value is not None:
-        check_count(name, value)

@@ -1,33 +1,10 @@
 """The methods by name."""
 
-import dataclasses
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 import pytest
-import yaml
 
-import rookery
 from rookery.errors import InvalidInputError, UnknownNameError
 from rookery.registry import agent_names, build_workflow, workflow_class
 from rookery.workflows.workflow import Workflow
-
-AGENT_CONFIGS = Path(rookery.__file__).parent / "configs" / "agent"
-
-
-def as_yaml(value: Any) -> Any:
-    """What a default looks like in a YAML file."""
-    if dataclasses.is_dataclass(value):
-        return {entry.name: as_yaml(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
-    return list(value) if isinstance(value, tuple) else value
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    entries: dict[str, Any] = {}
-    for key, value in config.items():
-        entries |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return entries
 
 
 @pytest.mark.parametrize("name", agent_names())
@@ -36,22 +13,6 @@ def test_a_name_stands_for_the_workflow_that_has_it(name: str) -> None:
     assert issubclass(workflow, Workflow)
     assert workflow.agent_name == name
     assert workflow.__doc__
-
-
-@pytest.mark.parametrize("name", agent_names())
-def test_the_yaml_file_of_a_method_lists_all_its_settings_with_their_defaults(name: str) -> None:
-    workflow = workflow_class(name)
-    defaults = as_yaml(workflow.config_class()) | as_yaml(workflow.hyperparameters_class())
-    # OmegaConf, which reads these files for Hydra, takes 3e-4 for a number; plain YAML 1.1 takes it for a string.
-    written = {
-        key: float(value) if isinstance(value, str) and value[0].isdigit() else value
-        for key, value in flat(yaml.safe_load((AGENT_CONFIGS / f"{name}.yaml").read_text())).items()
-    }
-    assert written == flat({"name": name, **defaults})
-
-
-def test_there_is_a_config_file_for_every_method_and_for_no_other() -> None:
-    assert sorted(path.stem for path in AGENT_CONFIGS.glob("*.yaml")) == sorted(agent_names())
 
 
 def test_an_unknown_name_gets_the_nearest_one() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from rookery.configuration import check_settings, setting
 from rookery.errors import InvalidInputError
 from rookery.networks.distributions.composite import Composite, entry_names, like_space
 from rookery.networks.distributions.discrete import Bernoulli, Categorical, MultiCategorical
@@ -19,22 +20,20 @@ from rookery.types import Array
 
 @dataclass(frozen=True)
 class GaussianConfig:
-    """How a policy acts in a `Box`.
+    """How a policy acts in a `Box`."""
 
-    `bounds` says how raw samples meet them: "clip" cuts them off, "squash" maps them through tanh. The standard
-    deviation is a parameter of its own, or with `state_dependent_std` an output of the network; its logarithm starts
-    at that of `initial_std` and is clipped to `min_log_std` and `max_log_std`.
-    """
-
-    bounds: str = "clip"
-    state_dependent_std: bool = False
-    initial_std: float = 1.0
-    min_log_std: float = -10.0
-    max_log_std: float = 2.0
+    bounds: str = setting(
+        "clip", choices=("clip", "squash"), help="clip: cut samples off at the bounds; squash: map them through tanh"
+    )
+    state_dependent_std: bool = setting(
+        False, help="true: the network outputs the standard deviation; false: it is a parameter of its own"
+    )
+    initial_std: float = setting(1.0, help="first standard deviation")
+    min_log_std: float = setting(-10.0, help="lower limit of the logarithm of the standard deviation")
+    max_log_std: float = setting(2.0, help="upper limit of the logarithm")
 
     def __post_init__(self) -> None:
-        if self.bounds not in ("clip", "squash"):
-            raise InvalidInputError(f"bounds={self.bounds!r}: choose 'clip' or 'squash'.")
+        check_settings(self)
         if self.initial_std <= 0.0 or not self.min_log_std <= math.log(self.initial_std) <= self.max_log_std:
             raise InvalidInputError(
                 f"initial_std={self.initial_std} must be positive, and its logarithm between "

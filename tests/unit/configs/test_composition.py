@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from rookery.configs import compose, composition, sweep
 from rookery.configs.composition import stored_names
-from rookery.configuration import plain
+from rookery.configuration import plain, to_mapping
 from rookery.envs import env_names, is_installed, library_names, registration
 from rookery.envs.config import RunnerSettings
 from rookery.envs.registration import BUILTIN_LIBRARIES, BuiltinLibrary
@@ -61,6 +61,35 @@ def test_the_defaults_outside_the_agent_are_those_of_the_dataclasses(agent: str)
     workflow = workflow_class(agent)
     classes = (agent, workflow.config_class, workflow.hyperparameters_class)
     assert settings_from(compose([f"agent={agent}", NO_PRESET]), *classes).train == settings_from({}, *classes).train
+
+
+@pytest.mark.parametrize("agent", agent_names())
+def test_a_method_has_all_its_settings_and_hyperparameters_with_their_defaults(agent: str) -> None:
+    workflow = workflow_class(agent)
+    declared = to_mapping(workflow.config_class()) | to_mapping(workflow.hyperparameters_class())
+    assert compose([f"agent={agent}", NO_PRESET])["agent"] == {"name": agent, **declared}
+
+
+def test_hydra_in_a_new_process_finds_every_method_and_imports_the_chosen_one() -> None:
+    code = (
+        "import hydra, sys\n"
+        "with hydra.initialize_config_module('rookery.configs', version_base='1.3'):\n"
+        "    print(hydra.compose('config', overrides=['agent=snes']).agent.name)\n"
+        "methods = ('evolution.snes', 'evolution.ars', 'ppo', 'dqn')\n"
+        "print([name for name in methods if f'rookery.algorithms.{name}' in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["snes", "['evolution.snes']"], done.stderr
+
+
+@pytest.mark.parametrize("agent", ["ppo", "cmaes"])
+def test_composing_starts_no_backend_so_that_the_number_of_devices_can_still_be_set(agent: str) -> None:
+    code = (
+        f"import jax; from rookery.configs import compose; compose(['agent={agent}', 'env=gymnax/Breakout-MinAtar']);"
+        "jax.config.update('jax_num_cpu_devices', 3); print(jax.device_count())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "3", done.stderr
 
 
 def test_an_override_of_a_value_wins_over_every_file() -> None:
@@ -228,13 +257,3 @@ def test_a_sweep_without_a_list_of_values_is_refused() -> None:
         sweep(["seed=interval(0,1)"])
     with pytest.raises(InvalidInputError, match=r"^env=glob\(nothing\*\): nothing matches\.$"):
         sweep(["env=glob(nothing*)"])
-
-
-def test_composing_starts_no_backend_so_that_the_number_of_devices_can_still_be_set() -> None:
-    code = (
-        "import jax; from rookery.configs import compose; from rookery.registry import workflow_class;"
-        "compose(['env=gymnax/Breakout-MinAtar']); workflow_class('ppo');"
-        "jax.config.update('jax_num_cpu_devices', 3); print(jax.device_count())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "3", done.stderr

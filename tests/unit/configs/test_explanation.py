@@ -22,7 +22,7 @@ def test_keys_are_written_with_the_comments_of_their_files() -> None:
     lines = explain(compose(["agent.num_envs=7", "agent.learning_rate={start: 1.0, end: 0.0}"])).splitlines()
     assert "  num_envs: 7  # environments side by side, over all devices" in lines
     assert "  learning_rate:  # * step size of the optimizer" in lines
-    assert "  num_episodes: 32  # played by the greedy policy" in lines
+    assert "  num_episodes: 32  # episodes played by the greedy policy" in lines
 
 
 def test_comments_are_found_by_the_full_name_of_their_key(tmp_path: Path) -> None:

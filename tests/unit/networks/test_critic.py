@@ -125,7 +125,7 @@ def test_the_members_of_an_ensemble_start_at_different_places() -> None:
 
 @pytest.mark.parametrize("num_critics", [0, -1])
 def test_an_ensemble_of_none_is_an_error(num_critics: int) -> None:
-    with pytest.raises(InvalidInputError, match=f"num_critics={num_critics} must be at least 1"):
+    with pytest.raises(InvalidInputError, match=f"num_critics={num_critics} must be an integer of at least 1"):
         ActorCriticsConfig(num_critics=num_critics)
 
 

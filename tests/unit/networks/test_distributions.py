@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 from scipy.special import log_expit, logsumexp
 
-from rookery.errors import InvalidInputError, ShapeError
+from rookery.errors import InvalidInputError, ShapeError, UnknownNameError
 from rookery.networks.distributions import (
     Bernoulli,
     Categorical,
@@ -541,7 +541,7 @@ def test_the_standard_deviation_stays_within_its_limits() -> None:
 
 
 def test_configs_and_spaces_that_cannot_work_are_errors_before_anything_is_built() -> None:
-    with pytest.raises(InvalidInputError, match=r"'clip' or 'squash'"):
+    with pytest.raises(UnknownNameError, match=r"^unknown bounds 'clamp'\. Did you mean 'clip'\?$"):
         GaussianConfig(bounds="clamp")
     with pytest.raises(InvalidInputError, match="max_log_std"):
         GaussianConfig(initial_std=100.0)

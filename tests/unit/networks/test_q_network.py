@@ -121,7 +121,7 @@ def test_outputs_of_one_action_carry_its_gradient_alone() -> None:
     ("changes", "message"),
     [
         ({"head": "categorical", "num_atoms": 1}, "num_atoms=1 must be at least 2"),
-        ({"head": "quantile", "num_atoms": 0}, "num_atoms=0 must be at least 1"),
+        ({"head": "quantile", "num_atoms": 0}, "num_atoms=0 must be an integer of at least 1"),
         ({"min_value": 3.0, "max_value": 3.0}, "min_value=3 must be below max_value=3"),
         ({"head": "categorial"}, "unknown head 'categorial'. Did you mean 'categorical'?"),
     ],

@@ -88,7 +88,7 @@ def test_a_composed_config_is_resolved() -> None:
         ({"env": {"nam": "x"}}, {}, "env: unknown key 'nam'. Did you mean 'name'"),
         ({"prng": "threfry"}, {}, "unknown prng 'threfry'. Did you mean 'threefry2x32'"),
         ({}, {"optimizer": "adm"}, "unknown optimizer 'adm'. Did you mean 'adam'"),
-        ({}, {"network": {"core": "gruu"}}, "unknown recurrent core 'gruu'. Did you mean 'gru'"),
+        ({}, {"network": {"core": "gruu"}}, "unknown core 'gruu'. Did you mean 'gru'"),
     ],
 )
 def test_a_misspelt_name_is_an_error_with_the_nearest_match(config: dict, agent: dict, message: str) -> None:
