@@ -86,7 +86,7 @@ def hyperparameters_from(cls: type[Values], values: Mapping[str, Any], total_tim
     optional = {name for name in field_names(cls) if type(None) in get_args(annotations[name])}
     parsed: dict[str, Any] = {}
     for name, value in values.items():
-        declaration = declarations(cls).get(name) or _from_ranges(cls, name)
+        declaration = declarations(cls).get(name, Declaration(schedule=True))
         if value is None and name in optional:
             parsed[name] = None
         elif isinstance(value, Mapping):
@@ -94,11 +94,6 @@ def hyperparameters_from(cls: type[Values], values: Mapping[str, Any], total_tim
         else:
             parsed[name] = _number_from(f"agent.{name}", value, declaration)
     return cls(**parsed)
-
-
-def _from_ranges(cls: type, name: str) -> Declaration:
-    low, high = getattr(cls, "RANGES", {}).get(name, (None, None))
-    return Declaration(low=low, high=None if high == math.inf else high, schedule=True)
 
 
 def _schedule_from(name: str, value: Mapping, declaration: Declaration, total_timesteps: int) -> LinearSchedule:

@@ -5,11 +5,10 @@ those of GAE, which with `gae_lambda=1` are the n-step advantages of the paper.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rookery.agent import AgentState, Carry
 from rookery.agents.actor_critic import ActorCriticAgent, AdvantageSamples
-from rookery.hyperparameters import HyperparameterValues, Scalar
+from rookery.hyperparameters import HyperparameterValues, Scalar, number
 from rookery.learners.learner import Metrics
 from rookery.learners.on_policy import OnPolicyConfig, OnPolicyHyperparameters, OnPolicyLearner, OnPolicyState
 from rookery.learning.experience import Experience
@@ -21,7 +20,7 @@ from rookery.workflows.on_policy import OnPolicyWorkflow
 
 @dataclass(frozen=True)
 class A2CConfig(OnPolicyConfig):
-    """The shapes of A2C."""
+    """The settings of A2C."""
 
     num_envs: int = 16
     rollout_length: int = 8
@@ -29,12 +28,12 @@ class A2CConfig(OnPolicyConfig):
 
 
 class A2CHyperparameters(OnPolicyHyperparameters):
-    """The numbers of A2C."""
-
-    RANGES: ClassVar = OnPolicyHyperparameters.RANGES | {"gae_lambda": (0.0, 1.0)}
+    """The hyper-parameters of A2C."""
 
     learning_rate: Scalar = 7e-4
-    gae_lambda: Scalar = 1.0
+    gae_lambda: Scalar = number(
+        1.0, low=0.0, high=1.0, help="0: advantages from one step (low variance), 1: from all (no bias)"
+    )
 
 
 class A2CAgent(ActorCriticAgent):

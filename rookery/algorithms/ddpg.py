@@ -4,7 +4,7 @@ Departures from the paper: exploration by independent normal noise, not by an Or
 decay of the critic; neither made a difference in later work (Fujimoto et al., 2018).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rookery.algorithms.td3 import TD3, DeterministicHyperparameters, TD3Config
 from rookery.networks.critic import ActorCriticsConfig
@@ -20,10 +20,10 @@ class DDPGNetworkConfig(ActorCriticsConfig):
 
 @dataclass(frozen=True)
 class DDPGConfig(TD3Config):
-    """The shapes of DDPG."""
+    """The settings of DDPG."""
 
     policy_delay: int = 1
-    network: DDPGNetworkConfig = field(default_factory=DDPGNetworkConfig)
+    network: DDPGNetworkConfig = DDPGNetworkConfig()
 
 
 class DDPGWorkflow(OffPolicyWorkflow):

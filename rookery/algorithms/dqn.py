@@ -6,16 +6,17 @@ Each is an option and they combine: `double` (van Hasselt et al., 2016), `networ
 `target_update_interval` copies it as published.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from rookery.agent import AgentState, action_mask_of, sample_allowed
 from rookery.agents.replay import LossInfo, ReplayAgent, ReplayBatch, Transitions
-from rookery.errors import InvalidInputError, check_count
-from rookery.hyperparameters import HyperparameterValues, LinearSchedule, Scalar
+from rookery.configuration import setting
+from rookery.errors import InvalidInputError
+from rookery.hyperparameters import HyperparameterValues, LinearSchedule, Scalar, number
 from rookery.learners.learner import Metrics
 from rookery.learners.replay import OffPolicyConfig, OffPolicyHyperparameters, OffPolicyState, ReplayLearner
 from rookery.learning.moments import check_same_shape
@@ -30,37 +31,31 @@ from rookery.workflows.off_policy import OffPolicyWorkflow
 
 @dataclass(frozen=True)
 class DQNConfig(OffPolicyConfig):
-    """The shapes of DQN; `target_update_interval` is in gradient steps, and None follows after each of them."""
+    """The settings of DQN."""
 
     num_envs: int = 4
     updates_per_step: float = 0.5
     batch_size: int = 128
     buffer_capacity: int = 100_000
-    double: bool = True
-    target_update_interval: int | None = None
-    network: QNetworkConfig = field(default_factory=QNetworkConfig)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.target_update_interval is not None:
-            check_count("target_update_interval", self.target_update_interval)
+    double: bool = setting(True, help="the trained network chooses the next action, the target network evaluates it")
+    target_update_interval: int | None = setting(
+        None,
+        low=1,
+        help="gradient steps between two copies into the target network; null: soft updates by target_update_rate",
+    )
+    network: QNetworkConfig = setting(QNetworkConfig())
 
 
 class DQNHyperparameters(OffPolicyHyperparameters):
-    """The numbers of DQN; `epsilon` is the share of random actions.
+    """The hyper-parameters of DQN."""
 
-    `target_update_rate` matters without a `target_update_interval` only.
-    """
-
-    RANGES: ClassVar = OffPolicyHyperparameters.RANGES | {
-        "learning_rate": (0.0, float("inf")),
-        "epsilon": (0.0, 1.0),
-        "target_update_rate": (0.0, 1.0),
-    }
-
-    learning_rate: Scalar = 5e-4
-    epsilon: Scalar = LinearSchedule(start=1.0, end=0.05, steps=50_000.0)
-    target_update_rate: Scalar = 0.005
+    learning_rate: Scalar = number(5e-4, low=0.0, help="step size of the optimizer")
+    epsilon: Scalar = number(
+        LinearSchedule(start=1.0, end=0.05, steps=50_000.0), low=0.0, high=1.0, help="fraction of random actions"
+    )
+    target_update_rate: Scalar = number(
+        0.005, low=0.0, high=1.0, help="soft update: fraction of the way that the target network moves after an update"
+    )
 
 
 class DQNAgent(ReplayAgent):

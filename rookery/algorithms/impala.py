@@ -6,15 +6,14 @@ step on each group of environments of a trajectory in turn; the later ones are o
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from rookery.agent import AgentState, Carry
 from rookery.agents.actor_critic import ActorCriticAgent
-from rookery.errors import check_count
-from rookery.hyperparameters import HyperparameterValues, Scalar
+from rookery.configuration import setting
+from rookery.hyperparameters import HyperparameterValues, Scalar, number
 from rookery.learners.learner import Metrics
 from rookery.learners.on_policy import OnPolicyConfig, OnPolicyHyperparameters, OnPolicyLearner, OnPolicyState
 from rookery.learning.advantages import vtrace
@@ -28,31 +27,26 @@ from rookery.workflows.on_policy import OnPolicyWorkflow
 
 @dataclass(frozen=True)
 class IMPALAConfig(OnPolicyConfig):
-    """The shapes of IMPALA; actors take the learner's parameters every `actor_lag` iterations."""
+    """The settings of IMPALA."""
 
     num_envs: int = 32
     rollout_length: int = 32
-    num_minibatches: int = 4
-    actor_lag: int = 1
+    num_minibatches: int = setting(4, low=1, help="groups of environments, one gradient step each; divides num_envs")
+    actor_lag: int = setting(1, low=1, help="iterations between two updates of the parameters that act")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_num_minibatches(self.num_envs, self.num_minibatches)
-        check_count("actor_lag", self.actor_lag)
 
 
 class IMPALAHyperparameters(OnPolicyHyperparameters):
-    """The numbers of IMPALA: the limits of the importance ratios are rho-bar and c-bar of the paper."""
+    """The hyper-parameters of IMPALA."""
 
-    RANGES: ClassVar = OnPolicyHyperparameters.RANGES | {
-        "trace_lambda": (0.0, 1.0),
-        "max_target_ratio": (0.0, float("inf")),
-        "max_trace_ratio": (0.0, float("inf")),
-    }
-
-    trace_lambda: Scalar = 1.0
-    max_target_ratio: Scalar = 1.0
-    max_trace_ratio: Scalar = 1.0
+    trace_lambda: Scalar = number(
+        1.0, low=0.0, high=1.0, help="0: targets from one step (low variance), 1: from all (no bias)"
+    )
+    max_target_ratio: Scalar = number(1.0, low=0.0, help="rho-bar: upper limit of the importance ratios of targets")
+    max_trace_ratio: Scalar = number(1.0, low=0.0, help="c-bar: upper limit of the importance ratios of traces")
 
 
 class IMPALAAgent(ActorCriticAgent):

@@ -6,15 +6,14 @@ is clipped like the policy and an update ends early when the policy has moved to
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from rookery.agent import AgentState, Carry
 from rookery.agents.actor_critic import ActorCriticAgent, AdvantageSamples
-from rookery.errors import check_count
-from rookery.hyperparameters import HyperparameterValues, Scalar
+from rookery.configuration import setting
+from rookery.hyperparameters import HyperparameterValues, Scalar, number
 from rookery.learners.learner import Metrics
 from rookery.learners.on_policy import OnPolicyConfig, OnPolicyHyperparameters, OnPolicyLearner, OnPolicyState
 from rookery.learning.experience import Experience
@@ -27,15 +26,18 @@ from rookery.workflows.on_policy import OnPolicyWorkflow
 
 @dataclass(frozen=True)
 class PPOConfig(OnPolicyConfig):
-    """The shapes of PPO."""
+    """The settings of PPO."""
 
-    num_epochs: int = 4
-    num_minibatches: int = 4
-    standardize_advantages: bool = True
+    num_epochs: int = setting(4, low=1, help="passes over each trajectory")
+    num_minibatches: int = setting(
+        4, low=1, help="parts of a pass; divides num_envs * rollout_length, with a core num_envs"
+    )
+    standardize_advantages: bool = setting(
+        True, help="per minibatch: subtract the mean, divide by the standard deviation"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("num_epochs", self.num_epochs)
         self.check_minibatches(num_devices=1)
 
     def check_minibatches(self, num_devices: int) -> None:
@@ -45,19 +47,20 @@ class PPOConfig(OnPolicyConfig):
 
 
 class PPOHyperparameters(OnPolicyHyperparameters):
-    """The numbers of PPO; `value_clip_ratio=None` does not clip values, `target_kl=None` never ends an update early."""
+    """The hyper-parameters of PPO."""
 
-    RANGES: ClassVar = OnPolicyHyperparameters.RANGES | {
-        "gae_lambda": (0.0, 1.0),
-        "clip_ratio": (0.0, float("inf")),
-        "value_clip_ratio": (0.0, float("inf")),
-        "target_kl": (0.0, float("inf")),
-    }
-
-    gae_lambda: Scalar = 0.95
-    clip_ratio: Scalar = 0.2
-    value_clip_ratio: Scalar | None = None
-    target_kl: Scalar | None = None
+    gae_lambda: Scalar = number(
+        0.95, low=0.0, high=1.0, help="0: advantages from one step (low variance), 1: from all (no bias)"
+    )
+    clip_ratio: Scalar = number(
+        0.2, low=0.0, help="how far the probability ratio may leave 1 before its gradient stops"
+    )
+    value_clip_ratio: Scalar | None = number(
+        None, low=0.0, help="how far a value may move in one update; null: any distance"
+    )
+    target_kl: Scalar | None = number(
+        None, low=0.0, help="end an update early beyond 1.5 times this divergence; null: never"
+    )
 
 
 class PPOAgent(ActorCriticAgent):

@@ -6,8 +6,8 @@ at half of the largest entropy unless told otherwise, since 0.98 of it, as publi
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from rookery.agent import AgentState, action_mask_of
 from rookery.agents.critics import critic_loss
 from rookery.agents.replay import LossInfo, ReplayAgent, ReplayBatch, Transitions
 from rookery.distributed.collectives import mean_over_devices
-from rookery.hyperparameters import HyperparameterValues, Scalar
+from rookery.hyperparameters import HyperparameterValues, Scalar, number
 from rookery.learners.learner import Metrics
 from rookery.learners.replay import OffPolicyConfig, OffPolicyHyperparameters, OffPolicyState, ReplayLearner
 from rookery.metrics import Mean
@@ -42,37 +42,31 @@ class SACGaussianConfig(SquashedGaussianConfig):
 class SACNetworkConfig(ActorCriticsConfig):
     """The shape of the policy and of the critics."""
 
-    gaussian: SACGaussianConfig = field(default_factory=SACGaussianConfig)
+    gaussian: SACGaussianConfig = SACGaussianConfig()
 
 
 @dataclass(frozen=True)
 class SACConfig(OffPolicyConfig):
-    """The shapes of SAC."""
+    """The settings of SAC."""
 
-    network: SACNetworkConfig = field(default_factory=SACNetworkConfig)
+    network: SACNetworkConfig = SACNetworkConfig()
 
 
 class SACHyperparameters(OffPolicyHyperparameters):
-    """The numbers of SAC; `temperature=None` learns it, from 1 on, such that the policy has the `target_entropy`.
+    """The hyper-parameters of SAC."""
 
-    `target_entropy=None` is minus the number of entries of a continuous action, or half the entropy of uniform
-    discrete ones.
-    """
-
-    RANGES: ClassVar = OffPolicyHyperparameters.RANGES | {
-        "actor_learning_rate": (0.0, float("inf")),
-        "critic_learning_rate": (0.0, float("inf")),
-        "temperature_learning_rate": (0.0, float("inf")),
-        "temperature": (1e-9, float("inf")),
-        "target_update_rate": (0.0, 1.0),
-    }
-
-    actor_learning_rate: Scalar = 3e-4
-    critic_learning_rate: Scalar = 1e-3
-    temperature_learning_rate: Scalar = 3e-4
-    temperature: Scalar | None = None
-    target_entropy: Scalar | None = None
-    target_update_rate: Scalar = 0.005
+    actor_learning_rate: Scalar = number(3e-4, low=0.0, help="step size of the optimizer of the policy")
+    critic_learning_rate: Scalar = number(1e-3, low=0.0, help="step size of the optimizer of the critics")
+    temperature_learning_rate: Scalar = number(
+        3e-4, low=0.0, help="step size of the optimizer of a learned temperature"
+    )
+    temperature: Scalar | None = number(None, low=1e-9, help="weight of the entropy; null: learned, starting at 1")
+    target_entropy: Scalar | None = number(
+        None, help="of a learned temperature; null: minus the size of a Box, half the largest entropy of a Discrete"
+    )
+    target_update_rate: Scalar = number(
+        0.005, low=0.0, high=1.0, help="soft update: fraction of the way that the target critics move after an update"
+    )
 
 
 class SACAgent(ReplayAgent):

@@ -5,8 +5,8 @@ critics (`policy_delay`), and targets are smoothed by noise on the actions of th
 special case of one critic, no delay and no noise.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,10 @@ import numpy as np
 from rookery.agent import AgentState
 from rookery.agents.critics import critic_loss
 from rookery.agents.replay import LossInfo, ReplayAgent, ReplayBatch, Transitions
+from rookery.configuration import setting
 from rookery.control_flow import cond_any
-from rookery.errors import InvalidInputError, check_count
-from rookery.hyperparameters import HyperparameterValues, Scalar
+from rookery.errors import InvalidInputError
+from rookery.hyperparameters import HyperparameterValues, Scalar, number
 from rookery.learners.learner import Metrics
 from rookery.learners.replay import OffPolicyConfig, OffPolicyHyperparameters, OffPolicyState, ReplayLearner
 from rookery.metrics import Mean
@@ -30,44 +31,37 @@ from rookery.workflows.off_policy import OffPolicyWorkflow
 
 @dataclass(frozen=True)
 class TD3Config(OffPolicyConfig):
-    """The shapes of TD3; policy and target networks are updated after every `policy_delay` updates of the critics."""
+    """The settings of TD3."""
 
-    policy_delay: int = 2
-    network: ActorCriticsConfig = field(default_factory=ActorCriticsConfig)
+    policy_delay: int = setting(
+        2, low=1, help="updates of the critics per update of the policy and the target networks"
+    )
+    network: ActorCriticsConfig = setting(ActorCriticsConfig())
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("policy_delay", self.policy_delay)
         if self.network.gaussian.bounds != "squash":
             raise InvalidInputError(f"network.gaussian.bounds={self.network.gaussian.bounds!r} must be 'squash' here.")
 
 
 class DeterministicHyperparameters(OffPolicyHyperparameters):
-    """The numbers of DDPG and TD3; noise is given as a share of half the range of the actions."""
+    """The hyper-parameters that DDPG and TD3 share."""
 
-    RANGES: ClassVar = OffPolicyHyperparameters.RANGES | {
-        "actor_learning_rate": (0.0, float("inf")),
-        "critic_learning_rate": (0.0, float("inf")),
-        "target_update_rate": (0.0, 1.0),
-        "exploration_noise": (0.0, float("inf")),
-    }
-
-    actor_learning_rate: Scalar = 1e-3
-    critic_learning_rate: Scalar = 1e-3
-    target_update_rate: Scalar = 0.005
-    exploration_noise: Scalar = 0.1
+    actor_learning_rate: Scalar = number(1e-3, low=0.0, help="step size of the optimizer of the policy")
+    critic_learning_rate: Scalar = number(1e-3, low=0.0, help="step size of the optimizer of the critics")
+    target_update_rate: Scalar = number(
+        0.005, low=0.0, high=1.0, help="soft update: fraction of the way that the target networks move with the policy"
+    )
+    exploration_noise: Scalar = number(
+        0.1, low=0.0, help="standard deviation of action noise, as a fraction of half the range of actions"
+    )
 
 
 class TD3Hyperparameters(DeterministicHyperparameters):
-    """The numbers of TD3."""
+    """The hyper-parameters of TD3."""
 
-    RANGES: ClassVar = DeterministicHyperparameters.RANGES | {
-        "target_noise": (0.0, float("inf")),
-        "max_target_noise": (0.0, float("inf")),
-    }
-
-    target_noise: Scalar = 0.2
-    max_target_noise: Scalar = 0.5
+    target_noise: Scalar = number(0.2, low=0.0, help="the same for the actions in targets")
+    max_target_noise: Scalar = number(0.5, low=0.0, help="upper limit of the noise in targets")
 
 
 class TD3Agent(ReplayAgent):

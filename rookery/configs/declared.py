@@ -6,7 +6,6 @@ Hydra finds them in its store. The module of a method is imported when its confi
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigNode, ConfigStore
@@ -77,9 +76,7 @@ class DeclaredNode(ConfigNode):
 
 def register() -> None:
     """Put the configs into Hydra's store: the methods as the group `agent`, the settings of a run as `train`."""
-    files = {path.stem for path in (Path(__file__).parent / "agent").glob("*.yaml")}
-    methods = [name for name in agent_names() if name not in files]
-    nodes = [DeclaredNode(name, "agent", partial(agent_defaults, name)) for name in methods]
+    nodes = [DeclaredNode(name, "agent", partial(agent_defaults, name)) for name in agent_names()]
     ConfigStore.instance().repo |= {
         "agent": {node.name: node for node in nodes},
         "train.yaml": DeclaredNode("train", None, train_defaults),

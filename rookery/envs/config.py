@@ -26,7 +26,7 @@ class RunnerSettings:
     step_timeout: float | None = setting(
         None, help="seconds after which a process that does not answer is replaced; null: wait"
     )
-    max_restarts: int = setting(5, low=0, help="restarts of a failing environment in a row before the run gives up")
+    max_restarts: int = setting(5, low=0, help="restarts of a failing environment in a row before it is given up")
     on_invalid: Literal["abort", "raise"] = setting(
         "abort", help="on an invalid observation, reward or flag: abort the episode, or raise"
     )

@@ -2,8 +2,8 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jax.tree_util import KeyPath, keystr
 
 from rookery.agent import AgentState, Carry
 from rookery.agents.actor_critic import ActorCriticAgent
+from rookery.configuration import check_settings, setting
 from rookery.distributed import SAME, SPLIT
 from rookery.distributed.collectives import (
     device_axis,
@@ -20,14 +21,13 @@ from rookery.distributed.collectives import (
     num_devices,
     sum_over_devices,
 )
-from rookery.errors import check_count
-from rookery.hyperparameters import Hyperparameters, HyperparameterValues, Scalar, values_at
+from rookery.hyperparameters import Hyperparameters, HyperparameterValues, Scalar, number, values_at
 from rookery.learners.learner import Learner, LearnerState, Metrics
 from rookery.learning import reward_scaling
 from rookery.learning.experience import Experience
 from rookery.learning.reward_scaling import RewardScaling
 from rookery.learning.trajectories import num_env_steps, row_weights, starts_new_episode, zero_dead_rows
-from rookery.learning.updates import Optimizer, OptimizerState, gradients_in_chunks
+from rookery.learning.updates import RULES, Optimizer, OptimizerState, gradients_in_chunks
 from rookery.networks import ActorCriticConfig
 from rookery.spaces import Space
 from rookery.types import Array, Key, Params, Tree, pytree_field, where_tree
@@ -35,37 +35,27 @@ from rookery.types import Array, Key, Params, Tree, pytree_field, where_tree
 
 @dataclass(frozen=True)
 class OnPolicyConfig:
-    """The shapes that on-policy methods have in common; `num_envs` is over all devices."""
+    """The settings that on-policy methods share."""
 
-    num_envs: int = 64
-    rollout_length: int = 128
-    normalize_obs: bool = False
-    normalize_rewards: bool = False
-    optimizer: str = "adam"
-    network: ActorCriticConfig = field(default_factory=ActorCriticConfig)
+    num_envs: int = setting(64, low=1, help="environments in parallel, over all devices")
+    rollout_length: int = setting(128, low=1, help="steps of each environment between two updates")
+    normalize_obs: bool = setting(False, help="by running mean and standard deviation")
+    normalize_rewards: bool = setting(False, help="divide by the running standard deviation of the return")
+    optimizer: str = setting("adam", choices=RULES)
+    network: ActorCriticConfig = setting(ActorCriticConfig())
 
     def __post_init__(self) -> None:
-        check_count("num_envs", self.num_envs)
-        check_count("rollout_length", self.rollout_length)
-        Optimizer(self.optimizer)
+        check_settings(self)
 
 
 class OnPolicyHyperparameters(Hyperparameters):
-    """The numbers that on-policy methods have in common; `max_grad_norm=None` does not clip."""
+    """The hyper-parameters that on-policy methods share."""
 
-    RANGES: ClassVar = {
-        "learning_rate": (0.0, float("inf")),
-        "discount": (0.0, 1.0),
-        "entropy_coefficient": (0.0, float("inf")),
-        "value_coefficient": (0.0, float("inf")),
-        "max_grad_norm": (1e-9, float("inf")),
-    }
-
-    learning_rate: Scalar = 3e-4
-    discount: Scalar = 0.99
-    entropy_coefficient: Scalar = 0.0
-    value_coefficient: Scalar = 0.5
-    max_grad_norm: Scalar | None = 0.5
+    learning_rate: Scalar = number(3e-4, low=0.0, help="step size of the optimizer")
+    discount: Scalar = number(0.99, low=0.0, high=1.0, help="weight of the next step's return")
+    entropy_coefficient: Scalar = number(0.0, low=0.0, help="weight of the entropy in the loss: more exploration")
+    value_coefficient: Scalar = number(0.5, low=0.0, help="weight of the value loss")
+    max_grad_norm: Scalar | None = number(0.5, low=1e-9, help="clip gradients to this norm; null: never")
 
 
 class OnPolicyState(LearnerState):

@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from rookery.agent import Agent, AgentState
 from rookery.agents.random_actions import RandomActions
 from rookery.agents.replay import LossInfo, ReplayAgent, ReplayBatch
+from rookery.configuration import check_settings, setting
 from rookery.distributed import SAME, SPLIT, check_divides
 from rookery.distributed.collectives import (
     device_axis,
@@ -20,13 +21,13 @@ from rookery.distributed.collectives import (
     num_devices,
     sum_over_devices,
 )
-from rookery.errors import InvalidInputError, check_count
-from rookery.hyperparameters import Hyperparameters, HyperparameterValues, Scalar, values_at
+from rookery.errors import InvalidInputError
+from rookery.hyperparameters import Hyperparameters, HyperparameterValues, Scalar, number, values_at
 from rookery.learners.learner import Learner, LearnerState, Metrics
 from rookery.learning.experience import Experience, trajectory_shapes
 from rookery.learning.targets import polyak
 from rookery.learning.trajectories import num_env_steps, row_weights, starts_new_episode, zero_dead_rows
-from rookery.learning.updates import Optimizer
+from rookery.learning.updates import RULES, Optimizer
 from rookery.networks.policy import TrunkConfig
 from rookery.replay_buffers import PrioritizedBuffer, ReplayBuffer, ReplaySample, UniformBuffer, importance_weights
 from rookery.replay_buffers.replay_buffer import ReplayState
@@ -41,36 +42,31 @@ MAX_SHARE = 0.9
 
 @dataclass(frozen=True)
 class OffPolicyConfig:
-    """The shapes that off-policy methods have in common; `num_envs`, `batch_size` and capacity are over all devices.
+    """The settings that off-policy methods share.
 
-    `updates_per_step` gradient steps are taken for every step of an environment, in groups after `rollout_length` steps
-    of each; here the rows in which ENVPOOL environments only reset themselves count as steps. A batch has windows of
-    rows: of `n_step` rows, whose rewards are summed up; with a recurrent core `sequence_length` of such sums, after
-    `burn_in` rows that only build up the recurrent state.
+    Rows in which ENVPOOL environments only reset count as steps for `updates_per_step`. A batch has windows of rows: of
+    `n_step` rows, whose rewards are summed; with a recurrent core, of `sequence_length` such sums after `burn_in` rows.
     """
 
-    num_envs: int = 1
-    rollout_length: int = 1
-    updates_per_step: float = 1.0
-    batch_size: int = 256
-    buffer_capacity: int = 1_000_000
-    prioritized: bool = False
-    n_step: int = 1
-    sequence_length: int = 1
-    burn_in: int = 0
-    warmup_steps: int = 1000
-    warmup: str = "random"
-    normalize_obs: bool = False
-    optimizer: str = "adam"
-    network: TrunkConfig = field(default_factory=TrunkConfig)
+    num_envs: int = setting(1, low=1, help="environments in parallel, over all devices")
+    rollout_length: int = setting(1, low=1, help="steps of each environment between two groups of updates")
+    updates_per_step: float = setting(1.0, help="gradient steps for every step of an environment")
+    batch_size: int = setting(256, low=1, help="windows in a batch, over all devices")
+    buffer_capacity: int = setting(
+        1_000_000, low=1, help="steps in the replay buffer, over all devices; at most those of the run"
+    )
+    prioritized: bool = setting(False, help="sample steps with large errors more often")
+    n_step: int = setting(1, low=1, help="rewards that are summed before a target network estimates the rest")
+    sequence_length: int = setting(1, low=1, help="with a core: consecutive steps to learn from")
+    burn_in: int = setting(0, low=0, help="with a core: steps before those that only build up the recurrent state")
+    warmup_steps: int = setting(1000, help="steps before the first update")
+    warmup: str = setting("random", choices=WARMUPS, help="actions before the first update")
+    normalize_obs: bool = setting(False, help="by running mean and standard deviation")
+    optimizer: str = setting("adam", choices=RULES)
+    network: TrunkConfig = setting(TrunkConfig())
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "rollout_length", "batch_size", "buffer_capacity", "n_step", "sequence_length"):
-            check_count(name, getattr(self, name))
-        if self.burn_in < 0:
-            raise InvalidInputError(f"burn_in={self.burn_in} must be at least 0.")
-        if self.warmup not in WARMUPS:
-            raise InvalidInputError(f"warmup={self.warmup!r}: choose 'random' or 'policy'.")
+        check_settings(self)
         if self.buffer_capacity < self.min_warmup_steps:
             raise InvalidInputError(
                 f"buffer_capacity={self.buffer_capacity} does not hold a window of {self.window_length} steps for each "
@@ -86,7 +82,6 @@ class OffPolicyConfig:
                 f"updates_per_step={self.updates_per_step:g} must make a whole number of updates after "
                 f"num_envs * rollout_length = {steps} steps: use a multiple of 1/{steps}."
             )
-        Optimizer(self.optimizer)
 
     @property
     def num_updates(self) -> int:
@@ -105,19 +100,16 @@ class OffPolicyConfig:
 
 
 class OffPolicyHyperparameters(Hyperparameters):
-    """The numbers that off-policy methods have in common; the two exponents matter with `prioritized` only."""
+    """The hyper-parameters that off-policy methods share."""
 
-    RANGES: ClassVar = {
-        "discount": (0.0, 1.0),
-        "max_grad_norm": (1e-9, float("inf")),
-        "priority_exponent": (0.0, 1.0),
-        "importance_exponent": (0.0, 1.0),
-    }
-
-    discount: Scalar = 0.99
-    max_grad_norm: Scalar | None = None
-    priority_exponent: Scalar = 0.6
-    importance_exponent: Scalar = 0.4
+    discount: Scalar = number(0.99, low=0.0, high=1.0, help="weight of the next step's return")
+    max_grad_norm: Scalar | None = number(None, low=1e-9, help="clip gradients to this norm; null: never")
+    priority_exponent: Scalar = number(
+        0.6, low=0.0, high=1.0, help="with prioritized: 0 samples uniformly, 1 in proportion to the error"
+    )
+    importance_exponent: Scalar = number(
+        0.4, low=0.0, high=1.0, help="with prioritized: how much the loss corrects for it; often {start: 0.4, end: 1.0}"
+    )
 
 
 class OffPolicyState(LearnerState):

@@ -144,7 +144,7 @@ def test_show_config_prints_every_key_and_trains_nothing(
     assert cli.main(["train", "agent=impala", "--show-config", "agent.num_envs=12"]) == 0
     text = capsys.readouterr().out
     assert yaml.safe_load(text) == compose(["agent=impala", "agent.num_envs=12"])
-    assert "  num_envs: 12  # environments side by side" in text
+    assert "  num_envs: 12  # environments in parallel" in text
     assert list(working_directory.iterdir()) == []
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from rookery.agent import Agent, RandomAgent
 from rookery.errors import InvalidInputError
-from rookery.hyperparameters import Hyperparameters, Scalar, values_at
+from rookery.hyperparameters import Hyperparameters, Scalar, number, values_at
 from rookery.learning.counter import Counter
 from rookery.metrics import Mean
 from rookery.recorders import RECORDERS, Position, Recorder, RunDescription
@@ -36,8 +36,7 @@ class CountingConfig:
 
 
 class CountingHyperparameters(Hyperparameters):
-    RANGES: ClassVar = {"noise": (0.0, 1.0)}
-    noise: Scalar = 1.0
+    noise: Scalar = number(1.0, low=0.0, high=1.0)
 
 
 class CountingWorkflow(Workflow):
