@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test check format docs bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -23,6 +23,9 @@ check: $(VENV)/.dev  ## format, lint, types, import layers
 format: $(VENV)/.dev  ## rewrite the files as `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.dev  ## write the tables of options in docs/methods
+	$(BIN)/python docs/option_tables.py
 
 bench: $(VENV)/.dev  ## run the benchmarks and print the table
 	$(BIN)/rookery bench

@@ -39,9 +39,7 @@ class DQNConfig(OffPolicyConfig):
     buffer_capacity: int = 100_000
     double: bool = setting(True, help="the trained network chooses the next action, the target network evaluates it")
     target_update_interval: int | None = setting(
-        None,
-        low=1,
-        help="gradient steps between two copies into the target network; null: soft updates by target_update_rate",
+        None, low=1, help="gradient steps between two copies into the target network; null: soft updates"
     )
     network: QNetworkConfig = setting(QNetworkConfig())
 

@@ -62,7 +62,7 @@ class SACHyperparameters(OffPolicyHyperparameters):
     )
     temperature: Scalar | None = number(None, low=1e-9, help="weight of the entropy; null: learned, starting at 1")
     target_entropy: Scalar | None = number(
-        None, help="of a learned temperature; null: minus the size of a Box, half the largest entropy of a Discrete"
+        None, help="for a learned temperature; null: minus the size of a Box, half the maximum of a Discrete"
     )
     target_update_rate: Scalar = number(
         0.005, low=0.0, high=1.0, help="soft update: fraction of the way that the target critics move after an update"

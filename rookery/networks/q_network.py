@@ -34,7 +34,7 @@ class QNetworkConfig(TrunkConfig):
     head: str = setting(
         "expected",
         choices=HEADS,
-        help="expected: values; categorical: probabilities of fixed returns (C51); quantile: returns (QR-DQN)",
+        help="expected: values; categorical: C51, fixed returns; quantile: QR-DQN, equally likely returns",
     )
     num_atoms: int = setting(51, low=1, help="categorical and quantile: number of returns")
     min_value: float = setting(-10.0, help="categorical: the lowest return; lower ones count as this")

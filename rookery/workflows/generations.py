@@ -59,9 +59,7 @@ class ECConfig:
     normalize_obs: bool = setting(
         False, help="by the mean and standard deviation of all observations of earlier generations"
     )
-    fixed_obs_statistics: bool = setting(
-        False, help="with normalize_obs: take mean and standard deviation from random play, once"
-    )
+    fixed_obs_statistics: bool = setting(False, help="with normalize_obs: take the statistics from random play, once")
     network: PolicyConfig = setting(PolicyConfig())
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ class SNESHyperparameters(Hyperparameters):
     )
     learning_rate: Scalar = number(1.0, low=0.0, help="step size of the mean")
     std_learning_rate: Scalar | None = number(
-        None, low=0.0, help="step size of the standard deviations; null: (3 + log d) / (5 sqrt d) for d parameters"
+        None, low=0.0, help="of the standard deviations; null: (3 + log d) / (5 sqrt d) for d parameters"
     )
 
 

@@ -145,7 +145,7 @@ def test_an_impossible_value_is_an_error_that_names_it_and_what_is_possible(
         ({"env": {"name": "probe/counter"}}, "probe/counter has no time limit of its own: set env.episode_length"),
         ({"env": {"name": "probe/counter", "episode_length": 5, "kwargs": {"size": 3}}}, "size"),
         ({"env": {"name": "probe/multi_agent_counter", "episode_length": 5}}, "agent"),
-        ({"devices": 64}, "devices=64: there are"),
+        ({"devices": 64}, "devices=64: JAX has"),
     ],
 )
 def test_what_only_the_world_can_refuse_is_refused_when_the_workflow_is_built(config: dict, message: str) -> None:
