@@ -28,10 +28,10 @@ def add_evaluate(commands: Any) -> None:
 def run_evaluate(arguments: argparse.Namespace) -> int:
     from rookery.cli.training import agent_state_of, build_from_run, describe_returns, record_episode
     from rookery.errors import InvalidInputError, check_count
+    from rookery.evaluators.host import MultiPolicyEvaluateMetric
     from rookery.report.video import FORMATS
     from rookery.runs.directory import RunDirectory
     from rookery.types import make_key
-    from rookery.workflows.multi_policy_evaluator import MultiPolicyEvaluateMetric
     from rookery.workflows.workflow import env_steps_of
 
     check_count("--episodes", arguments.episodes)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from rookery.runners.envs.libraries import make_host_env
     from rookery.runners.envs.multi_agent import MultiAgentDictEnv
     from rookery.runners.envs.vector_env import VectorEnv, VectorStep
-    from rookery.runners.faults import EnvFaultError, Fault, RestartPolicy
+    from rookery.runners.faults import EnvFaultError, Fault
+    from rookery.runners.health import RestartPolicy
     from rookery.runners.recording.episode import Episode, episodes_of
     from rookery.runners.runner import EnvRunner
     from rookery.runners.sampling import RunnerConfig, Sample
@@ -74,7 +75,8 @@ _HOMES = {
     "envs.conversion": ("to_base_env",),
     "recording.episode": ("Episode", "episodes_of"),
     "envs.external": ("ExternalEnv",),
-    "faults": ("EnvFaultError", "Fault", "RestartPolicy"),
+    "faults": ("EnvFaultError", "Fault"),
+    "health": ("RestartPolicy",),
     "envs.libraries": ("make_host_env",),
     "envs.multi_agent": ("MultiAgentDictEnv",),
     "runner": ("EnvRunner",),

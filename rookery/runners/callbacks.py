@@ -1,14 +1,17 @@
 """What a user may hook into a runner, each hook with a typed event; hooks that are not overridden cost nothing."""
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rookery.runners.faults import Fault
+from rookery.runners.faults import Fault, FaultKind
 from rookery.runners.recording.episode import LiveEpisode
 
 if TYPE_CHECKING:
     from rookery.runners.envs.base_env import BaseEnv
     from rookery.runners.sampling import Sample
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +73,21 @@ class Callbacks:
         """The names of the hooks that do anything."""
         hooks = [name for name in vars(Callbacks) if name.startswith("on_")]
         return {name for name in hooks if getattr(type(self), name) is not getattr(Callbacks, name)}
+
+
+class FaultNotices(Callbacks):
+    """Logs the first fault of each kind; records count all of them."""
+
+    def __init__(self) -> None:
+        self._noticed: set[FaultKind] = set()
+
+    def on_env_fault(self, event: FaultEvent) -> None:
+        self.notice(event.fault)
+
+    def notice(self, fault: Fault) -> None:
+        """Log a fault in one line if it is the first of its kind."""
+        kind = fault.failed.kind
+        if kind not in self._noticed:
+            self._noticed.add(kind)
+            text = " ".join(str(fault).split())
+            logger.warning("%s Faults like this are counted in faults/%s and not shown again.", text, kind)

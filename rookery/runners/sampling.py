@@ -5,9 +5,10 @@ from typing import Any
 
 from rookery.errors import InvalidInputError, check_count
 from rookery.runners.acting.policy_map import PolicyID
-from rookery.runners.faults import Fault, RestartPolicy
+from rookery.runners.faults import Fault
+from rookery.runners.health import RestartPolicy
+from rookery.runners.quota import AGENT_STEPS, COMPLETE, ENV_STEPS
 from rookery.runners.recording.episode import EpisodeMetric
-from rookery.runners.schedule import AGENT_STEPS, COMPLETE, ENV_STEPS
 from rookery.sample_batch import MultiAgentBatch
 
 TRUNCATE = "truncate_episodes"

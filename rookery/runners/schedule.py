@@ -1,101 +1,222 @@
-"""How much each environment has to give for a sample."""
+"""Schedules: which environments play on, with which seeds, and until when."""
 
-from collections.abc import Collection
-from typing import Any
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
-ENV_STEPS, AGENT_STEPS = "env_steps", "agent_steps"
-EPISODES, COMPLETE = "episodes", "complete_episodes"
-WHOLE_EPISODES = (EPISODES, COMPLETE)
-"""Units of which an env gives only whole ones: a number of episodes, or of steps in episodes that are complete."""
-NO_LIMIT = 2**62
+from rookery.runners.envs.base_env import BaseEnv
+from rookery.runners.faults import Failed, Phase
+from rookery.runners.health import EnvStates
+from rookery.runners.quota import AGENT_STEPS, COMPLETE, ENV_STEPS, EPISODES, NO_LIMIT, WHOLE_EPISODES, Quota
+from rookery.runners.seeds import episode_seed
+
+NO_EPISODE = -1
 
 
-class Quota:
-    """How much each env still has to give for the present sample, in steps or episodes.
+class Schedule(ABC):
+    """Decides which environments play on, with which seeds, and until when."""
 
-    It is given out before, so that envs with short episodes do not give more of them; only envs whose episodes come
-    from outside share one. What all envs give alike is counted once.
+    waits_for_resets: bool = False
+    """Whether all envs wait for one that is reset, so that they go on together."""
+    trusts_steps: bool = False
+    """Whether steps prove a restarted env; otherwise it has to finish an episode."""
+
+    @abstractmethod
+    def is_finished(self, states: EnvStates) -> bool:
+        """Return whether everything has been played."""
+
+    @abstractmethod
+    def may_begin(self, env: int) -> bool:
+        """Return whether an env that is over begins another episode."""
+
+    @abstractmethod
+    def may_restart(self, env: int) -> bool:
+        """Return whether a suspect env is restarted."""
+
+    @abstractmethod
+    def begin_episode(self, env: int) -> tuple[int, int]:
+        """Return the number and the seed of the next episode of an env."""
+
+    def may_act(self, waiting: set[int]) -> set[int]:
+        """Return those of the waiting envs that are stepped."""
+        return waiting
+
+    def count_steps(self, envs: Sequence[int] | np.ndarray) -> None:  # noqa: B027
+        """Count a step of each of these envs."""
+
+    def count_rows(self, envs: Sequence[int] | np.ndarray) -> None:  # noqa: B027
+        """Count rows that were completed, by the env of each."""
+
+    def end_episode(self, env: int, num_steps: int) -> None:  # noqa: B027
+        """Count an episode that is over, of which `num_steps` were recorded since the last sample."""
+
+    def count_fault(self, env: int, failed: Failed) -> int | None:
+        """Return how often the env's episode has failed; None if the fault counts against the env."""
+        return None
+
+    def discard_episode(self, env: int, is_given_up: bool) -> None:  # noqa: B027
+        """Take back the episode of an env that failed; it is played again unless it is given up."""
+
+    def lose(self, env: int) -> None:  # noqa: B027
+        """Note that an env is given up."""
+
+
+class QuotaSchedule(Schedule):
+    """Samples for training: every env has a quota of steps or episodes, and episodes follow one another."""
+
+    waits_for_resets = True
+
+    def __init__(self, base_env: BaseEnv, seed: int, runner_index: int) -> None:
+        self._num_envs = base_env.num_envs
+        self._is_shared = base_env.is_external
+        self._steps_together = base_env.steps_together
+        self._seed, self._runner_index = seed, runner_index
+        self.num_episodes = 0
+        self.episode_counts = [0] * base_env.num_envs
+        """How many episodes each env has begun, failed ones included: seeds depend on it."""
+        self.end_sample()
+
+    def begin_sample(self, total: int, unit: str, has_fixed_shares: bool, states: EnvStates) -> int | None:
+        """Distribute the quotas; return the number of rows of each column, None if that is not known.
+
+        With `has_fixed_shares` the share of a lost env is missing, so that samples keep their shape. Otherwise the
+        others give it.
+        """
+        absent = () if has_fixed_shares else states.lost
+        self.quota = Quota(total, self._num_envs, unit, self._is_shared, absent)
+        self._has_fixed_shares = has_fixed_shares
+        self.trusts_steps = unit not in WHOLE_EPISODES
+        if self._kept is not None:
+            self.quota.credit(self._kept)
+        return self.quota.largest if unit == ENV_STEPS and not self._is_shared else None
+
+    def end_sample(self, kept: np.ndarray | None = None) -> None:
+        """Go on without a limit; `kept` are the steps of each env that the next sample begins with."""
+        self.quota = Quota(NO_LIMIT, self._num_envs, ENV_STEPS, is_shared=True)
+        self._has_fixed_shares = True
+        self.trusts_steps = True
+        self._kept = kept
+
+    def is_finished(self, states: EnvStates) -> bool:
+        """Return whether every env has given its share.
+
+        With fixed shares, an env that is being restarted is waited for only if no other has given anything, and envs
+        that step together stop together, although a reset may have cost some of them a step.
+        """
+        quota = self.quota
+        if quota.largest <= 0:
+            return True
+        if self._has_fixed_shares and self._steps_together and quota.unit == ENV_STEPS:
+            return not quota.is_left_to_all
+        if not states.suspect and not states.lost and not states.restarting:
+            return False
+        absent = states.lost | states.suspect | states.restarting if self._has_fixed_shares else states.lost
+        return not any(map(quota.has_left, states.everyone - absent)) and not quota.is_left_to_all
+
+    def may_begin(self, env: int) -> bool:
+        return self.quota.unit not in WHOLE_EPISODES or self.quota.has_left(env)
+
+    def may_restart(self, env: int) -> bool:
+        return True
+
+    def begin_episode(self, env: int) -> tuple[int, int]:
+        seed_number = self.episode_counts[env] * self._num_envs + env
+        self.episode_counts[env] += 1
+        self.num_episodes += 1
+        return self.num_episodes - 1, episode_seed(self._seed, self._runner_index, seed_number)
+
+    def may_act(self, waiting: set[int]) -> set[int]:
+        if self.quota.is_left_to_all or self._steps_together:
+            return waiting
+        return set(filter(self.quota.has_left, waiting))
+
+    def count_steps(self, envs: Sequence[int] | np.ndarray) -> None:
+        self.quota.use(ENV_STEPS, envs)
+
+    def count_rows(self, envs: Sequence[int] | np.ndarray) -> None:
+        self.quota.use(AGENT_STEPS, envs)
+
+    def end_episode(self, env: int, num_steps: int) -> None:
+        if self.quota.unit in WHOLE_EPISODES:
+            self.quota.use(COMPLETE, (env,), num_steps)
+            self.quota.use(EPISODES, (env,))
+
+    def lose(self, env: int) -> None:
+        if not self._has_fixed_shares:
+            self.quota.take_from(env)
+
+
+class EpisodeQueue(Schedule):
+    """Numbered episodes to play once each; an env that is free takes the next.
+
+    The seed of an episode depends on its number and the tries before, not on the env that plays it. A fault within an
+    episode counts against the episode, which is then played again with another seed: a policy may break a simulator. A
+    fault before its first step counts against the env.
     """
 
-    def __init__(
-        self, total: int, num_envs: int, unit: str, is_shared: bool = False, absent: Collection[int] = ()
-    ) -> None:
-        self.unit = unit
-        self.is_shared = is_shared
-        self._quotas = np.full(num_envs, total if is_shared else 0)
-        self._used_by_all = 0
-        self._absent = set(absent)
-        self._order: list[int] = []
-        """Who gave what, one after the other, where all share."""
-        self._give_out(0 if is_shared else total)
+    def __init__(self, num_episodes: int, num_envs: int, seed: int) -> None:
+        self.num_left = num_episodes
+        self.num_given_up = 0
+        self._played = [NO_EPISODE] * num_envs
+        """The episode that each env plays."""
+        self._num_begun = [0] * num_episodes
+        self._num_faults = [0] * num_episodes
+        self._seed = seed
+        self._queues = self._make_queues(num_episodes, num_envs)
 
-    def _give_out(self, total: int) -> None:
-        present = np.array([env for env in range(len(self._quotas)) if env not in self._absent], np.int64)
-        if len(present):
-            share, rest = divmod(total, len(present))
-            self._quotas[present] += np.where(np.arange(len(present)) < rest, share + 1, share)
-        self._set_range()
+    def _make_queues(self, num_episodes: int, num_envs: int) -> list[deque[int]]:
+        """Return the queue of each env."""
+        return [deque(range(num_episodes))] * num_envs
 
-    def take_from(self, env: int) -> None:
-        """Give what an env cannot give any more to the others."""
-        self._absent.add(env)
-        if not self.is_shared:
-            left = max(0, int(self._quotas[env]) - self._used_by_all)
-            self._quotas[env] -= left
-            self._give_out(left)
+    def is_finished(self, states: EnvStates) -> bool:
+        return self.num_left == 0
 
-    def _set_range(self) -> None:
-        self._least, self._most = int(self._quotas.min()), int(self._quotas.max())
+    def may_begin(self, env: int) -> bool:
+        return bool(self._queues[env])
 
-    @property
-    def largest(self) -> int:
-        """What is left of the largest quota."""
-        return self._most - self._used_by_all
+    def may_restart(self, env: int) -> bool:
+        return bool(self._queues[env])
 
-    @property
-    def is_left_to_all(self) -> bool:
-        return self._least > self._used_by_all
+    def begin_episode(self, env: int) -> tuple[int, int]:
+        episode = self._played[env] = self._queues[env].popleft()
+        seed_number = self._num_begun[episode] * len(self._num_begun) + episode
+        self._num_begun[episode] += 1
+        return episode, episode_seed(self._seed, 0, seed_number)
 
-    @property
-    def overdraft(self) -> np.ndarray | None:
-        """How many env steps each env gave more than it had to; None if there are none."""
-        if self.unit != ENV_STEPS or self._least >= self._used_by_all:
+    def end_episode(self, env: int, num_steps: int) -> None:
+        self._played[env] = NO_EPISODE
+        self.num_left -= 1
+
+    def count_fault(self, env: int, failed: Failed) -> int | None:
+        if failed.phase is not Phase.STEP:
             return None
-        if self.is_shared:
-            return np.bincount(self._order[-(self._used_by_all - self._least) :], minlength=len(self._quotas))
-        return np.maximum(self._used_by_all - self._quotas, 0)
+        self._num_faults[self._played[env]] += 1
+        return self._num_faults[self._played[env]]
 
-    def credit(self, num_steps: np.ndarray) -> None:
-        """Count steps of each env that were given before; what they leave is given out anew."""
-        if self.unit != ENV_STEPS:
-            return
-        if self.is_shared:
-            self.use(ENV_STEPS, np.repeat(np.arange(len(num_steps)), num_steps))
-            return
-        total = int(self._quotas.sum())
-        counted = np.clip(total - (np.cumsum(num_steps) - num_steps), 0, num_steps)
-        self._quotas = counted.astype(np.int64)
-        self._give_out(total - int(counted.sum()))
-        self._quotas -= num_steps
-        self._set_range()
-
-    def has_left(self, env: int) -> bool:
-        return bool(self._quotas[env] > self._used_by_all)
-
-    def use(self, unit: str, envs: Any, amount: int = 1) -> None:
-        """Note that these envs gave something; for steps of agents an env may be named several times."""
-        if unit != self.unit or not len(envs):
-            return
-        if self.is_shared:
-            self._used_by_all += amount * len(envs)
-            self._order.extend(envs)
-        elif unit == ENV_STEPS and len(envs) == len(self._quotas):
-            self._used_by_all += amount
-        elif unit == ENV_STEPS:
-            self._quotas[envs] -= amount
-            self._set_range()
+    def discard_episode(self, env: int, is_given_up: bool) -> None:
+        if is_given_up:
+            self.num_given_up += 1
+            self.num_left -= 1
         else:
-            np.subtract.at(self._quotas, np.asarray(envs), amount)
-            self._set_range()
+            self._queues[env].appendleft(self._played[env])
+        self._played[env] = NO_EPISODE
+
+
+class DealtEpisodes(EpisodeQueue):
+    """Numbered episodes that are dealt to the envs beforehand: env k plays episodes k, k + n, k + 2n, ... of n envs.
+
+    What a lost env leaves is dealt to the others.
+    """
+
+    def _make_queues(self, num_episodes: int, num_envs: int) -> list[deque[int]]:
+        self._present = list(range(num_envs))
+        return [deque(range(env, num_episodes, num_envs)) for env in range(num_envs)]
+
+    def lose(self, env: int) -> None:
+        self._present.remove(env)
+        if self._present:
+            for index, episode in enumerate(self._queues[env]):
+                self._queues[self._present[index % len(self._present)]].append(episode)
+            self._queues[env].clear()

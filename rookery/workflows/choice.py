@@ -10,6 +10,8 @@ from rookery.envs import AutoresetMode, MultiAgentEnv, VectorWrapper, create_env
 from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError
 from rookery.evaluators import Evaluator
+from rookery.evaluators.host import HostEvaluator
+from rookery.evaluators.host_population import HostPopulation
 from rookery.evaluators.measures import Measure
 from rookery.evolution import EvoOptimizer
 from rookery.learners.learner import Learner
@@ -21,11 +23,8 @@ from rookery.workflows.config import Settings
 from rookery.workflows.device_training import DeviceTraining
 from rookery.workflows.generations import REFERENCE_ENVS, DeviceGenerations, ECConfig, HostGenerations
 from rookery.workflows.host import HostCollector, HostEnvs
-from rookery.workflows.host_evaluator import HostEvaluator
-from rookery.workflows.host_population import HostPopulation
 from rookery.workflows.host_training import HostTraining
 from rookery.workflows.multi_policy_envs import MultiPolicyEnvs
-from rookery.workflows.multi_policy_evaluator import MultiPolicyEvaluator
 from rookery.workflows.programs import Layout
 from rookery.workflows.training import Training
 
@@ -50,7 +49,7 @@ def train_by_gradient(settings: Settings, layout: Layout, learner: Learner) -> T
         return _train_policies(settings, layout, learner)
     collector = HostEnvs(train, learner.agent, num_envs, learner.config.rollout_length)
     with close_on_error(collector):
-        evaluator = HostEvaluator(train, learner.agent, num_envs)
+        evaluator = HostEvaluator(train.env, learner.agent, num_envs)
         return HostTraining(collector, learner, settings.hyperparameters, layout, evaluator, train)
 
 
@@ -64,7 +63,7 @@ def _train_policies(settings: Settings, layout: Layout, learner: Learner) -> Tra
         learners = {policy: with_num_envs(learner, collector.num_lanes(policy)) for policy in collector.policies}
         joint = PolicyLearners(agent=agent, config=config, learners=PyTreeDict(learners))
         joint.check(layout.mesh.size)
-        evaluator = MultiPolicyEvaluator(train, agent, config.num_envs, collector.policy_of)
+        evaluator = HostEvaluator(train.env, agent, config.num_envs, collector.policy_of)
         return HostTraining(collector, joint, settings.hyperparameters, layout, evaluator, train)
 
 
@@ -87,7 +86,7 @@ def train_by_evolution(
             reference_env = make_env(train.env, REFERENCE_ENVS, AutoresetMode.NORMAL)
         return DeviceGenerations(*common, make_evaluator(settings, agent), num_episodes, reference_env)
     player = HostPopulation(
-        train,
+        train.env,
         agent,
         num_slots=min(config.num_lanes, config.population_size * config.num_episodes),
         explore=config.explore,
@@ -95,7 +94,7 @@ def train_by_evolution(
         measures=tuple(Measure.parse(text) for text in optimizer.measures),
     )
     with close_on_error(player):
-        return HostGenerations(*common, player, HostEvaluator(train, agent, player.num_slots), num_episodes)
+        return HostGenerations(*common, player, HostEvaluator(train.env, agent, player.num_slots), num_episodes)
 
 
 def several_agents_error(settings: Settings) -> InvalidInputError:

@@ -17,6 +17,8 @@ from rookery.distributed.collectives import sum_over_devices
 from rookery.envs import VectorWrapper
 from rookery.errors import InvalidInputError
 from rookery.evaluators import Evaluator, PopulationEvaluator
+from rookery.evaluators.host import HostEvaluator
+from rookery.evaluators.host_population import HostPopulation
 from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evaluators.measures import Measure
 from rookery.evolution import ECState, EvoOptimizer
@@ -30,8 +32,6 @@ from rookery.rollout import rollout
 from rookery.spaces import Space
 from rookery.types import Array, Key, Params, as_one_key
 from rookery.workflows.host import check_not_traced
-from rookery.workflows.host_evaluator import HostEvaluator
-from rookery.workflows.host_population import HostPopulation
 from rookery.workflows.programs import Layout, Program
 from rookery.workflows.training import Training, TrainingState, advance_program, state_specs, timed
 

@@ -1,11 +1,10 @@
 """Collecting experience from host environments for training."""
 
-import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,10 +14,12 @@ from rookery.errors import InvalidInputError
 from rookery.learning.experience import Experience, trajectory_shapes
 from rookery.metrics import Mean
 from rookery.rollout.source import TRAINING_FIELDS, episode_metrics
-from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID
-from rookery.runners.callbacks import Callbacks, FaultEvent
+from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID, on_one_device
+from rookery.runners.callbacks import FaultNotices
 from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, BaseEnv
-from rookery.runners.faults import Fault, FaultKind, RestartPolicy
+from rookery.runners.faults import fault_report
+from rookery.runners.health import RestartPolicy
+from rookery.runners.host_envs import check_one_agent, check_one_host, host_library, make_envs
 from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import RunnerConfig, Sample
 from rookery.runs.log import SECONDS_AHEAD
@@ -28,15 +29,10 @@ from rookery.types import Key, PyTreeData, PyTreeDict, pytree_field
 from rookery.workflows.config import TrainConfig
 from rookery.workflows.programs import experience_specs
 
-if TYPE_CHECKING:
-    from rookery.runners.envs.libraries import HostLibrary
-
 FIELDS = (*TRAINING_FIELDS, "t")
 """The entries of `env_extras` that training looks at; `t` is the step of the episode in which an action was taken."""
 PERF_DECAY = 0.99
 """How fast the milliseconds of a runner's step forget: the first one, which compiles, would spoil a mean for long."""
-
-logger = logging.getLogger(__name__)
 
 
 def blank_experience(
@@ -78,24 +74,6 @@ class Player(Agent):
         return self.agent.initial_carry(batch_shape)
 
 
-class FaultNotices(Callbacks):
-    """Logs the first fault of each kind; of all of them, there is the count in the records."""
-
-    def __init__(self) -> None:
-        self._noticed: set[FaultKind] = set()
-
-    def on_env_fault(self, event: FaultEvent) -> None:
-        self.notice(event.fault)
-
-    def notice(self, fault: Fault) -> None:
-        """Log a fault in one line if it is the first of its kind."""
-        kind = fault.failed.kind
-        if kind not in self._noticed:
-            self._noticed.add(kind)
-            text = " ".join(str(fault).split())
-            logger.warning("%s Faults like this are counted in faults/%s and not shown again.", text, kind)
-
-
 class HostCollector(ABC):
     """The environments that a workflow trains on, and the runner that collects from them.
 
@@ -112,8 +90,8 @@ class HostCollector(ABC):
         self._train = train
         self._agent = agent
         self._rollout_length = rollout_length
-        check_one_host(train)
-        self._base_env: BaseEnv | None = make_envs(train, num_envs)
+        check_one_host(train.env)
+        self._base_env: BaseEnv | None = make_envs(train.env, num_envs)
         self._runner: EnvRunner | None = None
         self._runner_state: dict[str, Any] = {}
         self._counts: Counter[str] = Counter()
@@ -124,7 +102,7 @@ class HostCollector(ABC):
         self.seconds_ahead = 0.0
         """How long it took to collect the steps that no state has seen yet, with `overlap`."""
         self.spaces = self._base_env.spaces
-        self._clips_rewards = host_library(train).clips_rewards(train.env.kwargs)
+        self._clips_rewards = host_library(train.env).clips_rewards(train.env.kwargs)
 
     @property
     def env_name(self) -> str:
@@ -216,7 +194,7 @@ class HostCollector(ABC):
                 restart=RestartPolicy(max_restarts=settings.max_restarts),
                 perf_decay=PERF_DECAY,
             )
-            self._base_env = self._base_env or make_envs(self._train, self.num_envs)
+            self._base_env = self._base_env or make_envs(self._train.env, self.num_envs)
             policy_of, mapping_fn = self.policy_of, None
             if policy_of is not None:
                 mapping_fn = lambda agent, episode: policy_of[agent]  # noqa: E731
@@ -236,7 +214,7 @@ class HostEnvs(HostCollector):
     def __init__(self, train: TrainConfig, agent: Agent, num_envs: int, rollout_length: int) -> None:
         super().__init__(train, agent, num_envs, rollout_length)
         assert self._base_env is not None, "it has just been made"
-        check_one_agent(train, self._base_env)
+        check_one_agent(train.env, self._base_env)
         self.obs_space, self.action_space = self.spaces[SINGLE_AGENT]
 
     def example(self) -> Experience:
@@ -264,60 +242,12 @@ class HostEnvs(HostCollector):
         return experience, sample.env_steps
 
 
-def make_envs(train: TrainConfig, num_envs: int, render: bool = False, is_evaluation: bool = False) -> BaseEnv:
-    """Make copies of the configured environment: rewards are raw, and in evaluation an episode is a whole game.
-
-    In evaluation it also counts if observations leave the bounds of their space: those that do are not the best ones.
-    """
-    from rookery.runners.envs.libraries import make_host_env
-
-    env = train.env
-    return make_host_env(
-        env.name,
-        num_envs,
-        episode_length=env.episode_length,
-        processes=env.runner.processes,
-        envs_per_process=env.runner.envs_per_process,
-        step_timeout=env.runner.step_timeout,
-        render=render,
-        sample_bounds=not is_evaluation,
-        **host_library(train).kwargs_of_envs(env.kwargs, is_evaluation),
-    )
-
-
-def host_library(train: TrainConfig) -> "HostLibrary":
-    """Return the library that the configured environment comes from."""
-    from rookery.runners.envs.libraries import load_host_library
-
-    return load_host_library(train.env.name.partition("/")[0])
-
-
-def check_one_host(train: TrainConfig) -> None:
-    """Raise if there are several JAX processes: each would have environments of its own."""
-    if jax.process_count() > 1:
-        raise InvalidInputError(f"{train.env.name} is on the host: training on several hosts needs a device env.")
-
-
-def check_one_agent(train: TrainConfig, base_env: BaseEnv) -> None:
-    """Close environments with several agents, and raise."""
-    if base_env.is_multi_agent:
-        base_env.close()
-        raise InvalidInputError(f"{train.env.name} has several agents: methods for one agent cannot train on it.")
-
-
 def check_not_traced(env_name: str, tree: Any) -> None:
     """Raise if what is to be played with is not there yet, but part of a program that is being compiled."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree)):
         raise InvalidInputError(
             f"{env_name} is on the host: a step of training on it cannot be part of a compiled program."
         )
-
-
-def fault_report(counts: Mapping[str, int], num_lost_envs: int) -> dict[str, float]:
-    """Name what was counted as a record tells it."""
-    report: dict[str, float] = {"faults/total": sum(counts[kind] for kind in FaultKind)}
-    report |= {f"faults/{name}": counts[name] for name in (*FaultKind, "restarts")}
-    return report | {"faults/lost_envs": num_lost_envs, "rollout/steps_discarded": counts["steps_discarded"]}
 
 
 def trajectory_of(batch: SampleBatch) -> SampleBatch:
@@ -345,12 +275,3 @@ def mean_of(values: list[Any]) -> Mean:
     total: Any = np.float32(np.sum(values))
     weight: Any = np.float32(len(values))
     return Mean(total=total, weight=weight)
-
-
-def on_one_device(tree: Any) -> Any:
-    """Take what is the same on all devices from the first: agents act on one."""
-
-    def take(leaf: Any) -> Any:
-        return leaf.addressable_data(0) if isinstance(leaf, jax.Array) and len(leaf.devices()) > 1 else leaf
-
-    return jax.tree.map(take, tree)

@@ -12,6 +12,7 @@ import numpy as np
 from rookery.agent import AgentState
 from rookery.compilation import run_once_options
 from rookery.distributed import SAME
+from rookery.evaluators.host import HostEvaluator, MultiPolicyEvaluateMetric
 from rookery.hyperparameters import Hyperparameters
 from rookery.learners.learner import Learner, LearnerState, Metrics
 from rookery.learning.counter import Counter
@@ -20,8 +21,6 @@ from rookery.metrics import EvaluateMetric
 from rookery.types import Array, Key
 from rookery.workflows.config import TrainConfig
 from rookery.workflows.host import HostCollector
-from rookery.workflows.host_evaluator import EpisodePlayer
-from rookery.workflows.multi_policy_evaluator import MultiPolicyEvaluateMetric
 from rookery.workflows.programs import Layout, Program
 from rookery.workflows.training import Training, TrainingState, state_specs
 
@@ -30,7 +29,7 @@ class HostTraining(Training):
     """A runner collects a batch, a compiled program learns from it, and so on."""
 
     advance: "HostAdvance"
-    evaluator: EpisodePlayer
+    evaluator: HostEvaluator
 
     def __init__(
         self,
@@ -38,7 +37,7 @@ class HostTraining(Training):
         learner: Learner,
         hyperparameters: Hyperparameters,
         layout: Layout,
-        evaluator: EpisodePlayer,
+        evaluator: HostEvaluator,
         train: TrainConfig,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:

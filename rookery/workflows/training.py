@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from rookery.agent import Agent, AgentState
 from rookery.distributed import SAME, SPLIT
 from rookery.evaluators import Evaluator
+from rookery.evaluators.host import HostEvaluator
 from rookery.hyperparameters import Hyperparameters
 from rookery.learners.learner import LearnerState, Metrics
 from rookery.learning.counter import Counter
 from rookery.metrics import EvaluateMetric
 from rookery.types import Array, Key, PyTreeDict, State
-from rookery.workflows.host_evaluator import EpisodePlayer
 from rookery.workflows.programs import Layout, Program
 
 
@@ -69,7 +69,7 @@ class Training(ABC):
 
     agent: Agent
     layout: Layout
-    evaluator: Evaluator | EpisodePlayer
+    evaluator: Evaluator | HostEvaluator
     evaluation: Program
     """`evaluation(agents, eval_key)` plays greedy episodes; returns metrics and the next key."""
     advance: Advance

@@ -14,6 +14,7 @@ from rookery.agent import Agent, AgentState
 from rookery.distributed import SAME, device_mesh
 from rookery.errors import InvalidInputError
 from rookery.evaluators import Evaluator
+from rookery.evaluators.host import HostEvaluator
 from rookery.evaluators.playback import play_episodes
 from rookery.hyperparameters import Hyperparameters
 from rookery.learners.learner import Metrics
@@ -27,7 +28,6 @@ from rookery.runs.log import Progress, RunLog
 from rookery.runs.timetable import Timetable
 from rookery.types import Key, PyTreeDict, as_key, make_key
 from rookery.workflows.config import Settings, settings_from
-from rookery.workflows.host_evaluator import EpisodePlayer
 from rookery.workflows.programs import Layout, gather
 from rookery.workflows.run_directory import created_run, describe_run, existing_run, reopened_run
 from rookery.workflows.training import Training, TrainingState
@@ -82,7 +82,7 @@ class Workflow(ABC):
         return self.training.agent
 
     @property
-    def evaluator(self) -> Evaluator | EpisodePlayer:
+    def evaluator(self) -> Evaluator | HostEvaluator:
         return self.training.evaluator
 
     @classmethod

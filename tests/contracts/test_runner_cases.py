@@ -25,7 +25,8 @@ from rookery.runners.envs.conversion import to_base_env
 from rookery.runners.envs.external import ExternalBaseEnv, ExternalEnv
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
 from rookery.runners.envs.vector_env import VectorEnv, VectorStep
-from rookery.runners.faults import EnvFaultError, RestartPolicy
+from rookery.runners.faults import EnvFaultError
+from rookery.runners.health import RestartPolicy
 from rookery.runners.recording.episode import Episode
 from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import Sample

@@ -16,7 +16,8 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from rookery.runners.callbacks import Callbacks, EpisodeEvent, FaultEvent
 from rookery.runners.envs.base_env import ALL
 from rookery.runners.envs.conversion import to_base_env
-from rookery.runners.faults import EnvFaultError, FaultKind, Phase, RestartPolicy
+from rookery.runners.faults import EnvFaultError, FaultKind, Phase
+from rookery.runners.health import RestartPolicy
 from rookery.runners.runner import EnvRunner
 from rookery.testing.misbehaving_envs import (
     BadCloseEnv,

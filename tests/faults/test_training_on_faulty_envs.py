@@ -36,10 +36,10 @@ def make_cartpole(env_index: int) -> gymnasium.Env:
 def test_cartpole_is_learned_although_a_quarter_of_the_envs_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     make_envs, made = host.make_envs, []
 
-    def make_training_envs(train: Any, num_envs: int, **options: Any) -> Any:
+    def make_training_envs(env: Any, num_envs: int, **options: Any) -> Any:
         if num_envs != NUM_ENVS:
-            return make_envs(train, num_envs, **options)
-        made.append(VectorBaseEnv(VectorEnv.wrap(make_cartpole, num_envs=num_envs), train.env.name))
+            return make_envs(env, num_envs, **options)
+        made.append(VectorBaseEnv(VectorEnv.wrap(make_cartpole, num_envs=num_envs), env.name))
         return made[-1]
 
     monkeypatch.setattr(host, "make_envs", make_training_envs)

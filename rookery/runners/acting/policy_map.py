@@ -204,3 +204,12 @@ class PolicyMap:
         if policy not in self._actors:
             raise unknown_name("policy", str(policy), self._actors)
         return policy
+
+
+def on_one_device(tree: Any) -> Any:
+    """Return replicated arrays as those of the first device, on which agents act."""
+
+    def take(leaf: Any) -> Any:
+        return leaf.addressable_data(0) if isinstance(leaf, jax.Array) and len(leaf.devices()) > 1 else leaf
+
+    return jax.tree.map(take, tree)

@@ -8,8 +8,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from rookery.errors import unknown_name
+from rookery.runners.envs.base_env import EPISODE_INFO
 from rookery.runners.envs.threaded import channels_last, images_channels_last, seeds_of
-from rookery.runners.runner import EPISODE_INFO
 
 MIN_PICTURE_HEIGHT = 252
 """In pixels: observations are too small to be watched."""

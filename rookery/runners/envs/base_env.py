@@ -18,6 +18,8 @@ SINGLE_AGENT: AgentID = "agent"
 """The agent of an environment that has only one."""
 COMMON = "__common__"
 """The entry of the infos of a multi-agent env that belongs to no agent."""
+EPISODE_INFO = "episode_metrics"
+"""The entry of an info in which an env reports its own numbers at the end of an episode."""
 ALL = "__all__"
 """The entry of the flags of a multi-agent env that is about the episode."""
 

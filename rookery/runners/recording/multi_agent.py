@@ -13,7 +13,7 @@ from rookery.runners.ledger import Steps
 from rookery.runners.perf import Perf, Stage
 from rookery.runners.recording.episode import LiveEpisode
 from rookery.runners.recording.policy_recorder import PolicyRecorder
-from rookery.runners.recording.recorder import EpisodeRecorder, Fragment, Tree, some_rows, stacked
+from rookery.runners.recording.recorder import Fragment, FragmentRecorder, Tree, some_rows, stacked
 
 PolicyMappingFn = Callable[[AgentID, LiveEpisode], PolicyID]
 
@@ -42,7 +42,7 @@ class Written:
     """Lane, observation, whether it is the agent's first, and the reward that came with it."""
 
 
-class MultiAgentRecorder(EpisodeRecorder):
+class MultiAgentRecorder(FragmentRecorder):
     """Any number of agents that come and go, each with the policy that the mapping gives it for the episode."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Who acts where: the agents of the running episodes, and the lanes of memory that their transitions go to."""
+"""Recorders: what is kept of the episodes that an engine plays."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -19,31 +19,35 @@ Tree = Any
 
 
 class EpisodeRecorder(ABC):
-    """Keeps the rows of a fragment, policy by policy."""
+    """Records the episodes that an engine plays, and chooses the actions."""
 
     @abstractmethod
     def observe(self, polled: EnvOutputs, episodes: Sequence[LiveEpisode]) -> Sequence[int]:
-        """Take in what the envs said; return the env of each row that was completed."""
+        """Record the outputs of envs; return the env of each row that was completed."""
 
     @abstractmethod
     def act(self, envs: np.ndarray, episodes: Sequence[LiveEpisode], perf: Perf) -> Actions:
-        """Let the agents act that wait in these envs, ascending."""
+        """Choose the actions of the agents that wait in these envs, ascending."""
 
     @abstractmethod
     def end_episode(self, episode: LiveEpisode) -> int:
-        """Bring the figures of an episode up to date that is over; return its steps in this fragment."""
+        """Update the figures of an episode that is over; return its steps in this fragment."""
 
     @abstractmethod
     def discard(self, env: int) -> Steps:
-        """Take back what there is of the episode that an env is in; return how much it was."""
+        """Discard the running episode of an env; return how much it was."""
 
     @abstractmethod
     def last_action(self, env: int) -> Any:
-        """What an env was last asked to do."""
+        """Return the action that an env was sent last."""
 
     @abstractmethod
     def update(self, episode: LiveEpisode) -> None:
-        """Bring the figures of a running episode up to date."""
+        """Update the figures of a running episode."""
+
+
+class FragmentRecorder(EpisodeRecorder):
+    """Keeps the rows of a fragment, policy by policy."""
 
     @abstractmethod
     def take(
@@ -53,21 +57,21 @@ class EpisodeRecorder(ABC):
         whole_episodes: bool = False,
         overdraft: np.ndarray | None = None,
     ) -> "Fragment":
-        """Hand over the complete rows and begin the next fragment.
+        """Return the complete rows and begin the next fragment.
 
-        What is kept back for it: the running episodes, if only whole ones are wanted, or the last `overdraft` steps of
-        each env, which were not asked for.
+        It begins with the running episodes, if only whole ones are returned, or with the last `overdraft` steps of each
+        env, which were not asked for.
         """
 
     @property
     @abstractmethod
     def env_steps(self) -> np.ndarray:
-        """The steps of each env that were not handed over yet."""
+        """The steps of each env that `take` has not returned yet."""
 
     @property
     @abstractmethod
     def pending(self) -> Steps:
-        """What was not handed over yet."""
+        """What `take` has not returned yet."""
 
 
 @dataclass

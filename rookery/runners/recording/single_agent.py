@@ -13,10 +13,10 @@ from rookery.runners.perf import Perf, Stage
 from rookery.runners.recording.episode import LiveEpisode
 from rookery.runners.recording.fragments import ALL_LANES
 from rookery.runners.recording.policy_recorder import PolicyRecorder
-from rookery.runners.recording.recorder import EpisodeRecorder, Fragment, Tree, some_rows, stacked
+from rookery.runners.recording.recorder import Fragment, FragmentRecorder, Tree, some_rows, stacked
 
 
-class SingleAgentRecorder(EpisodeRecorder):
+class SingleAgentRecorder(FragmentRecorder):
     """One agent in every env, all with the same policy: lane i is env i."""
 
     def __init__(self, policy: PolicyID, recorder: PolicyRecorder, num_envs: int) -> None:

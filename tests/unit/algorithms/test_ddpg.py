@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
+from rookery.algorithms.deterministic import DeterministicHyperparameters
 
 from rookery.agents.replay import ReplayBatch
 from rookery.algorithms.ddpg import DDPGAgent, DDPGConfig, DDPGWorkflow

@@ -18,7 +18,8 @@ from rookery.errors import InvalidInputError
 from rookery.runners.envs.autoreset import AutoresetBaseEnv
 from rookery.runners.envs.base_env import ALL, SINGLE_AGENT, Actions, AgentID, BaseEnv, End, EnvOutputs
 from rookery.runners.envs.multi_agent import MultiAgentDictEnv
-from rookery.runners.faults import EnvFaultError, RestartPolicy
+from rookery.runners.faults import EnvFaultError
+from rookery.runners.health import RestartPolicy
 from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import RunnerConfig, Sample
 from rookery.spaces import Box, Discrete, Space

@@ -1,63 +1,68 @@
-"""How much each environment has to give for a sample."""
+"""Schedules of numbered episodes: who plays which, with which seed, and how often after faults."""
 
-import numpy as np
 import pytest
 
-from rookery.runners.schedule import AGENT_STEPS, ENV_STEPS, EPISODES, Quota
+from rookery.runners.faults import Failed, FaultKind, Phase
+from rookery.runners.health import EnvStates, RestartPolicy
+from rookery.runners.schedule import DealtEpisodes, EpisodeQueue
+from rookery.runners.seeds import episode_seed
+
+AT_STEP, AT_RESET = (Failed(FaultKind.RAISED, phase, "bad leg") for phase in (Phase.STEP, Phase.RESET))
+STATES = EnvStates(2, RestartPolicy())
 
 
-def play(quota: Quota, num_envs: int, random: np.random.Generator) -> np.ndarray:
-    """Step random envs that have something left until nobody has; return the steps of each."""
-    given = np.zeros(num_envs, np.int64)
-    while quota.largest > 0:
-        able = [env for env in range(num_envs) if quota.has_left(env)]
-        stepped = np.array([env for env in able if random.random() < 0.7], np.int64)
-        quota.use(ENV_STEPS, stepped)
-        given[stepped] += 1
-    return given
+def test_free_envs_take_the_next_episode() -> None:
+    queue = EpisodeQueue(4, 2, seed=7)
+    assert [queue.begin_episode(env)[0] for env in (0, 1, 1, 1)] == [0, 1, 2, 3]
+    assert not queue.may_begin(0)
 
 
-@pytest.mark.parametrize("num_envs", [1, 2, 3])
-@pytest.mark.parametrize("total", [0, 1, 5, 7])
-def test_all_give_the_same_but_for_the_rest(total: int, num_envs: int) -> None:
-    given = play(Quota(total, num_envs, ENV_STEPS), num_envs, np.random.default_rng(0))
-    assert given.sum() == total
-    assert given.max() - given.min() <= 1
+def test_dealt_episodes_belong_to_one_env() -> None:
+    dealt = DealtEpisodes(5, 2, seed=7)
+    assert [dealt.begin_episode(env)[0] for env in (1, 1, 0, 0, 0)] == [1, 3, 0, 2, 4]
+    assert not dealt.may_begin(0)
+    assert not dealt.may_restart(1)
 
 
-@pytest.mark.parametrize("kept", [[2, 0], [0, 2], [1, 1], [5, 4], [0, 0]])
-def test_steps_that_were_kept_back_count_for_the_env_that_made_them(kept: list[int]) -> None:
-    quota = Quota(7, 2, ENV_STEPS)
-    quota.credit(np.array(kept))
-    given = play(quota, 2, np.random.default_rng(1))
-    assert given.sum() == max(0, 7 - sum(kept))
+@pytest.mark.parametrize("kind", [EpisodeQueue, DealtEpisodes])
+def test_seeds_depend_on_the_number_of_the_episode_and_its_tries(kind: type[EpisodeQueue]) -> None:
+    schedule = kind(3, 2, seed=7)
+    seeds = [schedule.begin_episode(0)]
+    for _ in range(2):
+        schedule.discard_episode(0, is_given_up=False)
+        seeds.append(schedule.begin_episode(0))
+    assert seeds == [(0, episode_seed(7, 0, number)) for number in (0, 3, 6)]
 
 
-def test_what_a_lost_env_cannot_give_is_given_by_the_others() -> None:
-    quota = Quota(9, 3, ENV_STEPS)
-    quota.use(ENV_STEPS, np.arange(3))
-    quota.take_from(1)
-    assert [quota.has_left(env) for env in range(3)] == [True, False, True]
-    assert play(quota, 3, np.random.default_rng(2)).tolist() == [3, 0, 3]
+def test_a_fault_within_an_episode_counts_against_it_and_one_before_against_the_env() -> None:
+    queue = EpisodeQueue(2, 2, seed=7)
+    for num_faults in (1, 2):
+        queue.begin_episode(num_faults % 2)
+        assert queue.count_fault(num_faults % 2, AT_STEP) == num_faults
+        queue.discard_episode(num_faults % 2, is_given_up=False)
+    queue.begin_episode(0)
+    assert queue.count_fault(0, AT_RESET) is None
 
 
-def test_other_units_are_not_counted() -> None:
-    quota = Quota(2, 1, EPISODES)
-    quota.use(ENV_STEPS, np.array([0]))
-    assert quota.largest == 2
-    quota.use(EPISODES, [0])
-    assert quota.largest == 1
+def test_all_is_played_when_every_episode_has_ended_or_was_given_up() -> None:
+    queue = EpisodeQueue(2, 2, seed=7)
+    for env in range(2):
+        queue.begin_episode(env)
+    queue.end_episode(1, num_steps=3)
+    assert not queue.is_finished(STATES)
+    queue.discard_episode(0, is_given_up=True)
+    assert queue.is_finished(STATES)
+    assert (queue.num_left, queue.num_given_up) == (0, 1)
+    assert not queue.may_begin(0)
 
 
-def test_an_env_may_give_several_steps_of_agents_at_once() -> None:
-    quota = Quota(4, 2, AGENT_STEPS)
-    quota.use(AGENT_STEPS, np.array([0, 0]))
-    assert [quota.has_left(env) for env in range(2)] == [False, True]
-
-
-def test_where_all_share_one_quota_the_last_steps_are_the_ones_too_many() -> None:
-    quota = Quota(3, 2, ENV_STEPS, is_shared=True)
-    for envs in ([0], [1], [0, 1]):
-        quota.use(ENV_STEPS, np.array(envs))
-    assert quota.overdraft is not None
-    assert quota.overdraft.tolist() == [0, 1]
+def test_what_a_lost_env_leaves_is_dealt_to_the_others() -> None:
+    dealt = DealtEpisodes(9, 3, seed=7)
+    assert dealt.begin_episode(0)[0] == 0
+    dealt.discard_episode(0, is_given_up=False)
+    dealt.lose(0)
+    assert not dealt.may_restart(0)
+    assert [[dealt.begin_episode(env)[0] for _ in range(num)] for env, num in ((1, 5), (2, 4))] == [
+        [1, 4, 7, 0, 6],
+        [2, 5, 8, 3],
+    ]

@@ -25,19 +25,20 @@ from rookery.algorithms.a2c import A2CWorkflow
 from rookery.algorithms.ddpg import DDPGWorkflow
 from rookery.algorithms.dqn import DQNWorkflow
 from rookery.errors import InvalidInputError
+from rookery.evaluators.host import HostEvaluator
 from rookery.evaluators.playback import RenderError
 from rookery.hyperparameters import values_at
 from rookery.metrics import EvaluateMetric
 from rookery.replay_buffers import UniformBuffer
 from rookery.rollout import Experience
+from rookery.runners.callbacks import FaultNotices
 from rookery.runners.envs.libraries import HOST_LIBRARIES
 from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phase
 from rookery.runs.directory import RunDirectory
 from rookery.runs.log import RunLog
 from rookery.sample_batch import SampleBatch
 from rookery.types import PyTreeDict
-from rookery.workflows.host import FaultNotices, HostEnvs
-from rookery.workflows.host_evaluator import HostEvaluator
+from rookery.workflows.host import HostEnvs
 from rookery.workflows.off_policy import rows_of, with_last_rows_done
 from tests.host_training import advance, is_live, used_anew, watch_collecting
 from tests.runner_envs import FakeTime
@@ -666,7 +667,7 @@ def test_an_episode_counts_although_its_observations_leave_their_bounds(workflow
 def test_an_episode_without_end_is_an_error_that_says_what_to_set(
     workflow: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rookery.workflows.host_evaluator.MAX_EPISODE_STEPS", 20)
+    monkeypatch.setattr("rookery.evaluators.host.MAX_EPISODE_STEPS", 20)
     endless = make(env={"episode_length": None})
     agent_state = workflow.init(workflow.make_key()).agent_state
     with pytest.raises(InvalidInputError, match=r"goes on after 20 steps: set env\.episode_length"):

@@ -16,6 +16,7 @@ from rookery.algorithms.evolution.map_elites import MAPElitesWorkflow
 from rookery.algorithms.evolution.nsga2 import NSGA2Workflow
 from rookery.algorithms.evolution.open_es import OpenESWorkflow
 from rookery.errors import InvalidInputError, UnknownNameError
+from rookery.evaluators.host_population import HostPopulation
 from rookery.runners.envs import libraries
 from rookery.runners.envs.autoreset import AutoresetBaseEnv
 from rookery.runners.envs.base_env import Actions, BaseEnv, EnvOutputs
@@ -26,7 +27,6 @@ from rookery.runners.seeds import episode_seed
 from rookery.sample_batch import SampleBatch
 from rookery.testing.misbehaving_envs import FaultyEnv, kill_process
 from rookery.types import PyTreeDict
-from rookery.workflows.host_population import HostPopulation
 
 POPULATION_SIZE, NUM_EPISODES = 6, 2
 TIME_LIMIT = 12
@@ -223,7 +223,7 @@ def test_the_number_of_environments_makes_no_difference(
     results = []
     for num_slots in (1, 5, 12):
         with contextlib.closing(
-            HostPopulation(workflow.settings.train, workflow.agent, num_slots, explore, track_obs=True)
+            HostPopulation(workflow.settings.train.env, workflow.agent, num_slots, explore, track_obs=True)
         ) as host:
             results.append(host.play(*asked, NUM_EPISODES))
     for result in results[1:]:

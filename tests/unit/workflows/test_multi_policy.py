@@ -26,12 +26,12 @@ from rookery.algorithms.evolution.open_es import OpenESWorkflow
 from rookery.algorithms.impala import IMPALAWorkflow
 from rookery.algorithms.ppo import PPOWorkflow
 from rookery.errors import InvalidInputError, UnknownNameError
+from rookery.evaluators.host import HostEvaluator, MultiPolicyEvaluateMetric
 from rookery.runs.directory import RunDirectory
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Discrete
 from rookery.types import PyTreeDict
 from rookery.workflows.multi_policy_envs import JointExperience, MultiPolicyEnvs
-from rookery.workflows.multi_policy_evaluator import MultiPolicyEvaluateMetric, MultiPolicyEvaluator
 from rookery.workflows.policies import assign_policies
 from tests.host_training import advance, is_live, used_anew, watch_collecting
 
@@ -391,7 +391,7 @@ def test_a_resumed_run_goes_on_with_all_policies(tmp_path: Path, log: Log, monke
     played = MultiPolicyEvaluateMetric(
         episode_returns=one, episode_lengths=one, policy_returns=PyTreeDict(left=one, right=one)
     )
-    monkeypatch.setattr(MultiPolicyEvaluator, "evaluate", lambda self, *args: played)
+    monkeypatch.setattr(HostEvaluator, "evaluate", lambda self, *args: played)
     settings: dict[str, Any] = {
         "run_dir": str(tmp_path / "run"),
         "recorders": ["jsonl"],

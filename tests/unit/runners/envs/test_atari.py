@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from rookery.runners.envs.atari import AtariGames
-from rookery.runners.envs.base_env import SINGLE_AGENT, End
+from rookery.runners.envs.base_env import EPISODE_INFO, SINGLE_AGENT, End
 from rookery.runners.envs.libraries import make_host_env
 from rookery.runners.envs.threaded import seeds_of
-from rookery.runners.runner import EPISODE_INFO
 from tests.unit.runners.played_envs import column, play
 
 # Breakout by random actions: games of five lives that are over within a few hundred steps.

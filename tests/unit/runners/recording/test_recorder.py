@@ -16,7 +16,7 @@ from rookery.runners.envs.autoreset import AutoresetBaseEnv
 from rookery.runners.envs.base_env import BaseEnv, End
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
 from rookery.runners.envs.vector_env import Reset, VectorEnv, VectorStep
-from rookery.runners.faults import RestartPolicy
+from rookery.runners.health import RestartPolicy
 from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import Sample
 from rookery.sample_batch import SampleBatch

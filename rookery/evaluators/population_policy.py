@@ -1,6 +1,6 @@
-"""How the individuals of a population act in host environments: all at once, by one compiled call."""
+"""The policy of a population in host environments: one compiled call acts for all individuals."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,13 +14,17 @@ from rookery.evaluators.lanes import observed
 from rookery.evaluators.population import merge_all, population_size_of
 from rookery.learning import running_statistics
 from rookery.learning.running_statistics import RunningStatistics
+from rookery.runners.acting.players import ObsTable, Players
+from rookery.runners.envs.base_env import Actions, EnvOutputs
+from rookery.runners.envs.validation import zeros_of
+from rookery.runners.recording.episode import LiveEpisode
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
 from rookery.types import Array, Key, Params, PyTreeData, PyTreeDict, where_tree
 
 
-class Memory(PyTreeData):
-    """What playing keeps on the device: the memories of the agents, one per slot, and statistics, one per job."""
+class ActingState(PyTreeData):
+    """What acting keeps on the device: recurrent states, one per slot, and observation statistics, one per job."""
 
     carry: Carry
     obs_statistics: RunningStatistics | None
@@ -29,8 +33,8 @@ class Memory(PyTreeData):
 class PopulationPolicy:
     """Acts in `num_slots` environments, in each with the parameters of the individual whose episode it plays.
 
-    A job is an episode of an individual, numbered as in `Jobs`. Random actions depend on the key, the individual, the
-    episode and its step alone.
+    Job j is episode j % num_episodes of individual j // num_episodes. Random actions depend on the key, the individual,
+    the episode and its step alone.
     """
 
     def __init__(self, agent: Agent, obs_space: Space, num_slots: int, explore: bool, track_obs: bool) -> None:
@@ -47,20 +51,21 @@ class PopulationPolicy:
         )
         self._merge_finished = jax.jit(_merge_finished)
 
-    def begin(self, agent_state: AgentState, population: Params, key: Key, num_episodes: int) -> "ActingPopulation":
-        """Let a population act; all else of `agent_state` they have in common."""
-        # Flat, for the program is called in every step: to look into trees of dicts takes as long as to act.
+    def begin(self, agent_state: AgentState, population: Params, key: Key, num_episodes: int) -> "PopulationPlayers":
+        """Begin to act with a population; its individuals share the rest of `agent_state`."""
+        # Flat, because the program is called in every step: flattening trees of dicts takes as long as acting.
         leaves, treedef = jax.tree.flatten((agent_state, population, key))
-        memory = self._no_memory(population_size_of(population) * num_episodes)
-        return ActingPopulation(partial(self._act, num_episodes, treedef, leaves), self._merge_finished, memory)
+        state = self._initial_state(population_size_of(population) * num_episodes)
+        act_fn = partial(self._act, num_episodes, treedef, leaves)
+        return PopulationPlayers(act_fn, self._merge_finished, state, self._obs_space, self._num_slots)
 
     def no_statistics(self) -> RunningStatistics | None:
-        """Return the statistics of no observation; None where they are not asked for."""
+        """Return the statistics of no observation; None if observations are not tracked."""
         return running_statistics.init(self._obs_space) if self._track_obs else None
 
-    def _no_memory(self, num_jobs: int) -> Memory:
+    def _initial_state(self, num_jobs: int) -> ActingState:
         statistics = jax.tree.map(lambda leaf: jnp.zeros((num_jobs, *leaf.shape), leaf.dtype), self.no_statistics())
-        return Memory(carry=self._agent.initial_carry((self._num_slots,)), obs_statistics=statistics)
+        return ActingState(carry=self._agent.initial_carry((self._num_slots,)), obs_statistics=statistics)
 
     def _act_in_slots(
         self,
@@ -71,9 +76,9 @@ class PopulationPolicy:
         steps: Array,
         is_acting: Array,
         obs: Any,
-        memory: Memory,
-    ) -> tuple[Any, Memory]:
-        """Act in all slots, each with the parameters of its individual; those that do not act remember as before."""
+        state: ActingState,
+    ) -> tuple[Any, ActingState]:
+        """Act in all slots, each with the parameters of its individual; slots that do not act keep their state."""
         agent_state, population, key = jax.tree.unflatten(treedef, leaves)
 
         def act(job: Array, step: Array, obs: Any, carry: Carry) -> tuple[Any, Carry]:
@@ -87,8 +92,8 @@ class PopulationPolicy:
             )
             return actions, PyTreeDict(extras).get("carry", carry)
 
-        actions, carry = jax.vmap(act)(jobs, steps, obs, memory.carry)
-        statistics = memory.obs_statistics
+        actions, carry = jax.vmap(act)(jobs, steps, obs, state.carry)
+        statistics = state.obs_statistics
         if statistics is not None:
             num_jobs = len(statistics.count.high)
             before = jax.tree.map(lambda leaf: leaf[jobs], statistics)
@@ -96,28 +101,46 @@ class PopulationPolicy:
             after = jax.vmap(observed)(before, obs)
             rows = jnp.where(is_acting, jobs, num_jobs)
             statistics = jax.tree.map(lambda leaf, new: leaf.at[rows].set(new, mode="drop"), statistics, after)
-        return actions, Memory(carry=where_tree(is_acting, carry, memory.carry), obs_statistics=statistics)
+        return actions, ActingState(carry=where_tree(is_acting, carry, state.carry), obs_statistics=statistics)
 
 
-class ActingPopulation:
-    """The individuals of one generation, and what they remember."""
+class PopulationPlayers(Players):
+    """The individuals of one generation, and their acting state. An episode's number is that of its job."""
 
-    def __init__(self, act_fn: Callable, merge_fn: Callable, memory: Memory) -> None:
+    def __init__(
+        self, act_fn: Callable, merge_fn: Callable, state: ActingState, obs_space: Space, num_slots: int
+    ) -> None:
         self._act_fn = act_fn
         self._merge_fn = merge_fn
-        self._memory = memory
+        self._state = state
+        self._jobs = np.zeros(num_slots, np.int32)
+        self._table = ObsTable(num_slots, zeros_of(obs_space, num_slots))
+        self._last_actions: Any = None
 
-    def act(self, jobs: np.ndarray, steps: np.ndarray, is_acting: np.ndarray, obs: Any) -> Any:
-        """Return the actions of all slots, as arrays of the host: those of slots that do not act mean nothing.
+    def observe(self, outputs: EnvOutputs, episodes: Sequence[LiveEpisode]) -> None:
+        for env in outputs.resets:
+            self._jobs[env] = episodes[env].number
+        self._table.write(outputs)
 
-        Slot k plays `jobs[k]`, which has made `steps[k]` steps, and sees `obs[k]`.
-        """
-        actions, self._memory = self._act_fn(jobs, steps, is_acting, obs, self._memory)
-        return jax.tree.map(np.asarray, actions)
+    def act(self, envs: np.ndarray, lengths: np.ndarray) -> Actions:
+        is_acting = np.zeros(len(self._jobs), np.bool_)
+        is_acting[envs] = True
+        jobs = np.where(is_acting, self._jobs, np.int32(0))
+        actions, self._state = self._act_fn(jobs, lengths, is_acting, self._table.obs, self._state)
+        actions = jax.tree.map(np.asarray, actions)
+        if self._last_actions is None:
+            self._last_actions = jax.tree.map(np.array, actions)
+        sent = jax.tree.map(lambda leaf: leaf[envs], actions)
+        for table, leaf in zip(jax.tree.leaves(self._last_actions), jax.tree.leaves(sent), strict=True):
+            table[envs] = leaf
+        return Actions(envs, sent)
+
+    def last_action(self, env: int) -> Any:
+        return jax.tree.map(lambda leaf: leaf[env], self._last_actions)
 
     def obs_statistics(self, is_finished: np.ndarray) -> RunningStatistics | None:
-        """Return the statistics of what was seen in the jobs that were finished; None if they are not asked for."""
-        statistics = self._memory.obs_statistics
+        """Return the observation statistics of the finished jobs; None if observations are not tracked."""
+        statistics = self._state.obs_statistics
         return None if statistics is None else self._merge_fn(statistics, is_finished)
 
 

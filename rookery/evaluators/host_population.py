@@ -1,0 +1,243 @@
+"""Evaluation of a population on host environments."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.agent import Agent, AgentState, RandomAgent
+from rookery.envs.config import EnvConfig
+from rookery.errors import InvalidInputError
+from rookery.evaluators.host import MAX_EPISODE_STEPS
+from rookery.evaluators.lanes import PopulationEpisodes
+from rookery.evaluators.measures import Measure
+from rookery.evaluators.population import population_size_of
+from rookery.evaluators.population_policy import PopulationPlayers, PopulationPolicy
+from rookery.learning.running_statistics import RunningStatistics
+from rookery.runners.acting.players import Players
+from rookery.runners.acting.policy_map import DEFAULT_POLICY
+from rookery.runners.callbacks import FaultNotices
+from rookery.runners.engine import EpisodeEngine
+from rookery.runners.envs.base_env import SINGLE_AGENT, BaseEnv, End, EnvOutputs
+from rookery.runners.faults import EnvFaultError, fault_report
+from rookery.runners.health import RestartPolicy
+from rookery.runners.host_envs import check_one_agent, check_one_host, make_envs
+from rookery.runners.ledger import Steps
+from rookery.runners.recording.episode import LiveEpisode
+from rookery.runners.recording.returns import ReturnsRecorder
+from rookery.runners.runner import EnvRunner
+from rookery.runners.sampling import RunnerConfig
+from rookery.runners.schedule import EpisodeQueue
+from rookery.sample_batch import SampleBatch
+from rookery.types import Array, Key, Params, as_mappable_key, as_one_key
+
+
+class HostPopulation:
+    """Plays the episodes of a population in host environments, `num_slots` at a time.
+
+    A slot that finishes an episode begins the next (individual, episode) at once. The population stays on the device:
+    one compiled call acts for all slots, each with the parameters of its individual. Seeds and random actions depend
+    on the key, the individual and the episode, so the result does not depend on the number of slots; except with
+    vector environments that do not take a seed for each episode.
+
+    A fault within an episode counts against the episode, which is played again with another seed. After `max_restarts`
+    such faults its return is NaN: a policy may be what breaks a simulator. A fault before the first action counts
+    against the env, which is given up after `max_restarts` failed restarts in a row.
+    """
+
+    def __init__(
+        self,
+        env: EnvConfig,
+        agent: Agent,
+        num_slots: int,
+        explore: bool,
+        track_obs: bool,
+        measures: tuple[Measure, ...] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        check_one_host(env)
+        if env.runner.overlap:
+            raise InvalidInputError(
+                "env.runner.overlap=true is for methods that learn from batches: a generation cannot be played before "
+                "the one before is over."
+            )
+        self.num_slots = num_slots
+        self._env = env
+        self._measures = measures
+        self._restart = RestartPolicy(max_restarts=env.runner.max_restarts)
+        self._max_episode_steps = env.episode_length or MAX_EPISODE_STEPS
+        self._counts: Counter[str] = Counter()
+        """The counts of former engines, and of episodes that were given up."""
+        self._fault_notices = FaultNotices()
+        self._clock, self._sleep = clock, sleep
+        self._engine: EpisodeEngine | None = None
+        self._base_env: BaseEnv | None = make_envs(env, num_slots)
+        check_one_agent(env, self._base_env)
+        self.obs_space, self.action_space = self._base_env.spaces[SINGLE_AGENT]
+        self._policy = PopulationPolicy(agent, self.obs_space, num_slots, explore, track_obs)
+
+    def play(self, agent_state: AgentState, population: Params, key: Key, num_episodes: int) -> PopulationEpisodes:
+        """Play `num_episodes` of every individual; individuals share the rest of `agent_state`.
+
+        An episode that could not be finished has a return of NaN and a length of 0.
+        """
+        seed_key, action_key = jax.random.split(as_mappable_key(as_one_key(key)))
+        population_size = population_size_of(population)
+        num_jobs = population_size * num_episodes
+        if num_jobs < self.num_slots:
+            raise InvalidInputError(f"num_slots={self.num_slots} is more than the {num_jobs} episodes to be played.")
+        players = self._policy.begin(agent_state, population, action_key, num_episodes)
+        recorder = self._make_recorder(players, num_jobs)
+        schedule = EpisodeQueue(num_jobs, self.num_slots, int(jax.random.bits(seed_key)))
+        engine = self._begin(recorder, schedule)
+        try:
+            engine.run()
+            if not recorder.is_finished.any():
+                first = engine.faults[0]
+                message = f"none of {num_jobs} episodes could be finished; the first fault: {first}"
+                raise EnvFaultError(message, first)
+        except BaseException:
+            self.close()  # the envs are in the middle of episodes
+            raise
+        finally:
+            self._counts["unfinished_episodes"] += schedule.num_given_up
+        statistics = players.obs_statistics(recorder.is_finished)
+        return recorder.result((population_size, num_episodes), statistics)
+
+    def no_episodes(self, population_size: int, num_episodes: int) -> PopulationEpisodes:
+        """Return a result like that of `play`, for a population that did not play."""
+        shape = population_size, num_episodes
+        arrays: dict[str, Any] = {
+            "episode_returns": np.zeros(shape, np.float32),
+            "episode_lengths": np.zeros(shape, np.int32),
+            "measures": np.zeros((*shape, len(self._measures)), np.float32),
+        }
+        return PopulationEpisodes(**arrays, obs_statistics=self._policy.no_statistics())
+
+    def play_at_random(self, num_envs: int, num_steps: int, seed: int) -> tuple[Any, Array]:
+        """Act at random in new envs; return the observations `[T, B, ...]` and 0 for rows without one."""
+        config = RunnerConfig(
+            rollout_fragment_length=num_steps, on_invalid=self._env.runner.on_invalid, restart=self._restart
+        )
+        player = RandomAgent()
+        runner = EnvRunner(make_envs(self._env, num_envs), player, config=config, seed=seed)
+        try:
+            runner.set_agent_states(player.init(self.obs_space, self.action_space, jax.random.key(seed)))
+            batch: SampleBatch = runner.sample().batch.batches[DEFAULT_POLICY]
+        finally:
+            runner.close()
+        return batch.obs, jnp.asarray(1.0 - batch.extras.env_extras.autoreset)
+
+    @property
+    def env_name(self) -> str:
+        return self._env.name
+
+    def report(self) -> dict[str, float]:
+        """Return the faults so far and the steps that they cost, as records name them."""
+        counts = self._counts + self._engine_counts()
+        report = fault_report(counts, 0 if self._engine is None else len(self._engine.states.lost))
+        return report | {"faults/unfinished_episodes": counts["unfinished_episodes"]}
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the counts: every generation begins new episodes, with seeds from the training state."""
+        return {"counts": dict(self._counts + self._engine_counts())}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on counting from `get_state`."""
+        self._counts = Counter(state["counts"])
+        self._counts.subtract(self._engine_counts())
+
+    def close(self) -> None:
+        """Close the environments, which the next generation makes again; calling it twice does no harm."""
+        if self._base_env is not None:
+            self._base_env.close()
+        self._base_env = None
+
+    def _begin(self, recorder: "MeasuresRecorder", schedule: EpisodeQueue) -> EpisodeEngine:
+        """Return the engine, ready to play; make it and its environments if there are none."""
+        if self._engine is None or self._base_env is None:
+            self._counts.update(self._engine_counts())
+            self._base_env = self._base_env or make_envs(self._env, self.num_slots)
+            self._engine = EpisodeEngine(
+                self._base_env,
+                recorder,
+                schedule,
+                self._restart,
+                self._env.runner.on_invalid,
+                callbacks=self._fault_notices,
+                clock=self._clock,
+                sleep=self._sleep,
+            )
+        self._engine.begin(recorder, schedule)
+        return self._engine
+
+    def _make_recorder(self, players: PopulationPlayers, num_jobs: int) -> "MeasuresRecorder":
+        num_slots, name = self.num_slots, self._env.name
+        return MeasuresRecorder(players, num_slots, num_jobs, self._max_episode_steps, name, self._measures)
+
+    def _engine_counts(self) -> Counter[str]:
+        if self._engine is None:
+            return Counter()
+        return self._engine.fault_counts + Counter(steps_discarded=self._engine.discarded.env_steps)
+
+
+class MeasuresRecorder(ReturnsRecorder):
+    """Records the returns, the lengths and the measures of episodes."""
+
+    def __init__(
+        self,
+        players: Players,
+        num_envs: int,
+        num_episodes: int,
+        max_episode_steps: int,
+        env_name: str,
+        measures: tuple[Measure, ...],
+    ) -> None:
+        super().__init__(players, num_envs, num_episodes, max_episode_steps, env_name)
+        self._measures = measures
+        self._measured = np.full((num_episodes, len(measures)), np.nan)
+        self._env_measured = np.zeros((num_envs, len(measures)))
+
+    def observe(self, polled: EnvOutputs, episodes: Sequence[LiveEpisode]) -> Sequence[int]:
+        completed = super().observe(polled, episodes)
+        if self._measures:
+            for row in np.flatnonzero(~polled.is_reset).tolist():
+                self._measure(polled, row)
+        return completed
+
+    def _measure(self, polled: EnvOutputs, row: int) -> None:
+        """Measure one step; a measure of the last step is looked up when the episode is over."""
+        env = int(polled.envs[row])
+        action, reward = self.last_action(env), float(polled.rewards[row])
+        obs = jax.tree.map(lambda leaf: leaf[row], polled.obs)
+        info = polled.infos.get(env, {}).get(SINGLE_AGENT, {})
+        totals = self._env_measured[env]
+        for index, measure in enumerate(self._measures):
+            if measure.reduction != "last" or polled.ends[row] != End.RUNNING:
+                totals[index] = measure.accumulate(totals[index], measure.at_host_step(action, reward, obs, info))
+
+    def end_episode(self, episode: LiveEpisode) -> int:
+        self._measured[episode.number] = self._env_measured[episode.env_index]
+        return super().end_episode(episode)
+
+    def discard(self, env: int) -> Steps:
+        self._env_measured[env] = 0.0
+        return super().discard(env)
+
+    def result(self, shape: tuple[int, int], obs_statistics: RunningStatistics | None) -> PopulationEpisodes:
+        """Return the results as NumPy arrays, for `[individual, episode]`."""
+        lengths = np.maximum(self.lengths, 1)  # unfinished episodes have no mean
+        columns = [measure.result(self._measured[:, i], lengths) for i, measure in enumerate(self._measures)]
+        measured = np.stack(columns, axis=1) if columns else self._measured
+        arrays: dict[str, Any] = {
+            "episode_returns": self.returns[:, 0].reshape(shape).astype(np.float32),
+            "episode_lengths": self.lengths.reshape(shape).copy(),
+            "measures": measured.reshape(*shape, len(self._measures)).astype(np.float32),
+        }
+        return PopulationEpisodes(**arrays, obs_statistics=obs_statistics)

@@ -1,0 +1,274 @@
+"""The episode engine: steps environments, records what they return, and restarts those that fail."""
+
+import numbers
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from rookery.runners.callbacks import Callbacks, EpisodeEndEvent, EpisodeEvent, FaultEvent
+from rookery.runners.envs.base_env import EPISODE_INFO, BaseEnv, End, EnvOutputs
+from rookery.runners.faults import EnvFaultError, EnvsLostError, Failed, Fault, FaultKind, Phase
+from rookery.runners.health import EnvStates, RestartPolicy, Status
+from rookery.runners.ledger import Steps
+from rookery.runners.perf import Perf, Stage
+from rookery.runners.recording.episode import LiveEpisode
+from rookery.runners.recording.fragments import TRUNCATED
+from rookery.runners.recording.recorder import EpisodeRecorder
+from rookery.runners.schedule import Schedule
+
+RAISE = "raise"
+NO_INFOS: Mapping = {}
+
+
+class EpisodeEngine:
+    """Plays episodes: training, evaluation and populations are three uses of it.
+
+    One step polls the envs, records their outputs, chooses the actions and sends them. The `recorder` keeps rows or
+    sums, and acts. The `schedule` decides which envs play on, with which seeds, and until when. An env that fails loses
+    its episode and is restarted, after a delay if it fails repeatedly; the others go on meanwhile. Invalid data is a
+    fault like others or, with `on_invalid="raise"`, an error.
+    """
+
+    def __init__(
+        self,
+        base_env: BaseEnv,
+        recorder: EpisodeRecorder,
+        schedule: Schedule,
+        restart: RestartPolicy,
+        on_invalid: str,
+        *,
+        callbacks: Callbacks | None = None,
+        perf_decay: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.base_env = base_env
+        self.recorder = recorder
+        self.schedule = schedule
+        self.states = EnvStates(base_env.num_envs, restart)
+        self.perf = Perf(perf_decay)
+        self.fault_counts: Counter[str] = Counter()
+        """The faults so far by kind, and `restarts`."""
+        self.taken, self.discarded = Steps(), Steps()
+        self.ended: list[tuple[LiveEpisode, End]] = []
+        """The episodes that ended since `begin`, and how."""
+        self.faults: list[Fault] = []
+        """The faults since `begin`."""
+        self._restart, self._on_invalid = restart, on_invalid
+        self._callbacks = callbacks
+        self._hooks = set() if callbacks is None else callbacks.overridden()
+        self._clock, self._sleep = clock, sleep
+        self._episodes = [LiveEpisode(-1, env, None) for env in range(base_env.num_envs)]
+        self._all_envs = np.arange(base_env.num_envs)
+        self._is_started = False
+        self._first_fault: Fault | None = None
+
+    def begin(self, recorder: EpisodeRecorder, schedule: Schedule) -> None:
+        """Play by this schedule from now on, into this recorder."""
+        self.recorder, self.schedule = recorder, schedule
+        self.ended, self.faults = [], []
+
+    def run(self) -> None:
+        """Play until the schedule is finished."""
+        self.check_alive()
+        while not self.schedule.is_finished(self.states):
+            self.act()
+            self.observe()
+
+    def check_alive(self) -> None:
+        """Raise if all environments were given up."""
+        if self.states.lost == self.states.everyone:
+            first = self._first_fault
+            assert first is not None
+            raise EnvsLostError(f"all {self.base_env.num_envs} environments are lost; the first fault: {first}", first)
+
+    # One step.
+
+    def act(self) -> None:
+        """Step the waiting envs that the schedule lets act."""
+        acting = self.schedule.may_act(self.states.waiting)
+        if not acting:
+            return
+        envs = self._all_envs if len(acting) == len(self._all_envs) else np.array(sorted(acting))
+        perf = self.perf
+        perf.start()
+        actions = self.recorder.act(envs, self._episodes, perf)
+        self.base_env.send_actions(actions)
+        perf.mark(Stage.ENV_WAIT)
+        self.states.send(acting)
+
+    def observe(self) -> None:
+        """Poll the envs and record their outputs; start the next episodes."""
+        self._start_episodes()
+        if not self.states.out:
+            self._wait_for_restart()
+            return
+        perf = self.perf
+        perf.start()
+        outputs = self.base_env.poll(self._patience())
+        perf.mark(Stage.ENV_WAIT)
+        self._take_in(outputs)
+        perf.mark(Stage.OBSERVATIONS)
+        while self.schedule.waits_for_resets and self._start_episodes():
+            # Restarts and external simulators may take long: nobody waits for them.
+            is_waited_for = not self.base_env.is_external and not self.states.restarting
+            self._take_in(self.base_env.poll(timeout=None if is_waited_for else 0))
+            perf.mark(Stage.ENV_WAIT)
+        perf.end_step()
+
+    def _take_in(self, outputs: EnvOutputs) -> None:
+        stepped, states, schedule = outputs.stepped, self.states, self.schedule
+        if len(stepped):
+            states.answer(stepped)
+            self.taken.env_steps += len(stepped)
+            schedule.count_steps(stepped)  # type: ignore[arg-type]
+            if states.restored and schedule.trusts_steps:
+                states.trust(stepped)
+        if len(outputs.envs) or outputs.resets or len(stepped):
+            completed = self.recorder.observe(outputs, self._episodes)
+            self.taken.rows += len(completed)
+            schedule.count_rows(completed)
+        if outputs.resets:
+            states.begin_episodes(outputs.resets)
+        if self._hooks:
+            self._call_for("on_episode_start", outputs.resets, outputs)
+            self._call_for("on_episode_step", stepped, outputs)
+        if outputs.over:
+            self._end_episodes(outputs)
+        for env, failed in outputs.failed.items():  # last, because it may raise: the others' steps are counted
+            self._fail(env, failed)
+
+    # Episodes.
+
+    def _start_episodes(self) -> bool:
+        """Request new episodes and restart failed envs; return whether there were any."""
+        states, schedule = self.states, self.schedule
+        if not states.over and not states.suspect:
+            return False
+        is_first, self._is_started = not self._is_started, True  # the first poll resets all envs
+        begun = []
+        for env in sorted(states.over):
+            if is_first or schedule.may_begin(env):
+                self.base_env.try_reset(env, self._begin_episode(env))
+                begun.append(env)
+        states.request_episodes(begun)
+        for env in states.due(self._clock()) if states.suspect else ():
+            if schedule.may_restart(env):
+                self.fault_counts["restarts"] += 1
+                self.base_env.try_restart(env, self._begin_episode(env))
+                states.restart(env)
+                begun.append(env)
+        return bool(begun)
+
+    def _begin_episode(self, env: int) -> int:
+        """Make the next episode of an env; return its seed."""
+        number, seed = self.schedule.begin_episode(env)
+        self._episodes[env] = LiveEpisode(number, env, seed)
+        if "on_episode_created" in self._hooks:
+            self._callbacks.on_episode_created(EpisodeEvent(self.base_env, self._episodes[env]))  # type: ignore[union-attr]
+        return seed
+
+    def _end_episodes(self, outputs: EnvOutputs) -> None:
+        over, truncated = outputs.over, _truncated_envs(outputs)
+        self.states.end_episodes(over)
+        if self.states.restored:
+            self.states.trust(over, num_steps=self._restart.good_steps)
+        for env in over:
+            episode = self._episodes[env]
+            episode.infos = outputs.infos.get(env, NO_INFOS)
+            num_steps = self.recorder.end_episode(episode)
+            self._close_episode(episode, End.TRUNCATED if env in truncated else End.TERMINATED, None)
+            self.schedule.end_episode(env, num_steps)
+
+    def _close_episode(self, episode: LiveEpisode, how: End, fault: Fault | None) -> None:
+        """Report an episode that has ended or failed; its figures must be up to date."""
+        if "on_episode_end" in self._hooks:
+            self._callbacks.on_episode_end(EpisodeEndEvent(self.base_env, episode, fault))  # type: ignore[union-attr]
+        for info in episode.infos.values():
+            episode.metrics = _numbers_in(info.get(EPISODE_INFO)) | episode.metrics
+        self.ended.append((episode, how))
+
+    def _call_for(self, hook: str, envs: Iterable[int], outputs: EnvOutputs) -> None:
+        """Call a hook for the episodes of these envs, if it is overridden."""
+        if hook in self._hooks:
+            for env in envs:
+                episode = self._episodes[env]
+                self.recorder.update(episode)
+                episode.infos = outputs.infos.get(env, NO_INFOS)
+                getattr(self._callbacks, hook)(EpisodeEvent(self.base_env, episode))
+
+    # Faults.
+
+    def _fail(self, env: int, failed: Failed) -> None:
+        """Discard the episode of an env that failed, and plan the restart of the env."""
+        episode, recorder, schedule = self._episodes[env], self.recorder, self.schedule
+        recorder.update(episode)
+        action = recorder.last_action(env) if failed.phase is Phase.STEP else None
+        num_episode_faults = schedule.count_fault(env, failed)
+        health = self.states.fail(env, self._clock(), num_episode_faults)
+        is_lost = health.status is Status.LOST
+        is_raised = failed.kind is FaultKind.INVALID and self._on_invalid == RAISE
+        max_restarts = self._restart.max_restarts
+        is_given_up = num_episode_faults is not None and num_episode_faults > max_restarts
+        if is_raised:
+            outcome = "on_invalid='raise' ends the run"
+        elif is_lost:
+            outcome = "the env is given up"
+        elif is_given_up:
+            outcome = "the episode is given up"
+        elif num_episode_faults is not None:
+            outcome = f"the episode is played again, {num_episode_faults} of {max_restarts}"
+        else:
+            outcome = f"restart {health.num_failures} of {max_restarts}"
+        fault = Fault(
+            failed=failed,
+            env_name=self.base_env.name,
+            env_index=env,
+            seed=episode.seed,
+            episode=episode.number,
+            step=episode.length,
+            action=action,
+            consequence=f"episode discarded, {outcome}",
+        )
+        self.discarded += recorder.discard(env)
+        self.faults.append(fault)
+        self.fault_counts[failed.kind.value] += 1
+        if "on_env_fault" in self._hooks:
+            self._callbacks.on_env_fault(FaultEvent(self.base_env, episode, fault))  # type: ignore[union-attr]
+        schedule.discard_episode(env, is_given_up)
+        if is_lost:
+            schedule.lose(env)
+        self._close_episode(episode, End.FAULTY, fault)
+        self._first_fault = self._first_fault or fault
+        if is_raised:
+            raise EnvFaultError(str(fault), fault)
+        self.check_alive()
+
+    def _patience(self) -> float | None:
+        """Return how long to wait for envs: external ones may be silent, which must not delay restarts."""
+        if not self.base_env.is_external or not self.states.suspect:
+            return None
+        return self.states.seconds_to_restart(self._clock(), self.states.suspect)
+
+    def _wait_for_restart(self) -> None:
+        """Sleep until the first env may be restarted, as no env has anything to do."""
+        wanted = list(filter(self.schedule.may_restart, self.states.suspect))
+        if wanted:
+            self._sleep(self.states.seconds_to_restart(self._clock(), wanted))
+
+
+def _truncated_envs(outputs: EnvOutputs) -> frozenset[int]:
+    """The envs with an agent that was truncated."""
+    ends = outputs.ends.tobytes()
+    if not any(end in ends for end in TRUNCATED):
+        return frozenset()
+    return frozenset(outputs.envs[np.isin(outputs.ends, TRUNCATED)].tolist())
+
+
+def _numbers_in(report: Any) -> dict[str, float]:
+    if not isinstance(report, Mapping):
+        return {}
+    return {str(name): float(value) for name, value in report.items() if isinstance(value, numbers.Real)}

@@ -1,0 +1,190 @@
+"""The health of environments: which of them wait, play, failed or were given up, and when they are restarted."""
+
+import enum
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rookery.errors import InvalidInputError, check_count
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """How often in a row an env is restarted before it is given up, and how long to wait before each restart.
+
+    The row ends once the env has made `good_steps` steps since its restart or, where whole episodes are played, has
+    finished one. `max_faults` limits the faults of one env over its whole life; None sets no limit.
+    """
+
+    max_restarts: int = 5
+    good_steps: int = 10
+    first_delay: float = 0.1
+    max_delay: float = 30.0
+    max_faults: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_restarts < 0:
+            raise InvalidInputError(f"max_restarts={self.max_restarts} must be at least 0.")
+        check_count("good_steps", self.good_steps)
+        if not 0 <= self.first_delay <= self.max_delay:
+            raise InvalidInputError(
+                f"first_delay={self.first_delay} must lie between 0 and max_delay={self.max_delay} seconds."
+            )
+        if self.max_faults is not None and self.max_faults < 0:
+            raise InvalidInputError(f"max_faults={self.max_faults} must be at least 0.")
+
+    def delay(self, num_tries: int) -> float:
+        """Seconds to wait after `num_tries` failed restarts: 0 after the first fault, then doubling."""
+        return 0.0 if num_tries == 0 else min(self.max_delay, self.first_delay * 2.0 ** (num_tries - 1))
+
+
+class Status(enum.StrEnum):
+    """The state of health of an environment."""
+
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    """It failed and waits for its restart."""
+    RESTORED = "restored"
+    """It was restarted and has not proved itself yet."""
+    LOST = "lost"
+    """Its restarts are used up."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """The health of one environment; every event makes a new value."""
+
+    status: Status = Status.HEALTHY
+    num_failures: int = 0
+    """Faults in a row that count against the env."""
+    num_good_steps: int = 0
+    """Steps since the last restart."""
+    num_faults: int = 0
+    """All faults of its life."""
+    retry_at: float = 0.0
+    """When a suspect env may be restarted, on the runner's clock."""
+
+    def after_fault(self, policy: RestartPolicy, now: float) -> "Health":
+        """Count a fault against the env, which is lost if it failed too often."""
+        num_faults, num_failures = self.num_faults + 1, self.num_failures + 1
+        is_over_limit = policy.max_faults is not None and num_faults > policy.max_faults
+        counted = replace(self, num_faults=num_faults, num_failures=num_failures)
+        if num_failures > policy.max_restarts or is_over_limit:
+            return replace(counted, status=Status.LOST)
+        return replace(counted, status=Status.SUSPECT, retry_at=now + policy.delay(num_failures - 1))
+
+    def after_episode_fault(self, policy: RestartPolicy, now: float, num_episode_faults: int) -> "Health":
+        """Note a fault that counts against the episode, which has failed `num_episode_faults` times."""
+        retry_at = now + policy.delay(num_episode_faults - 1)
+        return replace(self, status=Status.SUSPECT, num_faults=self.num_faults + 1, retry_at=retry_at)
+
+    def after_restart(self) -> "Health":
+        return replace(self, status=Status.RESTORED, num_good_steps=0)
+
+    def after_good_step(self, policy: RestartPolicy) -> "Health":
+        num_good_steps = self.num_good_steps + 1
+        if num_good_steps < policy.good_steps:
+            return replace(self, num_good_steps=num_good_steps)
+        return replace(self, status=Status.HEALTHY, num_failures=0, num_good_steps=num_good_steps)
+
+    def may_restart(self, now: float) -> bool:
+        return self.status is Status.SUSPECT and now >= self.retry_at
+
+
+class EnvStates:
+    """The environments of a runner, each in one of five sets, and the health of each.
+
+    The sets are `over`, `out`, `waiting`, `suspect` and `lost`.
+    """
+
+    def __init__(self, num_envs: int, restart: RestartPolicy) -> None:
+        self.everyone = frozenset(range(num_envs))
+        self.over = set(self.everyone)
+        """Envs without an episode: their next one has not been requested yet."""
+        self.out: set[int] = set()
+        """Envs that have been asked for a step or an episode and have not answered."""
+        self.waiting: set[int] = set()
+        """Envs that wait to be stepped, with observations or without."""
+        self.suspect: set[int] = set()
+        """Envs that failed and wait for their restart."""
+        self.lost: set[int] = set()
+        """Envs that were given up."""
+        self.restarting: set[int] = set()
+        """Envs in `out` that are being restarted."""
+        self.restored: set[int] = set()
+        """Envs that were restarted and have not proved themselves yet."""
+        self._restart = restart
+        self._health = [Health() for _ in self.everyone]
+
+    def request_episodes(self, envs: Collection[int]) -> None:
+        """Note that these envs have been asked for their next episode."""
+        self.over.difference_update(envs)
+        self.out.update(envs)
+
+    def begin_episodes(self, envs: Collection[int]) -> None:
+        """Note that these envs have begun the requested episode."""
+        self.out.difference_update(envs)
+        self.restarting.difference_update(envs)
+        self.waiting.update(envs)
+
+    def send(self, envs: Collection[int]) -> None:
+        """Note that actions were sent to these envs."""
+        if len(envs) == len(self.waiting) and not self.out:
+            self.waiting, self.out = self.out, self.waiting  # mostly all act at once
+        else:
+            self.out.update(envs)
+            self.waiting.difference_update(envs)
+
+    def answer(self, envs: Collection[int] | np.ndarray) -> None:
+        """Note that these envs have made their step."""
+        if len(envs) == len(self.out) and not self.waiting:
+            self.waiting, self.out = self.out, self.waiting
+        else:
+            answered = envs.tolist() if isinstance(envs, np.ndarray) else envs
+            self.waiting.update(answered)
+            self.out.difference_update(answered)
+
+    def end_episodes(self, envs: Collection[int]) -> None:
+        """Note that the episodes of these envs are over."""
+        self.waiting.difference_update(envs)
+        self.over.update(envs)
+
+    def fail(self, env: int, now: float, num_episode_faults: int | None = None) -> Health:
+        """Note that an env failed: it waits for its restart or is given up. Return its health.
+
+        The fault counts against the env or, with `num_episode_faults`, against the episode that it played.
+        """
+        health = self._health[env]
+        if num_episode_faults is None:
+            health = health.after_fault(self._restart, now)
+        else:
+            health = health.after_episode_fault(self._restart, now, num_episode_faults)
+        self._health[env] = health
+        for others in (self.waiting, self.out, self.restarting, self.restored):
+            others.discard(env)
+        (self.lost if health.status is Status.LOST else self.suspect).add(env)
+        return health
+
+    def due(self, now: float) -> list[int]:
+        """Return the suspect envs that may be restarted by now."""
+        return sorted(env for env in self.suspect if self._health[env].may_restart(now))
+
+    def restart(self, env: int) -> None:
+        """Note that an env is being restarted and has been asked for an episode."""
+        self._health[env] = self._health[env].after_restart()
+        self.suspect.remove(env)
+        for others in (self.out, self.restarting, self.restored):
+            others.add(env)
+
+    def seconds_to_restart(self, now: float, envs: Collection[int]) -> float:
+        """Return the seconds until the first of these suspect envs may be restarted."""
+        return max(0.0, min(self._health[env].retry_at for env in envs) - now)
+
+    def trust(self, envs: Collection[int], num_steps: int = 1) -> None:
+        """Note that envs made good steps, which counts for the restored ones."""
+        for env in self.restored.intersection(envs):
+            for _ in range(num_steps):
+                self._health[env] = self._health[env].after_good_step(self._restart)
+            if self._health[env].status is Status.HEALTHY:
+                self.restored.discard(env)
