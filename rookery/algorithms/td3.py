@@ -182,8 +182,9 @@ def _trained(state: OffPolicyState) -> tuple[AgentState, Params, PyTreeDict]:
     return state.agent_state, state.target_params, state.optimizer_states
 
 
-def with_noise(actions: Array, noise: Array, space: Box) -> Array:
+def with_noise(actions: Array, noise: Array, space: Space) -> Array:
     """Add noise, given as shares of half the range of the actions, and clip to the bounds."""
+    assert isinstance(space, Box), "make_network takes no other"
     low, high = (jnp.broadcast_to(bound, actions.shape) for bound in (space.low, space.high))
     half_range = jnp.broadcast_to(np.asarray(space.high / 2 - space.low / 2, space.dtype), actions.shape)
     return jnp.clip(actions + noise.astype(actions.dtype) * half_range, low, high)

@@ -103,7 +103,7 @@ class ActorCriticsNetwork:
     """A policy and several critics with separate parameters; static, compared by value."""
 
     obs_space: Space
-    action_space: Box | Discrete
+    action_space: Space
     config: ActorCriticsConfig
 
     @property
@@ -113,7 +113,7 @@ class ActorCriticsNetwork:
     @property
     def critic(self) -> Critic:
         """One critic; map it over the first axis of the parameters, which is the number of critics."""
-        return Critic(self.obs_space, self.action_space, self.config)
+        return Critic(self.obs_space, self.action_space, self.config)  # type: ignore[arg-type]
 
     def init(self, key: Key) -> Params:
         """Make the parameters of the `policy` and of the `critics` `[num_critics, ...]`."""

@@ -131,7 +131,8 @@ assert int(state.num_updates) == 2 * int(state.iterations), "a batch is shared, 
 
 # What must be the same on all devices is.
 replicated = (state.agent_state.params, state.learner.target_params, state.learner.optimizer_states, state.env_steps)
-replicated += (state.learner.buffer_state.head, state.learner.buffer_state.num_rows, state.learner.buffer_state.priorities.max_priority)
+buffer_state = state.learner.buffer_state
+replicated += (buffer_state.head, buffer_state.num_rows, buffer_state.priorities.max_priority)
 for leaf in jax.tree.leaves(replicated):
     for shard in leaf.addressable_shards:
         np.testing.assert_array_equal(shard.data, np.asarray(leaf.addressable_shards[0].data))

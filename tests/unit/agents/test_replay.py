@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
-from rookery.agents.actor_critics import mean_squared_errors
 
 from rookery.agent import AgentState
-from rookery.agents.replay import LossInfo, Replayed, Transitions
-from rookery.algorithms.ddpg import DDPGAgent
+from rookery.agents.critics import mean_squared_errors
+from rookery.agents.replay import LossInfo, ReplayBatch, Transitions
+from rookery.algorithms.td3 import TD3Agent
 from rookery.distributed import DEVICE_AXIS
 from rookery.errors import ShapeError
 from rookery.networks.critic import ActorCriticsConfig
@@ -29,15 +29,17 @@ def normal(*shape: int, seed: int) -> Any:
 
 
 @functools.cache
-def make_agent(core: str | None = None, **options: Any) -> tuple[DDPGAgent, AgentState]:
+def make_agent(core: str | None = None, **options: Any) -> tuple[TD3Agent, AgentState]:
     config = ActorCriticsConfig(
         hidden_sizes=(8,), core=core, core_size=4, num_critics=2, gaussian=GaussianConfig(bounds="squash")
     )
-    agent = DDPGAgent(config=config, **options)
+    agent = TD3Agent(config=config, **options)
     return agent, agent.init(OBS, ACTIONS, jax.random.key(0))
 
 
-def make_replayed(rewards: Any, terminations: Any, truncations: Any, autoreset: Any = None, **changes: Any) -> Replayed:
+def make_replayed(
+    rewards: Any, terminations: Any, truncations: Any, autoreset: Any = None, **changes: Any
+) -> ReplayBatch:
     """Make windows `[L, N]`; the observation of row t of window n is `[t, n]`, and what truly followed it is negative.
 
     A successor that is not the next row's observation tells where it was taken from.
@@ -58,10 +60,10 @@ def make_replayed(rewards: Any, terminations: Any, truncations: Any, autoreset: 
     }
     extras = PyTreeDict(policy_extras=changes.pop("policy_extras", PyTreeDict()), env_extras=env_extras)
     importance = changes.pop("importance", None)
-    return Replayed(windows=SampleBatch(**fields | changes, extras=extras), importance=importance)
+    return ReplayBatch(windows=SampleBatch(**fields | changes, extras=extras), importance=importance)
 
 
-def transitions_of(agent: DDPGAgent, state: AgentState, replayed: Replayed) -> Transitions:
+def transitions_of(agent: TD3Agent, state: AgentState, replayed: ReplayBatch) -> Transitions:
     return agent.transitions(state, replayed, jnp.float32(0.5))
 
 
@@ -113,7 +115,7 @@ def on_one_device(function: Any) -> Any:
     return jax.vmap(function, in_axes=None, out_axes=None, axis_size=1, axis_name=DEVICE_AXIS)
 
 
-def loss_and_report(values: Any, targets: Any, replayed: Replayed, **options: Any) -> tuple[Any, LossInfo]:
+def loss_and_report(values: Any, targets: Any, replayed: ReplayBatch, **options: Any) -> tuple[Any, LossInfo]:
     agent, state = make_agent(**options)
 
     def loss(values: Any, targets: Any) -> tuple[Any, LossInfo]:
@@ -173,7 +175,7 @@ def test_importance_in_a_column_is_an_error_when_traced() -> None:
         loss_and_report([[[1.0, 2.0]]], [[2.0, 2.0]], replayed)
 
 
-def windows_across_episodes(length: int, num_windows: int) -> Replayed:
+def windows_across_episodes(length: int, num_windows: int) -> ReplayBatch:
     """Make windows with borders in many places; past a border the true successor is not the next row's observation."""
     generator = np.random.default_rng(5)
     kinds = generator.choice(3, size=(length, num_windows), p=[0.6, 0.2, 0.2])

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
-from rookery.algorithms.deterministic import DeterministicHyperparameters
 
 from rookery.agents.replay import ReplayBatch
-from rookery.algorithms.ddpg import DDPGAgent, DDPGConfig, DDPGWorkflow
-from rookery.algorithms.td3 import DeterministicHyperparameters
+from rookery.algorithms.ddpg import DDPGConfig, DDPGWorkflow
+from rookery.algorithms.td3 import DeterministicHyperparameters, TD3Agent
 from rookery.errors import InvalidInputError
 from rookery.learners.replay import OffPolicyState
 from rookery.sample_batch import SampleBatch
@@ -152,7 +151,7 @@ def test_an_update_equals_the_steps_of_the_paper_in_float64(with_dead_rows: bool
 
 
 def test_targets_have_no_noise() -> None:
-    agent, actions = DDPGAgent(), normal(3, 4, 2, seed=0)
+    agent, actions = TD3Agent(), normal(3, 4, 2, seed=0)
     for seed in (0, 1):
         seen = agent.target_actions(actions, UNEVEN, DeterministicHyperparameters(), jax.random.key(seed))
         np.testing.assert_array_equal(seen, actions)
@@ -161,18 +160,18 @@ def test_targets_have_no_noise() -> None:
 def test_the_policy_follows_every_update_and_there_is_one_critic_unless_told_otherwise() -> None:
     assert DDPGConfig().policy_delay == 1
     assert DDPGConfig().network.num_critics == 1
-    assert DDPGAgent().config.num_critics == 1
+    assert DDPGConfig().network.num_critics == 1
 
 
 def test_discrete_actions_are_an_error_at_build() -> None:
-    with pytest.raises(InvalidInputError, match=r"DDPGAgent needs actions in a Box with finite bounds: Discrete\(2"):
+    with pytest.raises(InvalidInputError, match=r"DDPG and TD3 need actions in a Box with finite bounds: Discrete\(2"):
         make_workflow("probe/cue_reward")
 
 
 def test_no_network_is_made_for_actions_without_finite_bounds() -> None:
     for space in (Discrete(3), Box(-np.inf, np.inf, (2,))):
         with pytest.raises(InvalidInputError, match="finite bounds"):
-            DDPGAgent().init(OBS, space, jax.random.key(0))
+            TD3Agent().init(OBS, space, jax.random.key(0))
 
 
 def test_what_a_config_does_not_say_of_the_network_keeps_the_default_of_the_method() -> None:
