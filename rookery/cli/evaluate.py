@@ -44,7 +44,7 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
             agents = workflow.training.agents(state)
             if "eval/best_" not in agents:
                 raise InvalidInputError(f"--best: {workflow.agent_name} keeps no best individual.")
-            state = state.replace(learner=state.learner.replace(agent_state=agents["eval/best_"]))
+            state = state.replace_learner(agent_state=agents["eval/best_"])
         train = workflow.settings.train
         key = make_key(arguments.seed)
         results = [

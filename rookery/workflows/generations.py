@@ -345,7 +345,7 @@ class HostGenerations(Generations):
         obs, weights = self.player.play_at_random(REFERENCE_ENVS, REFERENCE_STEPS, seed)
         agent_state = self.agent.update_obs_statistics(state.agent_state, obs, weights)
         agent_state = self.layout.place(agent_state, SAME)
-        return state.replace(learner=state.learner.replace(agent_state=agent_state))
+        return state.replace_learner(agent_state=agent_state)
 
     def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
         state, population, play_key = self._ask_all(state)

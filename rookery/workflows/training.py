@@ -3,7 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,10 @@ class TrainingState(State):
     learner: LearnerState
     source_state: Any
     """The state of device environments; empty if environments are on the host."""
+
+    def replace_learner(self, **changes: Any) -> Self:
+        """Return a copy with these fields of the learner's state changed."""
+        return self.replace(learner=self.learner.replace(**changes))
 
     @property
     def agent_state(self) -> AgentState:

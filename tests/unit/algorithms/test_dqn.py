@@ -349,7 +349,7 @@ class CountingUp(DQN):
     def gradient_step(self, state: Any, part: str, *_: Any) -> tuple[LossInfo, Any]:
         """Stand for a gradient step: every parameter grows by 1."""
         params = jax.tree.map(lambda leaf: leaf + 1.0, state.agent_state.params)
-        return LossInfo(errors=jnp.zeros((1, 4))), state.replace(agent_state=state.agent_state.replace(params=params))
+        return LossInfo(errors=jnp.zeros((1, 4))), state.replace_learner(agent_state=state.agent_state.replace(params=params))
 
 
 @pytest.mark.parametrize("interval", [1, 4, None])
@@ -360,7 +360,7 @@ def test_the_target_network_follows_every_update_also_where_updates_come_in_grou
     state = workflow.init(workflow.make_key())
     zeros = jax.tree.map(jnp.zeros_like, state.agent_state.params)
     agent_state = state.agent_state.replace(params=zeros)
-    state = state.replace(learner=state.learner.replace(agent_state=agent_state, target_params=zeros))
+    state = state.replace_learner(agent_state=agent_state, target_params=zeros)
     followed = 0.0
     for num_updates in range(1, 16):
         if interval is None:

@@ -346,7 +346,7 @@ def test_the_ratio_stays_1_at_every_step_while_the_policy_does_not_change(
         metrics, state = workflow.step(state)
         assert metrics["train/clip_fraction"] == 0.0
         assert abs(metrics["train/approx_kl"]) < 1e-6
-    learning = state.replace(hyperparameters=state.hyperparameters.replace(learning_rate=jnp.float32(0.01)))
+    learning = state.replace_learner(hyperparameters=state.hyperparameters.replace(learning_rate=jnp.float32(0.01)))
     metrics, _ = workflow.step(learning)
     assert metrics["train/clip_fraction"] > 0.3, "the measure sees a policy that changes"
 
@@ -365,7 +365,7 @@ def test_an_update_ends_when_the_policy_has_moved_too_far() -> None:
         stopped.agent_state.params,
         stepped_once.agent_state.params,
     )
-    patient = state.replace(hyperparameters=state.hyperparameters.replace(target_kl=jnp.float32(100.0)))
+    patient = state.replace_learner(hyperparameters=state.hyperparameters.replace(target_kl=jnp.float32(100.0)))
     assert int(stopping.step(patient)[1].num_updates) == 6
 
 

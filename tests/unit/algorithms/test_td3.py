@@ -152,7 +152,7 @@ class CountingUp(TD3):
         params = state.agent_state.params
         params = params.replace(**{part: jax.tree.map(lambda leaf: leaf + 1.0, params[part])})
         report = LossInfo(metrics={"train/actor_loss": jnp.zeros(())}, errors=jnp.zeros((1, 4)))
-        return report, state.replace(agent_state=state.agent_state.replace(params=params))
+        return report, state.replace_learner(agent_state=state.agent_state.replace(params=params))
 
 
 @pytest.mark.parametrize("policy_delay", [2, 4])
@@ -163,7 +163,7 @@ def test_policy_and_slow_copies_wait_for_the_critics_also_where_updates_come_in_
     state = workflow.init(workflow.make_key())
     zeros = jax.tree.map(jnp.zeros_like, state.agent_state.params)
     agent_state = state.agent_state.replace(params=zeros)
-    state = state.replace(learner=state.learner.replace(agent_state=agent_state, target_params=zeros))
+    state = state.replace_learner(agent_state=agent_state, target_params=zeros)
     followed = {"policy": 0.0, "critics": 0.0}
     for num_updates in range(1, 16):
         if num_updates % policy_delay == 0:

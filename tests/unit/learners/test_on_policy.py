@@ -56,7 +56,7 @@ def states(workflow: A2CWorkflow) -> list[Any]:
 def with_learning_rate(state: Any, start: float, end: float) -> Any:
     schedule = state.hyperparameters.learning_rate.replace(start=jnp.float32(start), end=jnp.float32(end))
     hyperparameters = state.hyperparameters.replace(learning_rate=schedule)
-    return state.replace(learner=state.learner.replace(hyperparameters=hyperparameters))
+    return state.replace_learner(hyperparameters=hyperparameters)
 
 
 def assert_close(one: Any, other: Any, **tolerance: float) -> None:

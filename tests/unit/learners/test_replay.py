@@ -326,7 +326,7 @@ def test_statistics_count_every_row_once(states: list[Any]) -> None:
 def with_hyperparameters(state: Any, **changes: float) -> Any:
     changes = {name: jnp.float32(value) for name, value in changes.items()}
     hyperparameters = state.hyperparameters.replace(**changes)
-    return state.replace(learner=state.learner.replace(hyperparameters=hyperparameters))
+    return state.replace_learner(hyperparameters=hyperparameters)
 
 
 def test_a_population_with_different_hyperparameters_is_a_vmap_over_the_same_step(
