@@ -9,6 +9,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 from rookery.agent import AgentState
+from rookery.agents.actor_critic import AdvantageSamples
 from rookery.algorithms.a2c import A2C, A2CAgent, A2CConfig, A2CHyperparameters, A2CWorkflow
 from rookery.errors import InvalidInputError, ShapeError
 from rookery.learners.on_policy import OnPolicyState
@@ -144,7 +145,7 @@ def test_a_column_where_a_row_belongs_is_an_error_when_traced(name: str) -> None
     given = {"advantages": jnp.zeros(SHAPE), "targets": jnp.zeros(SHAPE)}
     given[name] = given[name][..., None]
     with jax.numpy_rank_promotion("allow"), pytest.raises(ShapeError, match=name):
-        agent.loss(state, trajectory, carry=(), hyperparameters=HYPERPARAMETERS, **given)
+        agent.loss(state, AdvantageSamples(batch=trajectory, **given), carry=(), hyperparameters=HYPERPARAMETERS)
 
 
 def test_a_hyperparameter_out_of_range_is_refused() -> None:

@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 
 from rookery.agents.replay import ReplayBatch
 from rookery.algorithms.ddpg import DDPGConfig, DDPGWorkflow
-from rookery.algorithms.td3 import DeterministicHyperparameters, TD3Agent
+from rookery.algorithms.td3 import DeterministicHyperparameters, TD3Agent, TD3Hyperparameters
 from rookery.errors import InvalidInputError
 from rookery.learners.replay import OffPolicyState
 from rookery.sample_batch import SampleBatch
@@ -151,10 +151,15 @@ def test_an_update_equals_the_steps_of_the_paper_in_float64(with_dead_rows: bool
 
 
 def test_targets_have_no_noise() -> None:
-    agent, actions = TD3Agent(), normal(3, 4, 2, seed=0)
-    for seed in (0, 1):
-        seen = agent.target_actions(actions, UNEVEN, DeterministicHyperparameters(), jax.random.key(seed))
-        np.testing.assert_array_equal(seen, actions)
+    agent, batch = TD3Agent(config=DDPGConfig().network), make_replayed(with_dead_rows=False)
+    state = agent.init(OBS, UNEVEN, jax.random.key(0))
+    transitions = agent.transitions(state, batch, jnp.float32(DISCOUNT))
+
+    def targets(seed: int, hyperparameters: DeterministicHyperparameters) -> np.ndarray:
+        return np.asarray(agent.targets(state, state.params, transitions, hyperparameters, jax.random.key(seed)))
+
+    np.testing.assert_array_equal(*(targets(seed, DeterministicHyperparameters()) for seed in (0, 1)))
+    assert np.any(targets(0, TD3Hyperparameters()) != targets(1, TD3Hyperparameters())), "as they do in TD3"
 
 
 def test_the_policy_follows_every_update_and_there_is_one_critic_unless_told_otherwise() -> None:

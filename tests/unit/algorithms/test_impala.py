@@ -13,6 +13,8 @@ from rookery.agent import AgentState
 from rookery.algorithms.impala import IMPALAAgent, IMPALAHyperparameters, IMPALAWorkflow
 from rookery.distributed import device_mesh
 from rookery.errors import InvalidInputError
+from rookery.learning.experience import Experience
+from rookery.learning.trajectories import row_weights
 from rookery.networks import ActorCriticConfig
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Discrete
@@ -124,9 +126,10 @@ def reference_loss(
 def test_the_loss_and_its_gradient_equal_the_formulas_in_float64(with_dead_steps: bool) -> None:
     trajectory = make_trajectory(with_dead_steps)
     agent, state = linear_agent()
+    experience = Experience(trajectory=trajectory, first_carry=(), weights=row_weights(trajectory))
 
     def loss(params: Any) -> Any:
-        return agent.loss(state.replace(params=params), trajectory, (), HYPERPARAMETERS)
+        return agent.loss(state.replace(params=params), experience, (), HYPERPARAMETERS)
 
     program = jax.shard_map(
         jax.value_and_grad(loss, has_aux=True),

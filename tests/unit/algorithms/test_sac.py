@@ -346,7 +346,7 @@ class CountingUp(SAC):
         params = state.agent_state.params
         params = params.replace(**{part: jax.tree.map(lambda leaf: leaf + 1.0, params[part])})
         report = LossInfo(metrics={"train/entropy": jnp.zeros(())}, errors=jnp.zeros((1, 4)))
-        return report, state.replace_learner(agent_state=state.agent_state.replace(params=params))
+        return report, state.replace(agent_state=state.agent_state.replace(params=params))
 
 
 def test_the_slow_critics_follow_every_update_also_where_updates_come_in_groups() -> None:

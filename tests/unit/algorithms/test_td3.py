@@ -152,7 +152,7 @@ class CountingUp(TD3):
         params = state.agent_state.params
         params = params.replace(**{part: jax.tree.map(lambda leaf: leaf + 1.0, params[part])})
         report = LossInfo(metrics={"train/actor_loss": jnp.zeros(())}, errors=jnp.zeros((1, 4)))
-        return report, state.replace_learner(agent_state=state.agent_state.replace(params=params))
+        return report, state.replace(agent_state=state.agent_state.replace(params=params))
 
 
 @pytest.mark.parametrize("policy_delay", [2, 4])
@@ -202,7 +202,7 @@ def test_with_one_update_per_iteration_every_second_one_changes_the_policy() -> 
 
 
 def test_discrete_actions_are_an_error_at_build() -> None:
-    with pytest.raises(InvalidInputError, match=r"TD3Agent needs actions in a Box with finite bounds: Discrete\(2"):
+    with pytest.raises(InvalidInputError, match=r"DDPG and TD3 need actions in a Box with finite bounds: Discrete\(2"):
         make_workflow("probe/cue_reward")
 
 

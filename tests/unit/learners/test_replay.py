@@ -496,12 +496,12 @@ def test_an_env_whose_last_observation_is_not_a_number_does_no_harm() -> None:
     [
         ({"warmup_steps": TOTAL_TIMESTEPS}, f"agent.warmup_steps={TOTAL_TIMESTEPS} leaves nothing of total_timesteps"),
         ({"warmup_steps": 8, "n_step": 3}, "agent.warmup_steps=8 leaves nothing to learn from: use at least 9"),
-        ({"warmup": "greedy"}, "agent.warmup='greedy': choose 'random' or 'policy'"),
+        ({"warmup": "greedy"}, "agent: unknown warmup 'greedy'"),
         ({"updates_per_step": 0.5}, "updates_per_step=0.5 must make a whole number of updates after num_envs"),
         ({"updates_per_step": 0.0}, "agent.updates_per_step=0 must make"),
         ({"updates_per_step": -1.0}, "agent.updates_per_step=-1 must make"),
         ({"batch_size": 0}, "agent.batch_size=0"),
-        ({"burn_in": -1}, "agent.burn_in=-1 must be at least 0"),
+        ({"burn_in": -1}, "agent.burn_in=-1 must be an integer of at least 0"),
         (
             {"buffer_capacity": 8, "n_step": 3},
             "agent.buffer_capacity=8 does not hold a window of 3 steps for each of num_envs=3: use at least 9",

@@ -16,9 +16,9 @@ def build(**agent: Any) -> Any:
 @pytest.mark.parametrize(("name", "strategy"), [("cmaes", "CMA_ES"), ("pso", "PSO"), ("evosax", "LM_MA_ES")])
 def test_a_method_is_a_strategy_of_evosax(name: str, strategy: str) -> None:
     workflow = build(name=name, initial_std=0.25)
-    assert workflow.optimizer.strategy == strategy
-    assert workflow.optimizer.population_size == 8
-    assert float(workflow.optimizer.hyperparameters.initial_std) == 0.25
+    assert workflow.training.optimizer.strategy == strategy
+    assert workflow.training.optimizer.population_size == 8
+    assert float(workflow.training.optimizer.hyperparameters.initial_std) == 0.25
 
 
 def test_strategy_and_parameters_come_from_the_config() -> None:
