@@ -22,7 +22,9 @@ def test_a_method_is_a_strategy_of_evosax(name: str, strategy: str) -> None:
 
 
 def test_strategy_and_parameters_come_from_the_config() -> None:
-    optimizer = build(name="evosax", strategy="PSO", params={"social_coeff": 1.0, "inertia_coeff": 0.5}).optimizer
+    optimizer = build(
+        name="evosax", strategy="PSO", params={"social_coeff": 1.0, "inertia_coeff": 0.5}
+    ).training.optimizer
     assert optimizer.strategy == "PSO"
     assert optimizer.params == (("inertia_coeff", 0.5), ("social_coeff", 1.0))
 
@@ -41,5 +43,7 @@ def test_a_parameter_that_is_no_number_is_an_error() -> None:
 
 def test_cma_es_refuses_a_large_network_in_one_sentence() -> None:
     workflow = build(name="cmaes", network={"hidden_sizes": [64, 64]})
-    with pytest.raises(InvalidInputError, match=r"4610 are too many, it can have up to 2000\. Use a smaller network"):
+    with pytest.raises(
+        InvalidInputError, match=r"4610 parameters are too many, the limit is 2000\. Use a smaller network"
+    ):
         workflow.init(jax.random.key(0))
