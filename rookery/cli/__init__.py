@@ -1,8 +1,7 @@
-"""The command `rookery`: a line of text in, a line of text out, an exit code.
+"""The command line `rookery`.
 
-0 is success, 1 a verdict that is not good, 2 an error, 130 and 143 an interruption. Each command has a file with a
-function that declares its arguments and one that runs it; what a command needs is imported when it runs, so
-`rookery --help` answers at once.
+Exit codes: 0 success, 1 failed check, 2 error, 130 and 143 interrupted. Each command has a file with a function that
+declares its arguments and one that runs it. A command imports what it needs when it runs, so `rookery --help` is fast.
 """
 
 import argparse
@@ -41,28 +40,28 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return exit_code
     except BrokenPipeError:
-        # The reader of a pipe (`| head`) has gone: nothing more can be said, not even when Python closes stdout.
+        # The reader of a pipe (`| head`) is gone: discard all further output, also when Python closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ERROR
     except KeyboardInterrupt:
         print("rookery: interrupted", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
-        exit_code = getattr(error, "exit_code", ERROR)  # a run that was stopped by a signal has one of its own
+        exit_code = getattr(error, "exit_code", ERROR)  # a run stopped by a signal has its own exit code
         if arguments.debug:
             traceback.print_exc()
         else:
             kind = "error: " if exit_code == ERROR else ""
-            hint = "" if isinstance(error, RookeryError) else " (--debug shows where)"
+            hint = "" if isinstance(error, RookeryError) else " (--debug shows the traceback)"
             print(f"rookery: {kind}{one_line(error)}{hint}", file=sys.stderr)
             print(indented_traceback(error), end="", file=sys.stderr)
         return exit_code
 
 
 def import_from_here() -> None:
-    """Let modules of the current directory be found, as `python -m rookery` does, though after all others.
+    """Append the current directory to the import path, as `python -m rookery` prepends it.
 
-    So `gymnasium/my_module:MyEnv-v0` can be trained on from beside `my_module.py`.
+    This finds `gymnasium/my_module:MyEnv-v0` in the folder of `my_module.py`.
     """
     here = os.getcwd()
     if not sys.flags.safe_path and not {"", here} & set(sys.path):
@@ -83,7 +82,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse_arguments(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
-    """Parse a command line on which overrides and options may stand in any order, which argparse alone refuses."""
+    """Parse a command line with overrides and options in any order, which argparse alone does not support."""
     arguments, rest = parser.parse_known_args(argv)
     if rest and ("overrides" not in arguments or any(text.startswith("-") for text in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

@@ -10,7 +10,7 @@ import rookery
 from rookery.errors import InvalidInputError
 
 SOURCE_ROOT = Path(rookery.__file__).resolve().parent.parent
-"""The folder that holds the package: in a source checkout, the benchmarks are beside it."""
+"""The parent folder of the package; in a source checkout it contains the benchmarks."""
 
 
 def add_bench(commands: Any) -> None:
@@ -22,7 +22,7 @@ def add_bench(commands: Any) -> None:
 def run_bench(arguments: argparse.Namespace) -> int:
     if not (SOURCE_ROOT / "bench").is_dir():
         raise InvalidInputError(
-            f"the benchmarks are part of the source tree, and there is no folder {SOURCE_ROOT / 'bench'}: clone the "
+            f"the benchmarks are part of a source checkout, and {SOURCE_ROOT / 'bench'} does not exist: clone the "
             "repository and run `make bench` there."
         )
     return subprocess.run([sys.executable, "-m", "bench", *arguments.names], cwd=SOURCE_ROOT, check=False).returncode

@@ -1,4 +1,4 @@
-"""`rookery check-env`: whether an environment keeps the rules."""
+"""`rookery check-env`: check that an environment follows its interface."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 from rookery.cli.console import make_console, print_line
 from rookery.cli.exit_codes import NOT_GOOD, SUCCESS
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imported when the command runs: both take long
     from rich.console import Console
 
     from rookery.testing.check_report import Check, CheckReport, ShowFn
 
 
 def add_check_env(commands: Any) -> None:
-    command = commands.add_parser("check-env", help="check that an environment keeps the rules")
+    command = commands.add_parser("check-env", help="check that an environment follows its interface")
     command.add_argument(
         "name", metavar="NAME", help="classic/cartpole, gymnasium/CartPole-v1, ale/Pong-v5 or CartPole-v1"
     )
@@ -29,7 +29,7 @@ def run_check_env(arguments: argparse.Namespace) -> int:
 
 
 def check_by_name(name: str, show_fn: "ShowFn") -> "CheckReport":
-    """Check an environment of the device or of the host."""
+    """Check a device or host environment."""
     from rookery.envs.registration import HOST_LIBRARIES
     from rookery.testing.check_env import check_env_by_name
 
@@ -41,7 +41,7 @@ def check_by_name(name: str, show_fn: "ShowFn") -> "CheckReport":
 
 
 def print_check(console: "Console", check: "Check") -> None:
-    """Print one check: on a terminal with a colored outcome, its text in a column of its own."""
+    """Print one check; on a terminal in columns and colors."""
     from rookery.testing.check_report import NAME_WIDTH, Outcome
 
     if not console.is_terminal:

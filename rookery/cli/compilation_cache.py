@@ -1,13 +1,13 @@
-"""Where compiled programs are kept between two runs of the command."""
+"""The cache of compiled programs between two runs of the command."""
 
 import os
 from pathlib import Path
 
 
 def enable_compilation_cache() -> Path | None:
-    """Let JAX keep compiled programs between runs, in the user's cache folder; return the folder if it can be used.
+    """Cache compiled programs in the user's cache folder; return the folder, or None if it cannot be created.
 
-    `ROOKERY_CACHE_DIR` names another one; a folder that was chosen by JAX's own setting is kept.
+    `ROOKERY_CACHE_DIR` overrides the folder; a folder set by JAX's own option is kept.
     """
     import jax
 
@@ -22,7 +22,7 @@ def enable_compilation_cache() -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Where Rookery keeps what it can make again."""
+    """Return the cache folder of Rookery."""
     if chosen := os.environ.get("ROOKERY_CACHE_DIR"):
         return Path(chosen).expanduser()
     user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -1,4 +1,4 @@
-"""What the commands print: aligned on a terminal with colors, plain elsewhere."""
+"""Output of the commands: aligned and colored on a terminal, plain elsewhere."""
 
 import textwrap
 from collections.abc import Iterable
@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 from rookery.errors import RookeryError
 from rookery.runners.faults import EnvFaultError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imported when something is printed: it takes long
     from rich.console import Console
 
 
 def make_console() -> "Console":
-    """Make the terminal, which knows whether it is one."""
+    """Make the console for standard output."""
     from rich.console import Console
 
     return Console(highlight=False)
 
 
 def print_line(console: "Console", text: str, style: str = "") -> None:
-    """Print a line as it is, in a style if there is a terminal."""
+    """Print a line without markup; styled on a terminal."""
     if console.is_terminal:
         console.print(text, style=style, markup=False, soft_wrap=True)
     else:
@@ -27,7 +27,7 @@ def print_line(console: "Console", text: str, style: str = "") -> None:
 
 
 def print_heading(console: "Console", name: str, remark: str) -> None:
-    """Print the name of a group and a remark on it."""
+    """Print the name of a group and a remark."""
     if console.is_terminal:
         from rich.text import Text
 
@@ -37,7 +37,7 @@ def print_heading(console: "Console", name: str, remark: str) -> None:
 
 
 def print_columns(console: "Console", names: list[str]) -> None:
-    """Print names side by side, one per line where no terminal tells the width."""
+    """Print names in columns; one per line without a terminal."""
     if console.is_terminal:
         from rich.columns import Columns
         from rich.padding import Padding
@@ -49,7 +49,7 @@ def print_columns(console: "Console", names: list[str]) -> None:
 
 
 def print_rows(console: "Console", rows: Iterable[tuple[str, str]]) -> None:
-    """Print names and what there is to say about each, aligned."""
+    """Print aligned pairs of name and text."""
     rows = list(rows)
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
@@ -59,7 +59,7 @@ def print_rows(console: "Console", rows: Iterable[tuple[str, str]]) -> None:
 
 
 def print_table(console: "Console", header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
-    """Print a table: the first column to the left, numbers in the others to the right."""
+    """Print a table: first column left-aligned, others right-aligned."""
     table = [header, *rows]
     widths = [max(len(row[column]) for row in table) for column in range(len(header))]
     for number, row in enumerate(table):
@@ -69,23 +69,23 @@ def print_table(console: "Console", header: tuple[str, ...], rows: Iterable[tupl
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an extra."""
+    """Return the command that installs an extra."""
     return f"pip install 'rookery[{extra}]'"
 
 
 def one_line(error: Exception) -> str:
-    """Return the message of an error in one line; an error that was not raised on purpose is named."""
+    """Return the message of an error in one line; with its type unless it is a `RookeryError`."""
     message = " ".join(str(error).removesuffix(env_traceback(error)).split())
     return message if isinstance(error, RookeryError) else f"{type(error).__name__}: {message}"
 
 
 def indented_traceback(error: Exception) -> str:
-    """Return the lines to print below the message of an error: where an environment failed, if it was one."""
+    """Return the traceback of a failed environment, indented; empty for other errors."""
     return textwrap.indent(env_traceback(error), "  ")
 
 
 def env_traceback(error: Exception) -> str:
-    """Return the traceback of an environment that the message of an error ends with."""
+    """Return the traceback of the environment at the end of the message of an error."""
     from rookery.runners.transports.transport import EnvCallError
 
     match error:

@@ -1,4 +1,4 @@
-"""`rookery doctor`: versions and devices, and what is missing."""
+"""`rookery doctor`: versions, devices, and missing extras."""
 
 import argparse
 import importlib.metadata
@@ -17,7 +17,7 @@ from rookery.cli.exit_codes import NOT_GOOD, SUCCESS
 
 
 def add_doctor(commands: Any) -> None:
-    command = commands.add_parser("doctor", help="show versions and devices, and what is missing")
+    command = commands.add_parser("doctor", help="show versions, devices and missing extras")
     command.set_defaults(run_fn=run_doctor)
 
 
@@ -60,7 +60,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
 
 
 def backend_problems(backend: str) -> list[str]:
-    """Say what to do about an accelerator that is there and not used."""
+    """Return advice for accelerators that JAX does not use."""
     if backend != "cpu":
         return []
     accelerators = {
@@ -70,23 +70,23 @@ def backend_problems(backend: str) -> list[str]:
     }
     chosen = os.environ.get("JAX_PLATFORMS")
     return [
-        f"{accelerator} seems to be here, but JAX runs on the CPU: "
+        f"{accelerator} seems to be present, but JAX runs on the CPU: "
         + (f"unset JAX_PLATFORMS={chosen}." if chosen else f"pip install -U '{requirement}'")
-        for accelerator, (is_there, requirement) in accelerators.items()
-        if is_there
+        for accelerator, (is_present, requirement) in accelerators.items()
+        if is_present
     ]
 
 
 def cache_text(folder: Path | None) -> str:
-    """Describe the compilation cache: where, how much."""
+    """Describe the folder and size of the compilation cache."""
     if folder is None:
-        return f"off, {cache_folder()} cannot be made: set ROOKERY_CACHE_DIR to a folder that can"
+        return f"off, {cache_folder()} cannot be created: set ROOKERY_CACHE_DIR to a writable folder"
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
     return f"{folder} ({len(sizes)} files, {sum(sizes) / 1e6:.1f} MB)"
 
 
 def extras() -> dict[str, str]:
-    """The optional extras, each with the package that tells whether it is installed."""
+    """Return the optional extras, each with the package that it installs."""
     from rookery.envs.registration import BUILTIN_LIBRARIES
 
     libraries = {name: library.requires for name, library in BUILTIN_LIBRARIES.items() if library.requires is not None}
@@ -94,7 +94,7 @@ def extras() -> dict[str, str]:
 
 
 def extra_text(extra: str, package: str) -> str:
-    """Give the version of an extra, or the command that installs it."""
+    """Return the version of an extra, or the command that installs it."""
     if importlib.util.find_spec(package) is None:
         return f"not installed: {install_command(extra)}"
     try:

@@ -1,4 +1,4 @@
-"""`rookery evaluate`: how good the agent of a run is, played greedily, and how that looks."""
+"""`rookery evaluate`: returns of the greedy policy of a run, and a video of it."""
 
 import argparse
 import contextlib
@@ -15,13 +15,15 @@ POLICY_HEADER = ("policy", "return", "std", "min", "max")
 def add_evaluate(commands: Any) -> None:
     command = commands.add_parser("evaluate", help="play episodes with the greedy policy of a run")
     command.add_argument("run", type=Path, metavar="RUN", help="the run directory")
-    command.add_argument("--episodes", type=int, default=32, metavar="N", help="how many for each seed (default: 32)")
+    command.add_argument(
+        "--episodes", type=int, default=32, metavar="N", help="number of episodes per seed (default: 32)"
+    )
     command.add_argument("--video", type=Path, metavar="FILE", help="also record one episode: .gif, .webp, .png")
     command.add_argument("--step", type=int, metavar="N", help="the checkpoint at this env step (default: the last)")
     command.add_argument(
-        "--best", action="store_true", help="of evolution: the fittest individual instead of the center"
+        "--best", action="store_true", help="evolution: evaluate the fittest individual instead of the center"
     )
-    command.add_argument("--seed", type=int, default=0, metavar="K", help="of the episodes (default: 0)")
+    command.add_argument("--seed", type=int, default=0, metavar="K", help="seed of the episodes (default: 0)")
     command.set_defaults(run_fn=run_evaluate)
 
 
@@ -36,14 +38,14 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
 
     check_count("--episodes", arguments.episodes)
     if arguments.video is not None and arguments.video.suffix.lower() not in FORMATS:
-        raise InvalidInputError(f"--video={arguments.video}: expected a name that ends in {', '.join(FORMATS)}.")
+        raise InvalidInputError(f"--video={arguments.video}: the name must end in {', '.join(FORMATS)}.")
     console = make_console()
     with contextlib.closing(build_from_run(RunDirectory.open(arguments.run), devices=None)) as workflow:
         state = workflow.restore(arguments.step)
         if arguments.best:
             agents = workflow.training.agents(state)
             if "eval/best_" not in agents:
-                raise InvalidInputError(f"--best: {workflow.agent_name} keeps no best individual.")
+                raise InvalidInputError(f"--best: {workflow.agent_name} has no best individual.")
             state = state.replace_learner(agent_state=agents["eval/best_"])
         train = workflow.settings.train
         key = make_key(arguments.seed)
@@ -81,6 +83,6 @@ def row(seed: int, result: Any) -> tuple[str, ...]:
 
 
 def figures_of(returns: Any) -> tuple[str, ...]:
-    """Return mean, standard deviation, smallest and largest as text."""
+    """Return mean, standard deviation, minimum and maximum as text."""
     figures = (returns.mean(), returns.std(), returns.min(), returns.max())
     return tuple(f"{float(figure):.2f}" for figure in figures)

@@ -1,3 +1,3 @@
-"""What a command tells the shell; a run that was stopped by a signal ends with 128 + its number."""
+"""Exit codes; a run stopped by a signal exits with 128 + its number."""
 
 SUCCESS, NOT_GOOD, ERROR, INTERRUPTED = 0, 1, 2, 130

@@ -1,4 +1,4 @@
-"""`rookery list`: the environments and agents there are."""
+"""`rookery list`: available environments and agents."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -7,12 +7,12 @@ from rookery.cli.console import install_command, make_console, one_line, print_c
 from rookery.cli.exit_codes import SUCCESS
 from rookery.errors import InvalidInputError, unknown_name
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imported when something is printed: it takes long
     from rich.console import Console
 
 
 def add_list(commands: Any) -> None:
-    command = commands.add_parser("list", help="show the environments and agents there are")
+    command = commands.add_parser("list", help="list environments and agents")
     command.add_argument("kind", nargs="?", choices=("envs", "agents"), help="what to list (default: both)")
     command.add_argument("libraries", nargs="*", metavar="LIBRARY", help="only the environments of these libraries")
     command.set_defaults(run_fn=run_list)
@@ -20,7 +20,7 @@ def add_list(commands: Any) -> None:
 
 def run_list(arguments: argparse.Namespace) -> int:
     if arguments.libraries and arguments.kind != "envs":
-        raise InvalidInputError(f"only environments come from a library: rookery list envs {arguments.libraries[0]}")
+        raise InvalidInputError(f"libraries apply only to environments: rookery list envs {arguments.libraries[0]}")
     console = make_console()
     if arguments.kind != "agents":
         list_envs(console, arguments.libraries)
@@ -30,7 +30,7 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 
 def list_envs(console: "Console", libraries: list[str]) -> None:
-    """Print the names of the environments, library by library."""
+    """Print the names of the environments by library."""
     from rookery.envs import env_names, is_installed, library_names
     from rookery.runners.envs.libraries import HOST_LIBRARIES, host_env_names
 
@@ -56,7 +56,7 @@ def list_envs(console: "Console", libraries: list[str]) -> None:
 
 
 def list_agents(console: "Console") -> None:
-    """Print the methods with the first line of what they say about themselves."""
+    """Print the methods with the first line of their docstrings."""
     from rookery.registry import agent_names, workflow_class
 
     print_heading(console, "agents", "")

@@ -1,4 +1,4 @@
-"""Training on several hosts: the same command on each, told where the first one is."""
+"""Training on several hosts: the same command on each, with the address of the first."""
 
 import argparse
 from typing import Any
@@ -7,17 +7,17 @@ from rookery.errors import InvalidInputError
 
 
 def add_multi_host(command: Any) -> None:
-    """Declare the arguments by which the processes of one run find each other."""
+    """Declare the arguments that connect the processes of one run."""
     group = command.add_argument_group(
         "several hosts", "the same command on every host, each with its own --process-id"
     )
-    group.add_argument("--coordinator", metavar="HOST:PORT", help="an address of the process with id 0")
-    group.add_argument("--num-processes", type=int, metavar="N", help="how many processes train together")
-    group.add_argument("--process-id", type=int, metavar="I", help="which of them this is, from 0")
+    group.add_argument("--coordinator", metavar="HOST:PORT", help="address of the process with id 0")
+    group.add_argument("--num-processes", type=int, metavar="N", help="number of processes")
+    group.add_argument("--process-id", type=int, metavar="I", help="id of this process, from 0")
 
 
 def join_hosts(arguments: argparse.Namespace) -> bool:
-    """Wait for the other processes, if there are any; tell whether there are."""
+    """Wait for the other processes; return False if this is the only one."""
     given = {
         "--coordinator": arguments.coordinator,
         "--num-processes": arguments.num_processes,

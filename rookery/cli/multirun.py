@@ -1,4 +1,4 @@
-"""`rookery train --multirun`: one run after the other, each in a directory of its own."""
+"""`rookery train --multirun`: several runs in sequence, each in its own directory."""
 
 import re
 import time
@@ -19,11 +19,11 @@ MAX_NAME_LENGTH = 100
 
 
 def run_all(overrides: Sequence[str], debug: bool) -> int:
-    """Train every combination of the values; a run that fails does not keep the others from being made."""
+    """Train every combination of the values; a failing run does not stop the others."""
     jobs = sweep(overrides)
     configs = [compose(job) for job in jobs]
     if any(config["run_dir"] is not None for config in configs):
-        raise InvalidInputError("run_dir is one directory for many runs: leave it out, they go to multirun/<time>/.")
+        raise InvalidInputError("run_dir cannot be set for several runs: they are written to multirun/<time>/.")
     prepare_jax(*configs)
     console = make_console()
     shared = set.intersection(*map(set, jobs))
@@ -52,6 +52,6 @@ def run_all(overrides: Sequence[str], debug: bool) -> int:
 
 
 def directory_name(number: int, overrides: Sequence[str]) -> str:
-    """Name the directory of a run after its number and its own overrides, in characters that every shell takes."""
+    """Name the directory of a run after its number and its overrides, in characters that need no quoting."""
     words = re.sub(r"[^\w.=+-]+", "-", ",".join(overrides)).strip("-")
     return f"{number}-{words}"[:MAX_NAME_LENGTH].rstrip("-")

@@ -1,4 +1,4 @@
-"""`rookery report`: one page about one or several runs."""
+"""`rookery report`: an HTML page about one or several runs."""
 
 import argparse
 from pathlib import Path
@@ -9,7 +9,7 @@ from rookery.cli.exit_codes import SUCCESS
 
 
 def add_report(commands: Any) -> None:
-    command = commands.add_parser("report", help="make a page of curves and figures of one or several runs")
+    command = commands.add_parser("report", help="write an HTML page with curves and figures of runs")
     command.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories; several are compared")
     command.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="default: RUN/report.html, for several runs ./report.html"

@@ -1,4 +1,4 @@
-"""`rookery resume`: go on with a run that was stopped or killed."""
+"""`rookery resume`: continue a stopped or killed run."""
 
 import argparse
 from pathlib import Path
@@ -10,10 +10,10 @@ from rookery.cli.multi_host import add_multi_host, join_hosts
 
 
 def add_resume(commands: Any) -> None:
-    command = commands.add_parser("resume", help="go on with a run that was stopped")
+    command = commands.add_parser("resume", help="continue a stopped run")
     command.add_argument("run", type=Path, metavar="RUN", help="the run directory")
     command.add_argument(
-        "--step", type=int, metavar="N", help="from the checkpoint at this env step (default: the last)"
+        "--step", type=int, metavar="N", help="start from the checkpoint at this env step (default: the last)"
     )
     add_multi_host(command)
     command.set_defaults(run_fn=run_resume)

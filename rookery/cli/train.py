@@ -1,4 +1,4 @@
-"""`rookery train`: overrides in; a trained agent, its checkpoints, a recorded episode and a report out."""
+"""`rookery train`: train an agent; write checkpoints, a recorded episode and a report."""
 
 import argparse
 import sys
@@ -20,13 +20,13 @@ examples:
   rookery train agent=a2c env=classic/acrobot seed=3
   rookery train env=classic/pendulum agent.learning_rate=1e-3 total_timesteps=2e6
   rookery train 'agent.learning_rate={start: 3e-4, end: 0}'     changes over the run
-  rookery train num_seeds=16                                    side by side, in one program
+  rookery train num_seeds=16                                    16 seeds in one program
   rookery train devices=2                                       two cores of a CPU, or two GPUs
   rookery train env=brax/hopper env.kwargs.backend=positional   an argument of the library
   rookery train --multirun agent=ppo,a2c seed=1,2,3             one run after the other
 
-Every key, its value and what it means: rookery train --show-config [OVERRIDE ...]
-Some pairs of agent and env have a preset, which changes defaults; without it: '~preset@_global_'
+All keys with values and explanations: rookery train --show-config [OVERRIDE ...]
+Some pairs of agent and env have a preset, which changes defaults. To disable it: '~preset@_global_'
 Agents and environments: rookery list
 """
 
@@ -41,9 +41,9 @@ def add_train(commands: Any) -> None:
     )
     command.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="key=value")
     modes = command.add_mutually_exclusive_group()
-    modes.add_argument("--show-config", action="store_true", help="print the config and what its keys mean, and stop")
+    modes.add_argument("--show-config", action="store_true", help="print the config with explanations and exit")
     modes.add_argument(
-        "-m", "--multirun", action="store_true", help="one run for every combination of values, like seed=1,2,3"
+        "-m", "--multirun", action="store_true", help="one run for each combination of values, like seed=1,2,3"
     )
     add_multi_host(command)
     command.set_defaults(run_fn=run_train)
@@ -54,7 +54,9 @@ def run_train(arguments: argparse.Namespace) -> int:
 
     if arguments.multirun:
         if arguments.coordinator is not None:
-            raise InvalidInputError("--multirun trains on one host: give every run on several a command of its own.")
+            raise InvalidInputError(
+                "--multirun works on one host: on several hosts, start each run with its own command."
+            )
         from rookery.cli.multirun import run_all
 
         return run_all(arguments.overrides, arguments.debug)

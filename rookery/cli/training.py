@@ -1,4 +1,4 @@
-"""Training for the command line: in a run directory, with an episode to watch and a report at the end."""
+"""Training for the command line: in a run directory, with a recorded episode and a report at the end."""
 
 import contextlib
 import itertools
@@ -7,11 +7,13 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
+from rich.console import Console
 
+from rookery.agent import AgentState
 from rookery.cli.console import one_line, print_line, print_rows
 from rookery.envs.registration import HOST_LIBRARIES
 from rookery.errors import InvalidInputError
@@ -21,56 +23,52 @@ from rookery.report import write_report, write_video
 from rookery.report.statistics import bootstrap_interval, interquartile_mean
 from rookery.report.video import MAX_BYTES_IN_REPORT
 from rookery.runs.directory import RunDirectory
-from rookery.types import make_key
+from rookery.types import Key, index_tree, make_key
 from rookery.workflows.programs import gather
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from rookery.agent import AgentState
-    from rookery.types import Key
-    from rookery.workflows.workflow import Workflow
+from rookery.workflows.workflow import Workflow
 
 STEPS_IN_REPORT = 500
-"""How much of an episode is recorded after training: drawing may be slow."""
+"""The number of steps recorded after training: rendering may be slow."""
 
 
-def train(config: Mapping[str, Any], console: "Console", on_all_hosts: bool = False) -> RunDirectory:
-    """Train as a composed config says, in its `run_dir`; on several hosts, on all devices they have."""
+def train(config: Mapping[str, Any], console: Console, on_all_hosts: bool = False) -> RunDirectory:
+    """Train with a composed config in its `run_dir`; `on_all_hosts` uses all devices of several hosts."""
     run = RunDirectory(str(config["run_dir"]))
     if run.config_path.exists():
-        raise InvalidInputError(f"run_dir={run.path} holds a run already: `{command('resume', run)}` goes on with it.")
+        raise InvalidInputError(
+            f"run_dir={run.path} already contains a run: continue it with `{command('resume', run)}`."
+        )
     if not on_all_hosts:
         prepare_jax(config)
     workflow = build_workflow(config, enable_multi_devices=on_all_hosts)
     return _complete(workflow, lambda: workflow.learn(workflow.init(workflow.make_key())), console)
 
 
-def resume(path: Path, step: int | None, console: "Console", on_all_hosts: bool = False) -> RunDirectory:
-    """Go on with a run from its last checkpoint, or from the one at `step`."""
+def resume(path: Path, step: int | None, console: Console, on_all_hosts: bool = False) -> RunDirectory:
+    """Continue a run from its last checkpoint, or from the one at `step`."""
     run = RunDirectory.open(path)
     if not on_all_hosts:
         prepare_jax(run.config)
     workflow = build_workflow(run.config | {"run_dir": str(run.path)}, enable_multi_devices=on_all_hosts)
-    if begins_anew := workflow.training.describe_restart():
-        print_line(console, begins_anew)
+    if restart := workflow.training.describe_restart():
+        print_line(console, restart)
     return _complete(workflow, lambda: workflow.resume(step), console)
 
 
-def build_from_run(run: RunDirectory, **changes: Any) -> "Workflow":
-    """Build the workflow of a run, wherever its directory is now; `changes` are made to its config."""
+def build_from_run(run: RunDirectory, **changes: Any) -> Workflow:
+    """Build the workflow of a run, even if its directory was moved; `changes` override its config."""
     config = run.config | {"run_dir": str(run.path)} | changes
     prepare_jax(config)
     return build_workflow(config)
 
 
 def prepare_jax(*configs: Mapping[str, Any]) -> None:
-    """Let JAX show a CPU as the devices that some runs need, and make calls wait if one is on host environments.
+    """Split the CPU into as many devices as runs need, and make dispatch synchronous for host environments.
 
-    Both are possible only before JAX is used for the first time.
+    Both are possible only before the first use of JAX.
     """
     if any(str(config["env"]["name"]).partition("/")[0] in HOST_LIBRARIES for config in configs):
-        # To hand a program to another thread takes as long as a small network: too long to be done in every step.
+        # Passing a program to another thread takes as long as running a small network: too long for every step.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
     num_devices = max((number for config in configs if isinstance(number := config.get("devices"), int)), default=0)
     if num_devices < 1:
@@ -80,15 +78,15 @@ def prepare_jax(*configs: Mapping[str, Any]) -> None:
     except RuntimeError as error:
         if jax.device_count() < num_devices:
             raise InvalidInputError(
-                f"devices={num_devices}: JAX has already started with {jax.device_count()}; start the command with the "
-                f"environment variable JAX_NUM_CPU_DEVICES={num_devices}."
+                f"devices={num_devices}: JAX has already started with {jax.device_count()}; set the environment "
+                f"variable JAX_NUM_CPU_DEVICES={num_devices} before the command."
             ) from error
 
 
 class ConsoleHandler(logging.Handler):
-    """Prints what is logged between the lines of the progress."""
+    """Prints log records between the lines of the progress display."""
 
-    def __init__(self, console: "Console") -> None:
+    def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)
         self._console = console
 
@@ -97,8 +95,8 @@ class ConsoleHandler(logging.Handler):
 
 
 @contextlib.contextmanager
-def warnings_shown(console: "Console") -> Iterator[None]:
-    """Print what Rookery warns of, such as an environment that fails, and hand it to no other handler."""
+def warnings_shown(console: Console) -> Iterator[None]:
+    """Print warnings of Rookery, such as failing environments, and do not propagate them."""
     logger, handler = logging.getLogger("rookery"), ConsoleHandler(console)
     logger.addHandler(handler)
     logger.propagate = False
@@ -110,30 +108,30 @@ def warnings_shown(console: "Console") -> Iterator[None]:
 
 
 def new_run_directory(config: Mapping[str, Any]) -> str:
-    """Name a directory that does not exist yet: runs/<agent>-<env>-<time>."""
+    """Return the name of a new directory: runs/<agent>-<env>-<time>."""
     env_name = str(config["env"]["name"]).replace("/", "-")
     return str(unused(Path("runs") / f"{config['agent']['name']}-{env_name}-{time.strftime('%Y%m%d-%H%M%S')}"))
 
 
 def unused(path: Path) -> Path:
-    """Return `path`, with a number behind it if it is taken."""
+    """Return `path`, with a number appended if it exists."""
     candidates = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in itertools.count(1))
     return next(candidate for candidate in candidates if not candidate.exists())
 
 
 def command(name: str, run: RunDirectory, *options: str) -> str:
-    """Write a command about a run as it can be pasted into a shell."""
+    """Return a command for a run, quoted for the shell."""
     return shlex.join(["rookery", name, str(run.path), *options])
 
 
 def final_returns(run: RunDirectory) -> list[float]:
-    """The mean return of the last evaluation of each seed."""
+    """Return the mean return of the last evaluation of each seed."""
     last = {row["seed"]: row["eval/mean_reward"] for row in run.read_metrics() if "eval/mean_reward" in row}
     return list(last.values())
 
 
 def describe_returns(returns: list[float]) -> str:
-    """Say what came out, over several seeds by the interquartile mean and its 95 % bootstrap interval."""
+    """Format the final returns; several seeds as interquartile mean with 95 % bootstrap interval."""
     if not returns:
         return "not recorded"
     if len(returns) == 1:
@@ -144,7 +142,7 @@ def describe_returns(returns: list[float]) -> str:
 
 
 def describe_faults(run: RunDirectory) -> str:
-    """Say how often environments on the host failed and what that cost, by the last record; empty if they did not."""
+    """Summarize failures of host environments from the last record; empty without failures."""
     rows = run.read_metrics()
     last = rows[-1] if rows else {}
     if not last.get("faults/total"):
@@ -154,28 +152,28 @@ def describe_faults(run: RunDirectory) -> str:
 
 
 def record_episode(
-    workflow: "Workflow",
-    agent_state: "AgentState",
-    key: "Key",
+    workflow: Workflow,
+    agent_state: AgentState,
+    key: Key,
     path: Path,
     max_steps: int | None = None,
     max_bytes: int | None = None,
 ) -> None:
-    """Play one greedy episode, or its first `max_steps` steps, and write it as an animated picture."""
+    """Play one greedy episode, or its first `max_steps` steps, and write it as an animation."""
     num_steps = max_steps or workflow.evaluator.max_episode_steps
     write_video(path, workflow.play(agent_state, key, num_steps), max_bytes=max_bytes)
 
 
-def agent_state_of(workflow: "Workflow", state: Any, index: int) -> "AgentState":
-    """Take the agent of one seed out of the state of a workflow."""
+def agent_state_of(workflow: Workflow, state: Any, index: int) -> AgentState:
+    """Return the agent state of one seed from the state of a workflow."""
     agent_state = gather(state.agent_state)
     if workflow.settings.train.num_seeds == 1:
         return agent_state
-    return jax.tree.map(lambda leaf: leaf[index], agent_state)
+    return index_tree(agent_state, index)
 
 
-def _complete(workflow: "Workflow", learn_fn: Callable[[], Any], console: "Console") -> RunDirectory:
-    """Train in the run directory and leave the results there."""
+def _complete(workflow: Workflow, learn_fn: Callable[[], Any], console: Console) -> RunDirectory:
+    """Train in the run directory and write the results there."""
     run = RunDirectory(str(workflow.settings.train.run_dir))
     if jax.process_index() == 0:
         print_line(console, f"run directory {run.path}")
@@ -185,12 +183,12 @@ def _complete(workflow: "Workflow", learn_fn: Callable[[], Any], console: "Conso
     finally:
         workflow.close()
     if jax.process_index() == 0:
-        _leave_results(workflow, state, run, console)
+        _write_results(workflow, state, run, console)
     return run
 
 
-def _leave_results(workflow: "Workflow", state: Any, run: RunDirectory, console: "Console") -> None:
-    """Record an episode, write the report, and say where everything is."""
+def _write_results(workflow: Workflow, state: Any, run: RunDirectory, console: Console) -> None:
+    """Record an episode, write the report, and print their paths."""
     options = ["--episodes", "100"]
     try:
         with console.status("recording an episode"):

@@ -1,4 +1,4 @@
-"""What came out of runs: a page to read, and an episode to watch."""
+"""Reports on runs: an HTML page and a video of an episode."""
 
 from rookery.report.page import write_report
 from rookery.report.video import write_video

@@ -1,4 +1,4 @@
-"""The axes of a figure: their ranges, the round values on them, and where values lie in the units of a plot."""
+"""Axes of figures: ranges, ticks, and positions in plot units."""
 
 import math
 from collections.abc import Sequence
@@ -10,26 +10,26 @@ from rookery.report.formatting import tick_labels
 from rookery.report.markup import Content, Markup, element
 
 WIDTH, HEIGHT = 2000, 1000
-"""The units of a plot: coordinates are whole numbers, finer than a pixel."""
+"""The size of a plot in plot units: integer coordinates, finer than a pixel."""
 MARGIN = 0.05
-"""The free space above and below what is drawn, as a share of its height."""
+"""The margin above and below the data, as a fraction of its height."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A range of values, and the round values in it that are labeled."""
+    """A range of values and its ticks."""
 
     low: float
     high: float
     ticks: tuple[float, ...]
 
     def fraction(self, values: np.ndarray) -> np.ndarray:
-        """Return where values lie between the ends of the axis, 0 to 1."""
+        """Scale values to 0 at the low end and 1 at the high end of the axis."""
         return (np.asarray(values, np.float64) - self.low) / (self.high - self.low)
 
 
 def axis_of_values(values: np.ndarray, num_ticks: int = 5) -> Axis:
-    """Return an axis with room for all values; that of a constant has the constant in its middle."""
+    """Return an axis that contains all values; a constant is in its middle."""
     low, high = range_of(values)
     margin = MARGIN * (high - low)
     low, high = low - margin, high + margin
@@ -37,7 +37,7 @@ def axis_of_values(values: np.ndarray, num_ticks: int = 5) -> Axis:
 
 
 def range_of(values: np.ndarray) -> tuple[float, float]:
-    """Return the least and the greatest value; a constant is put into the middle of a range."""
+    """Return the smallest and largest value; for a constant, a range around it."""
     low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
     if high - low > 1e-9 * max(abs(low), abs(high)):
         return low, high
@@ -61,14 +61,14 @@ def round_values(low: float, high: float, num_values: int) -> tuple[float, ...]:
 
 
 def grid(x_axis: Axis, y_axis: Axis) -> Markup:
-    """Draw a line at every labeled value."""
+    """Draw a line at every tick."""
     down = [f"M{x} 0V{HEIGHT}" for x in x_positions(x_axis, x_axis.ticks)]
     across = [f"M0 {y}H{WIDTH}" for y in y_positions(y_axis, y_axis.ticks)]
     return element("path", d="".join(down + across), class_="grid")
 
 
 def labels(x_axis: Axis, y_axis: Axis, names: Content) -> Markup:
-    """Write the labeled values beside a plot, and the names of its axes."""
+    """Write the tick labels and the names of the axes of a plot."""
 
     def label(axis: Axis, tick: float, text: str, name: str, edge: str) -> Markup:
         position = float(axis.fraction(np.asarray(tick))) * 100
@@ -88,7 +88,7 @@ def labels(x_axis: Axis, y_axis: Axis, names: Content) -> Markup:
 
 
 def connect(x_axis: Axis, y_axis: Axis, x_values: np.ndarray, y_values: np.ndarray) -> str:
-    """Connect the points; a value that is missing interrupts the line, and a lonely point becomes a dot."""
+    """Connect the points; missing values interrupt the line, and isolated points become dots."""
     pieces = []
     for stretch in stretches(~np.isnan(y_values)):
         points = places(x_axis, y_axis, x_values[stretch], y_values[stretch])
@@ -97,28 +97,28 @@ def connect(x_axis: Axis, y_axis: Axis, x_values: np.ndarray, y_values: np.ndarr
 
 
 def stretches(known: np.ndarray) -> list[slice]:
-    """Return the stretches of consecutive True."""
+    """Return the slices of consecutive True values."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], known, [False]]).astype(int)))
     return [slice(start, stop) for start, stop in edges.reshape(-1, 2)]
 
 
 def places(x_axis: Axis, y_axis: Axis, x_values: np.ndarray, y_values: np.ndarray) -> list[str]:
-    """Write points in the units of a plot."""
+    """Format points in plot units."""
     return [f"{x} {y}" for x, y in zip(x_positions(x_axis, x_values), y_positions(y_axis, y_values), strict=True)]
 
 
 def x_positions(axis: Axis, values: Sequence[float] | np.ndarray) -> list[int]:
-    """Return the units of a plot from its left edge."""
+    """Return positions in plot units from the left edge."""
     return np.rint(axis.fraction(np.asarray(values)) * WIDTH).astype(int).tolist()
 
 
 def y_positions(axis: Axis, values: Sequence[float] | np.ndarray) -> list[int]:
-    """Return the units of a plot from its upper edge."""
+    """Return positions in plot units from the upper edge."""
     return np.rint((1.0 - axis.fraction(np.asarray(values))) * HEIGHT).astype(int).tolist()
 
 
 def numbers(values: np.ndarray | None) -> list[float | int | None] | None:
-    """Shorten numbers to what a reader can tell apart; a missing one becomes null."""
+    """Round numbers to five digits; missing values become null."""
     if values is None:
         return None
     if np.issubdtype(values.dtype, np.integer):

@@ -1,4 +1,4 @@
-"""From the records of a run to curves: one value per metric, seed and record, drawn with few enough points."""
+"""Curves of a run: one value per metric, seed and record, thinned for drawing."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ SEED = "seed"
 
 @dataclass(frozen=True)
 class Series:
-    """One metric of one run: `values[s, t]` of `seeds[s]` at `steps[t]`, NaN where there is no finite value."""
+    """One metric of one run: `values[s, t]` of `seeds[s]` at `steps[t]`; NaN for missing or non-finite values."""
 
     seeds: tuple[int, ...]
     steps: np.ndarray
@@ -28,13 +28,13 @@ class Series:
 
     @property
     def center(self) -> np.ndarray:
-        """The interquartile mean over the seeds, `[T]`."""
+        """The interquartile mean over seeds, `[T]`."""
         return interquartile_mean(self.values)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A series made ready to be drawn: its center, the interval around it, and the curve of each seed.
+    """A series prepared for drawing: its center, the interval around it, and the curve of each seed.
 
     `low` and `high` are None for a single seed.
     """
@@ -47,10 +47,10 @@ class Curve:
 
 
 def read_series(rows: Iterable[Mapping[str, Any]]) -> dict[str, Series]:
-    """Sort the rows of `metrics.jsonl` by metric.
+    """Group the rows of `metrics.jsonl` by metric.
 
-    A record has one row per seed, all of the same iteration. Where episodes decide how many env steps an iteration
-    takes, the seeds differ in them, and the record stands at their mean.
+    A record has one row per seed, all from the same iteration. If seeds differ in env steps, as in evolution, the
+    record is placed at their mean.
     """
     rows = [row for row in rows if STEPS in row]
     seeds = sorted({row.get(SEED, 0) for row in rows})
@@ -72,7 +72,7 @@ def _steps_of_records(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, Any]
 
 
 def _record_of(row: Mapping[str, Any]) -> tuple[str, Any]:
-    """Tell the record of a row by its iteration, or by its env steps where that was not written."""
+    """Identify the record of a row by its iteration, or by its env steps without one."""
     name = ITERATIONS if ITERATIONS in row else STEPS
     return name, row[name]
 
@@ -89,7 +89,7 @@ def _series(by_position: Mapping[tuple[int, int], float], seeds: tuple[int, ...]
 
 
 def make_curve(series: Series, max_points: int, max_seed_points: int = 0) -> Curve:
-    """Prepare a series for drawing; `max_seed_points=0` leaves the curves of single seeds out."""
+    """Prepare a series for drawing; `max_seed_points=0` omits the curves of single seeds."""
     kept = thin_out(series.center, max_points)
     values = series.values[:, kept]
     low, high = bootstrap_interval(values) if series.num_seeds > 1 else (None, None)
@@ -102,10 +102,10 @@ def make_curve(series: Series, max_points: int, max_seed_points: int = 0) -> Cur
 
 
 def thin_out(values: np.ndarray, max_points: int) -> np.ndarray:
-    """Return the indices of at most `max_points` values that look like all of them.
+    """Return the indices of at most `max_points` values that preserve the shape of the curve.
 
-    The values are cut into stretches of equal length, and of each the lowest and the highest are kept, so that no spike
-    is lost; the first and the last value are kept too.
+    The values are split into segments of equal length, and the lowest and highest of each are kept, so that spikes
+    remain; the first and last value are kept too.
     """
     if len(values) <= max_points:
         return np.arange(len(values))

@@ -1,4 +1,4 @@
-"""Environments that failed: how often and in which way, and what it cost."""
+"""The section on failed environments: numbers, kinds and costs of faults."""
 
 from collections.abc import Sequence
 
@@ -11,12 +11,12 @@ NUM_FAULTS = "faults/total"
 KINDS = {
     "faults/raised": "Exceptions raised",
     "faults/invalid": "Invalid values returned",
-    "faults/hung": "No answer in time",
+    "faults/hung": "Timeouts",
     "faults/killed": "Processes killed by a signal",
-    "faults/exited": "Processes that ended by themselves",
+    "faults/exited": "Processes that exited",
 }
 COSTS = {
-    "faults/restarts": "Envs built anew",
+    "faults/restarts": "Envs restarted",
     "faults/lost_envs": "Envs given up",
     "faults/unfinished_episodes": "Episodes given up, without a fitness",
     "rollout/steps_discarded": "Env steps discarded",
@@ -24,19 +24,19 @@ COSTS = {
 
 
 def faults(runs: Sequence[LoadedRun]) -> Markup | None:
-    """The faults of environments on the host, if there were any."""
+    """The faults of host environments, if there were any."""
     if not any(run.last(NUM_FAULTS) for run in runs):
         return None
     return section(
         "Faults",
-        note("A fault costs the episode it happened in. The env is built anew, or given up after too many tries."),
+        note("A fault discards its episode. The env is restarted, or given up after too many attempts."),
         legend_of(runs),
         figures(metric_figure(runs, NUM_FAULTS, "Faults so far"), _counts(runs)),
     )
 
 
 def _counts(runs: Sequence[LoadedRun]) -> Markup:
-    """List the kinds that occurred, and the costs that are recorded, with those of all runs beside each other."""
+    """List the kinds that occurred and the recorded costs, one column per run."""
     happened = {name: label for name, label in KINDS.items() if any(run.last(name) for run in runs)}
     recorded = {name: label for name, label in COSTS.items() if any(name in run.series for run in runs)}
     labels = {NUM_FAULTS: "Faults", **happened, **recorded}

@@ -1,4 +1,4 @@
-"""Numbers as people write them."""
+"""Formatting of numbers, durations and ticks for the report."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ SI_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def format_number(value: float) -> str:
-    """Write a measured value with four significant digits: 0.01234, 496.3, 1,234,568."""
+    """Format a value with four significant digits: 0.01234, 496.3, 1,234,568."""
     if not math.isfinite(value):
         return str(value).replace("nan", "NaN")
     if 0 < abs(value) < 1e-3:
@@ -18,7 +18,7 @@ def format_number(value: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Write a time with its two largest units: 0.4 s, 12 s, 3 min 20 s, 1 h 5 min."""
+    """Format a duration with its two largest units: 0.4 s, 12 s, 3 min 20 s, 1 h 5 min."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     minutes, seconds = divmod(round(seconds), 60)
@@ -29,7 +29,7 @@ def format_duration(seconds: float) -> str:
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """Write the evenly spaced values of an axis alike and as short as they can be told apart: 0, 100k, 200k."""
+    """Format evenly spaced ticks uniformly, with as few digits as distinguish them: 0, 100k, 200k."""
     largest = max((abs(tick) for tick in ticks), default=0.0)
     step = ticks[1] - ticks[0] if len(ticks) > 1 else largest or 1.0
     scale, suffix = next(((scale, suffix) for scale, suffix in SI_PREFIXES if largest >= scale), (1.0, ""))

@@ -1,4 +1,4 @@
-"""What a seed of evolution ends with beside one agent, read from `population.json` with nothing taken on trust."""
+"""Final populations of evolution, read from `population.json` and validated."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,12 @@ import numpy as np
 from rookery.errors import InvalidInputError
 
 LARGEST = float(np.finfo(np.float32).max)
-"""Fitness is computed in float32: what is larger is infinite."""
+"""Fitness is computed in float32: larger values count as infinite."""
 
 
 @dataclass(frozen=True)
 class Front:
-    """Individuals by their objectives `points[n, m]`, and which of them are on the Pareto front."""
+    """Objectives `points[n, m]` of individuals, and whether they are on the Pareto front."""
 
     axes: tuple[str, ...]
     points: np.ndarray
@@ -24,9 +24,9 @@ class Front:
 
 @dataclass(frozen=True)
 class Archive:
-    """The `fitness[c]` of the best in each cell of descriptors, NaN where it is empty.
+    """The `fitness[c]` of the best individual in each cell; NaN for empty cells.
 
-    A grid has `cells` along each of its axes, the last running fastest; other archives have `centroids[c, k]`.
+    A grid has `cells` along each of its axes, in row-major order; other archives have `centroids[c, k]`.
     """
 
     axes: tuple[str, ...]
@@ -47,7 +47,7 @@ class Archive:
 
 
 def parse_populations(entries: Sequence[Any]) -> tuple[Front | Archive, ...]:
-    """Read the entries of all seeds; an error says which entry is damaged, and how."""
+    """Parse the entries of all seeds; errors name the damaged entry."""
     populations: list[Front | Archive] = []
     for number, entry in enumerate(entries):
         try:
@@ -56,7 +56,7 @@ def parse_populations(entries: Sequence[Any]) -> tuple[Front | Archive, ...]:
             problem = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise InvalidInputError(f"entry {number} of population.json is damaged: {problem}.") from None
         if (type(populations[0]), populations[0].axes) != (type(populations[-1]), populations[-1].axes):
-            raise InvalidInputError(f"entry {number} of population.json is of another kind than the first.")
+            raise InvalidInputError(f"entry {number} of population.json is of a different kind than the first.")
     return tuple(populations)
 
 
@@ -111,7 +111,7 @@ def _axes(entry: Mapping[str, Any], at_least: int) -> tuple[str, ...]:
 
 
 def _numbers(entry: Mapping[str, Any], name: str) -> np.ndarray:
-    """Read numbers; what is null, infinite or NaN becomes NaN."""
+    """Read numbers; null and infinite values become NaN."""
     values = np.array(entry[name], np.float64)
     return np.where(np.abs(values) <= LARGEST, values, np.nan)
 

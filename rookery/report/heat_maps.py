@@ -1,4 +1,4 @@
-"""Archives of quality diversity as figures: colors over two descriptors, bars over one."""
+"""Figures of quality-diversity archives: a heat map over two descriptors, bars over one."""
 
 from dataclasses import dataclass
 
@@ -12,26 +12,26 @@ from rookery.report.planes import Group, Plane, plane_figure
 from rookery.report.plots import style_class
 
 COLORS = ("#502684", "#3552ae", "#0c7ead", "#04a3ab", "#19c79a", "#9add78", "#f7e967")
-"""From low to high in even steps of lightness: the order shows in gray too, and both ends on white and on black."""
+"""From low to high with evenly increasing lightness, readable in gray and on white and black backgrounds."""
 NUM_LEVELS = 61
-"""How many colors a scale has: the above, and nine between each two."""
+"""The number of colors of a scale: those above, and nine between each pair."""
 FITNESS = "fitness"
 
 
 @dataclass(frozen=True)
 class ColorScale:
-    """Colors for the values between two ends."""
+    """Colors for the values in a range."""
 
     low: float
     high: float
 
     def levels(self, values: np.ndarray) -> np.ndarray:
-        """Return the numbers of the colors of values."""
+        """Return the color index of each value."""
         return np.rint((values - self.low) / (self.high - self.low) * (NUM_LEVELS - 1)).astype(int)
 
 
 def archive_figure(title: str, archive: Archive, style: int, note: str) -> Markup:
-    """Draw the fitness in the cells of an archive; of more than two descriptors the first two are shown."""
+    """Draw the fitness in the cells of an archive over its first two descriptors."""
     filled = archive.fitness[~np.isnan(archive.fitness)]
     description = f"{title}, by {' and '.join(archive.axes[:2])}. {filled.size} of {archive.fitness.size} cells filled"
     if filled.size:
@@ -49,7 +49,7 @@ def archive_figure(title: str, archive: Archive, style: int, note: str) -> Marku
 
 
 def color_of_level(level: int) -> str:
-    """Mix the two of `COLORS` between which a level lies."""
+    """Interpolate between the two nearest `COLORS`."""
     place = level / (NUM_LEVELS - 1) * (len(COLORS) - 1)
     first = min(int(place), len(COLORS) - 2)
     share = place - first
@@ -58,7 +58,7 @@ def color_of_level(level: int) -> str:
 
 
 def _tiles(archive: Archive, plane: Plane, scale: ColorScale) -> tuple[Content, np.ndarray]:
-    """Draw a grid, and return its cells as points; along further descriptors the best counts."""
+    """Draw a grid and return its cells as points; further descriptors are reduced to the best."""
     assert archive.cells is not None
     fitness = np.fmax.reduce(archive.fitness.reshape(*archive.cells[:2], -1), axis=2)
     x_edges, y_edges = _edges(archive, 0), _edges(archive, 1)
@@ -79,12 +79,12 @@ def _tiles(archive: Archive, plane: Plane, scale: ColorScale) -> tuple[Content, 
 
 
 def _dots(archive: Archive, plane: Plane, scale: ColorScale) -> tuple[Content, np.ndarray]:
-    """Draw a dot at each centroid, the fittest on top, and return them as points."""
+    """Draw a dot at each centroid, the fittest on top; return the centroids as points."""
     assert archive.centroids is not None
     values = np.column_stack([archive.centroids[:, :2], archive.fitness])
     is_empty = np.isnan(archive.fitness)
     levels = np.where(is_empty, -1, scale.levels(np.where(is_empty, scale.low, archive.fitness)))
-    # Of such a size that they nearly touch on a phone.
+    # A size at which the dots nearly touch on a phone.
     size = f"stroke-width:{np.clip(240.0 / np.sqrt(len(values)), 4.0, 24.0):.0f}px"
     drawing = []
     for level in np.unique(levels).tolist():
@@ -97,7 +97,7 @@ def _dots(archive: Archive, plane: Plane, scale: ColorScale) -> tuple[Content, n
 
 
 def _bars(archive: Archive, plane: Plane) -> tuple[str, np.ndarray]:
-    """Draw the fitness over the only descriptor, and return the tops of the bars as points."""
+    """Draw the fitness over the single descriptor; return the tops of the bars as points."""
     if archive.centroids is None:
         edges, fitness = _edges(archive, 0), archive.fitness
         middles = _middles(edges)
@@ -114,7 +114,7 @@ def _bars(archive: Archive, plane: Plane) -> tuple[str, np.ndarray]:
 
 
 def _color_bar(scale: ColorScale) -> Markup:
-    # Each color reaches under the next, so that no seam shows.
+    # Each color extends under the next one, to avoid visible seams.
     colors = (
         element("rect", x=level, width=NUM_LEVELS - level, height=1, style=f"fill:{color_of_level(level)}")
         for level in range(NUM_LEVELS)

@@ -1,4 +1,4 @@
-"""What the sections of the page are made of: headings, rows of figures, and the figure of one metric of all runs."""
+"""Building blocks of sections: headings, rows of figures, and the figure of one metric."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from rookery.report.markup import Content, Markup, element
 from rookery.report.plots import ENV_STEPS, Line, legend, line_figure, swatch
 
 MAX_POINTS = 500
-"""The most points of a curve."""
+"""The maximum number of points of a curve."""
 MAX_SEED_POINTS = 250
-"""The most points of the curve of a single seed."""
+"""The maximum number of points of the curve of a single seed."""
 MAX_SMALL_POINTS = 160
-"""The most points of a curve in a small figure."""
+"""The maximum number of points of a curve in a small figure."""
 
 
 def section(title: str, *content: Content) -> Markup:
@@ -21,22 +21,22 @@ def section(title: str, *content: Content) -> Markup:
 
 
 def note(text: Content) -> Markup:
-    """Say how to read what follows."""
+    """Make a note that explains what follows."""
     return element("p", text, class_="note")
 
 
 def absent(reason: str) -> Markup:
-    """Say why there is no figure."""
+    """Explain why there is no figure."""
     return element("p", reason, class_="absent")
 
 
 def figures(*content: Content) -> Markup:
-    """Put large figures beside each other."""
+    """Arrange large figures in rows."""
     return element("div", content, class_="figures")
 
 
 def small_figures(*content: Content) -> Markup:
-    """Put small figures beside each other."""
+    """Arrange small figures in rows."""
     return element("div", content, class_="small-figures")
 
 
@@ -46,7 +46,7 @@ def legend_of(runs: Sequence[LoadedRun], label: str = "Runs") -> Markup | None:
 
 
 def run_label(run: LoadedRun) -> Markup:
-    """Name a run beside its color."""
+    """Write the name of a run with its color."""
     return element("span", swatch(run.style), run.name, class_="run-label")
 
 
@@ -58,7 +58,7 @@ def metric_figure(
     with_seeds: bool = True,
     x_label: str = ENV_STEPS,
 ) -> Markup | None:
-    """Draw one metric of all runs that have it, over the same axis in every figure of these runs."""
+    """Draw one metric of all runs that have it; all figures of these runs share their x axis."""
     with_metric = [run for run in runs if metric in run.series]
     if not with_metric:
         return None
@@ -70,12 +70,12 @@ def metric_figure(
     notes = []
     num_not_finite = sum(run.series[metric].num_not_finite for run in with_metric)
     if num_not_finite:
-        notes.append(f"Not drawn, being NaN or infinite: {num_not_finite:,}.")
+        notes.append(f"Values omitted because they are NaN or infinite: {num_not_finite:,}.")
     if len(with_metric) < len(runs):
         notes.append(f"Without values: {', '.join(run.name for run in runs if metric not in run.series)}.")
     return line_figure(title, lines, last_record(runs), " ".join(notes), small, x_label)
 
 
 def last_record(runs: Sequence[LoadedRun]) -> int:
-    """Return where the last record of any run stands, in what the records of these runs are counted in."""
+    """Return the position of the last record of any run on the x axis."""
     return max((int(series.steps[-1]) for run in runs for series in run.series.values()), default=0)

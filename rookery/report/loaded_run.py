@@ -1,4 +1,4 @@
-"""A run as the report sees it: read once, with what was not written marked as absent."""
+"""A run loaded for the report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ SECONDS_ELAPSED = "time/time_elapsed"
 
 @dataclass(frozen=True)
 class Estimate:
-    """A statistic over seeds and its interval, whose ends are NaN for fewer than two seeds."""
+    """A statistic over seeds and its interval, which is NaN for fewer than two seeds."""
 
     value: float
     low: float
@@ -45,9 +45,9 @@ class BestRecord:
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """What a run directory holds; `style` is the color of its curves.
+    """The contents of a run directory; `style` is the color of its curves.
 
-    `populations` are those that each seed of evolution ended with; `population_problem` says why they cannot be shown.
+    `populations` has the final population of each seed of evolution; `population_problem` explains why it is unusable.
     """
 
     name: str
@@ -62,7 +62,7 @@ class LoadedRun:
 
     @property
     def title(self) -> str:
-        """What was trained on what."""
+        """The names of the agent and the environment."""
         agent, env = (_entry(self.config, group, "name") for group in ("agent", "env"))
         return f"{agent} on {env}"
 
@@ -71,7 +71,7 @@ class LoadedRun:
         return max((series.num_seeds for series in self.series.values()), default=self.config.get("num_seeds", 1))
 
     def seed_name(self, index: int) -> str:
-        """Name one of the seeds, as far as the records tell them."""
+        """Return the name of a seed; its index if the records do not name it."""
         seeds = next((series.seeds for series in self.series.values()), ())
         return f"seed {seeds[index] if index < len(seeds) else index}"
 
@@ -82,25 +82,25 @@ class LoadedRun:
 
     @property
     def total_timesteps(self) -> int | None:
-        """The env steps that one seed should make in the end."""
+        """The configured number of env steps of one seed."""
         total = self.config.get("total_timesteps")
         return None if total is None else int(total)
 
     @property
     def seconds(self) -> float | None:
-        """The time that the run took, compilation included."""
+        """The duration of the run, including compilation."""
         return sum(self.seconds_by_part.values()) or self.last(SECONDS_ELAPSED)
 
     @property
     def steps_per_second(self) -> float | None:
-        """The env steps of all seeds per second of training, or what the last record says of it."""
+        """The env steps of all seeds per second of training; from the last record without timing."""
         if self.timing is not None and self.timing["train_seconds"] > 0:
             return self.timing["env_steps"] * self.num_seeds / self.timing["train_seconds"]
         return self.last(STEPS_PER_SECOND)
 
     @property
     def seconds_by_part(self) -> dict[str, float]:
-        """What the time went into; empty while that is not known."""
+        """Durations by part; empty until they are known."""
         if self.timing is None:
             return {}
         train, collect_share = self.timing["train_seconds"], self.timing.get("collect_share")
@@ -112,11 +112,11 @@ class LoadedRun:
 
     @property
     def return_metric(self) -> str:
-        """The metric that says best how good the agent is: the evaluation if there was one."""
+        """The best available measure of performance: the evaluation return, else the training return."""
         return EVALUATION_RETURN if EVALUATION_RETURN in self.series else TRAINING_RETURN
 
     def final_return(self) -> Estimate | None:
-        """The return at the last record, over the seeds."""
+        """Return the estimate of the return over seeds at the last record."""
         if self.return_metric not in self.series:
             return None
         last = self.series[self.return_metric].values[:, -1]
@@ -126,7 +126,7 @@ class LoadedRun:
         )
 
     def best_return(self) -> BestRecord | None:
-        """The highest return of any record."""
+        """Return the record with the highest return."""
         series = self.series.get(self.return_metric)
         if series is None or np.isnan(series.center).all():
             return None
@@ -134,7 +134,7 @@ class LoadedRun:
         return BestRecord(float(series.center[best]), int(series.steps[best]))
 
     def last(self, metric: str) -> float | None:
-        """The value of a metric at its last record, over the seeds; None if there is none."""
+        """Return the last value of a metric, averaged over seeds; None without one."""
         if metric not in self.series:
             return None
         value = float(self.series[metric].center[-1])
@@ -168,7 +168,7 @@ def _load(directory: RunDirectory, name: str, style: int) -> LoadedRun:
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
-    """Name run directories by the ends of their paths, as long as it takes to tell them apart."""
+    """Name run directories by the shortest ends of their paths that are unique."""
     parts = [path.resolve().parts for path in paths]
     for length in range(1, max(map(len, parts), default=1)):
         names = ["/".join(part[-length:]) for part in parts]

@@ -1,4 +1,4 @@
-"""HTML by construction: text becomes markup in one place, and is escaped there."""
+"""HTML elements; text is escaped in one place."""
 
 import html
 import json
@@ -9,18 +9,18 @@ VOID_TAGS = frozenset({"img", "link", "meta"})
 
 
 class Markup(str):
-    """Text that is HTML already; every other string is escaped when it becomes part of an element."""
+    """Text that is already HTML; other strings are escaped when they become part of an element."""
 
 
 Content = str | int | None | Iterable["Content"]
-"""What an element may hold: markup, text, numbers, None for nothing, or several of them."""
+"""The content of an element: markup, text, numbers, None for nothing, or an iterable of them."""
 
 
 def element(tag: str, *children: Content, **attributes: Any) -> Markup:
     """Build one element: `element("td", value, class_="number")`.
 
-    Underscores in the names of attributes become hyphens, one at the end is dropped. An attribute that is None is left
-    out, one that is True has no value.
+    Underscores in the names of attributes become hyphens; one at the end is dropped. Attributes that are None are
+    omitted; those that are True have no value.
     """
     opening = "".join([tag, *(_attribute(name, value) for name, value in attributes.items())])
     return Markup(f"<{opening}>" if tag in VOID_TAGS else f"<{opening}>{join(children)}</{tag}>")
@@ -40,7 +40,7 @@ def join(content: Content) -> Markup:
 
 
 def script_data(value: Any) -> Markup:
-    """Embed JSON for a script of the page; it cannot end its element, whatever text it holds."""
+    """Embed JSON for a script of the page, escaped so that it cannot close its element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return Markup(f'<script type="application/json">{text}</script>')
 

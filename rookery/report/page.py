@@ -1,4 +1,4 @@
-"""The report: one HTML page about one or several runs that needs nothing but itself."""
+"""The report: one self-contained HTML page about one or several runs."""
 
 from collections.abc import Sequence
 from importlib import resources
@@ -11,7 +11,7 @@ from rookery.report.sections import SECTIONS
 from rookery.runs.directory import RunDirectory, write_atomically
 
 CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-"""Lets the browser refuse whatever is not part of the page."""
+"""Makes the browser block everything that is not part of the page."""
 
 
 def write_report(runs: Sequence[RunDirectory], path: Path) -> Path:
@@ -20,7 +20,7 @@ def write_report(runs: Sequence[RunDirectory], path: Path) -> Path:
         raise InvalidInputError("a report needs at least one run directory.")
     path.parent.mkdir(parents=True, exist_ok=True)
     page = render_page(load_runs(runs))
-    # File names may hold bytes that are no text.
+    # File names may contain bytes that are not valid text.
     write_atomically(path, page.encode("utf-8", "replace").decode("utf-8"))
     return path
 

@@ -1,4 +1,4 @@
-"""Figures whose two axes are both values: the paths of a search, and individuals by their objectives."""
+"""Figures with values on both axes: search paths, and individuals by their objectives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from rookery.report.plots import interactive_figure, legend, style_class
 
 @dataclass(frozen=True)
 class Group:
-    """Points `values[n, 2...]` in one color: their place, then whatever else the pointer shows of them."""
+    """Points `values[n, 2...]` in one color: their coordinates, then further values for the pointer."""
 
     name: str
     style: int
@@ -23,7 +23,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Plane:
-    """Two axes, and the names of the values of points: the first two are those of the axes."""
+    """Two axes, and the names of the values of points; the first two name the axes."""
 
     x_axis: Axis
     y_axis: Axis
@@ -31,7 +31,7 @@ class Plane:
 
     @classmethod
     def around(cls, groups: Sequence[Group], names: Sequence[str]) -> "Plane":
-        """Return the plane that holds all points."""
+        """Return a plane that contains all points."""
         values = np.concatenate([group.values[:, :2] for group in groups])
         return cls(axis_of_values(values[:, 0]), axis_of_values(values[:, 1]), tuple(names))
 
@@ -40,12 +40,12 @@ class Plane:
         return grid(self.x_axis, self.y_axis)
 
     def places(self, values: np.ndarray) -> list[str]:
-        """Write points in the units of a plot."""
+        """Format points in plot units."""
         return places(self.x_axis, self.y_axis, values[:, 0], values[:, 1])
 
 
 def path_figure(title: str, names: Sequence[str], paths: Sequence[Group], note: str) -> Markup:
-    """Draw paths with their starts and ends marked."""
+    """Draw paths with marks at start and end."""
     plane = Plane.around(paths, names)
     drawing: list[Content] = [plane.grid]
     for path in paths:
@@ -63,7 +63,7 @@ def path_figure(title: str, names: Sequence[str], paths: Sequence[Group], note: 
 
 
 def front_figure(title: str, groups: Sequence[Group], fronts: Sequence[Front], note: str) -> Markup:
-    """Scatter the individuals of each group by their first two objectives, and mark those on its Pareto front."""
+    """Plot the individuals of each group by their first two objectives, and mark its Pareto front."""
     names = fronts[0].axes
     plane = Plane.around(groups, names)
     dominated, lines, best, counts = [], [], [], []
@@ -74,7 +74,7 @@ def front_figure(title: str, groups: Sequence[Group], fronts: Sequence[Front], n
             element("path", d=_dots(plane.places(front.points[~front.is_front])), class_=f"dominated {color}")
         )
         best.append(element("path", d=_dots(plane.places(on_front)), class_=f"points {color}"))
-        # Of more objectives only a projection can be seen, in which the front is no line.
+        # With more objectives, the figure is a projection in which the front is not a line.
         if len(names) == 2:
             lines.append(element("path", d=_staircase(plane.places(on_front)), class_=f"thin {color}"))
         counts.append(f"{group.name}: {len(on_front)} of {len(front.points)} individuals on the front")
@@ -91,7 +91,7 @@ def plane_figure(
     note: str,
     below: Content = None,
 ) -> Markup:
-    """Frame a drawing; the pointer shows the values of the nearest point of the groups."""
+    """Make a figure of a drawing; the pointer shows the values of the nearest point."""
     svg = element(
         "svg",
         drawing,
@@ -125,7 +125,7 @@ def _dots(points: Sequence[str]) -> str:
 
 
 def _staircase(points: Sequence[str]) -> str:
-    """Draw the border of what is dominated: it falls to the height of the next point before it goes there."""
+    """Draw the border of the dominated region as a staircase."""
     ordered = sorted(tuple(map(int, point.split())) for point in points)
     return "".join(f"V{y}H{x}" if number else f"M{x} {y}" for number, (x, y) in enumerate(ordered))
 

@@ -1,7 +1,7 @@
-"""Figures as inline SVG, with their labels in HTML.
+"""Figures as inline SVG with HTML labels.
 
-A plot is stretched to the width of the page, on a laptop as on a phone: strokes do not scale, and the labels are HTML,
-which keeps its size. `page.css` has the colors and the places of the labels; `page.js` shows values under the pointer.
+A plot is stretched to the width of the page; strokes and HTML labels keep their size. `page.css` defines colors and
+positions of labels; `page.js` shows values under the pointer.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,15 +28,15 @@ from rookery.report.formatting import format_number
 from rookery.report.markup import Content, Markup, element, script_data
 
 NUM_STYLES = 7
-"""How many colors there are; further curves have the same colors, dashed."""
+"""The number of colors; further curves reuse them with dashes."""
 MAX_MARKED_POINTS = 20
-"""A curve with at most so many points shows each of them."""
+"""Curves with at most this many points show each of them."""
 ENV_STEPS = "env steps"
 
 
 @dataclass(frozen=True)
 class Line:
-    """One curve of a figure: `style` chooses its color, `name` stands in the legend and beside its values."""
+    """One curve of a figure: `style` selects its color, `name` is shown in the legend and with its values."""
 
     name: str
     style: int
@@ -52,7 +52,7 @@ def line_figure(
     small: bool = False,
     x_label: str = ENV_STEPS,
 ) -> Markup:
-    """Draw curves over an axis from 0 to `last`: that of env steps, or what `x_label` names."""
+    """Draw curves over an x axis from 0 to `last`; `x_label` names it."""
     x_axis = axis_of_steps(last, num_ticks=3 if small else 5)
     y_axis = axis_of_values(_drawn_values(lines))
     drawing = element(
@@ -83,7 +83,7 @@ def interactive_figure(
     below: Content = None,
     class_: str | None = None,
 ) -> Markup:
-    """Frame a plot whose `values` the script of the page shows under the pointer and by the arrow keys."""
+    """Make a figure whose `values` are shown under the pointer and with the arrow keys."""
     how_to_read = f"{title}: the arrow keys show values"
     return element(
         "figure",
@@ -96,7 +96,7 @@ def interactive_figure(
 
 
 def share_bar(title: str, amounts: Mapping[str, float]) -> Markup:
-    """Draw a bar that is divided in proportion to the amounts; a part is colored by the class `part-<name>`."""
+    """Draw a bar divided in proportion to the amounts; the class `part-<name>` colors a part."""
     total = sum(amounts.values())
     ends = np.rint(np.cumsum([0.0, *amounts.values()]) / total * WIDTH).astype(int).tolist()
     parts = (
@@ -122,18 +122,18 @@ def legend(label: str, names_by_style: Mapping[int, str]) -> Markup:
 
 
 def swatch(style: int) -> Markup:
-    """Draw a short piece of line in the color of a curve."""
+    """Draw a short line in the color of a curve."""
     line = element("path", d="M0 5H24", class_="center")
     return element("svg", line, class_=f"swatch {style_class(style)}", viewBox="0 0 24 10", aria_hidden="true")
 
 
 def style_class(style: int) -> str:
-    """Return the classes that give an element the color, and the dashes, of a curve."""
+    """Return the CSS classes for the color and dashes of a curve."""
     return f"style-{style % NUM_STYLES}" + (" dashed" if style // NUM_STYLES % 2 else "")
 
 
 def describe(title: str, lines: Sequence[Line], x_label: str = ENV_STEPS) -> str:
-    """Say in words what a figure shows, for those who cannot see it."""
+    """Describe a figure in words, for screen readers."""
     parts = []
     for line in lines:
         known = np.flatnonzero(~np.isnan(line.curve.center))

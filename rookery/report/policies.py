@@ -1,4 +1,4 @@
-"""The policies of runs in which agents with different ones met: each is drawn like a run of its own."""
+"""The section on runs with several policies: each policy is drawn like a run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,17 +9,17 @@ from rookery.report.loaded_run import EVALUATION_RETURN, TRAINING_RETURN, Loaded
 from rookery.report.markup import Markup
 
 GROUPS = ("train/", "rollout/", "eval/")
-"""How the names of metrics begin, after the name of the policy that they are about: `leader/train/loss`."""
+"""Prefixes of metrics after the name of their policy: `leader/train/loss`."""
 
 
 def policies(runs: Sequence[LoadedRun]) -> Markup | None:
-    """The returns of each policy, where a run has several."""
+    """The returns of each policy of runs with several policies."""
     parts = by_policy(runs)
     if len(parts) == len(runs):
         return None
     return section(
         "Policies",
-        note("The return of a policy is what all its agents get together in an episode."),
+        note("The return of a policy is the sum over its agents in an episode."),
         legend_of(parts, "Policies"),
         figures(
             metric_figure(parts, EVALUATION_RETURN, "Evaluation return of each policy"),
@@ -29,7 +29,7 @@ def policies(runs: Sequence[LoadedRun]) -> Markup | None:
 
 
 def by_policy(runs: Sequence[LoadedRun]) -> list[LoadedRun]:
-    """Take apart the runs that tell of policies, into one for each, with colors of their own."""
+    """Split runs with several policies into one run per policy, each with its own color."""
     parts: list[LoadedRun] = []
     for run in runs:
         of_policies = _series_of_policies(run)

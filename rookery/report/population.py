@@ -1,4 +1,4 @@
-"""The section on evolution: how fit the generations were, where the search went, and what it ended with."""
+"""The section on evolution: fitness of the generations, path of the search, final population."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ GENERATIONS = "generations"
 
 
 def population(runs: Sequence[LoadedRun]) -> Markup | None:
-    """The generations of all runs that evolved something."""
+    """The generations of all runs of evolution."""
     evolved = [over_generations(run) for run in runs if _has_evolved(run)]
     if not evolved:
         return None
@@ -50,9 +50,9 @@ def population(runs: Sequence[LoadedRun]) -> Markup | None:
         for name in others
     ]
     how_to_read = (
-        "Of the individuals of each generation, the line is the median, the band holds the middle half, and the thin "
-        "lines are the least and the greatest; of several seeds, each is the interquartile mean. A record is the mean "
-        "of the generations since the one before."
+        "Lines show the median of each generation, bands the middle half of its individuals, and thin lines the "
+        "minimum and maximum; over several seeds, each is the interquartile mean. A record is the mean over the "
+        "generations since the previous one."
     )
     return section(
         "Population",
@@ -64,7 +64,7 @@ def population(runs: Sequence[LoadedRun]) -> Markup | None:
 
 
 def over_generations(run: LoadedRun) -> LoadedRun:
-    """Keep of a run what it says of its population, and count its records in generations instead of env steps."""
+    """Keep only the metrics of the population, over generations instead of env steps."""
     if ITERATIONS not in run.series:
         return replace(run, series={})
     generations = run.series[ITERATIONS]
@@ -85,7 +85,7 @@ def _has_evolved(run: LoadedRun) -> bool:
 
 
 def _quantities(run: LoadedRun) -> list[str]:
-    """Return what quantiles are known of: `evolution/fitness`, or `evolution/objective_<i>` for several objectives."""
+    """Return the quantities with quantiles: `evolution/fitness`, or `evolution/objective_<i>` for several."""
     return [name.removesuffix("_median") for name in run.series if name.endswith("_median")]
 
 
@@ -150,7 +150,7 @@ def _path_of_center(run: LoadedRun, named: bool) -> Markup | None:
 
 
 def _outcome(run: LoadedRun, named: bool) -> Markup | None:
-    """Show what the run ended with."""
+    """Draw the final population."""
     if run.population_problem:
         return absent(f"{_title('The last population', run, named)} cannot be shown: {run.population_problem}")
     fronts = [population for population in run.populations if isinstance(population, Front)]
@@ -163,9 +163,9 @@ def _outcome(run: LoadedRun, named: bool) -> Markup | None:
 def _pareto_front(run: LoadedRun, fronts: Sequence[Front], named: bool) -> Markup:
     styles = _styles_of_seeds(run, len(fronts))
     groups = [Group(run.seed_name(seed), style, fronts[seed].points) for seed, style in enumerate(styles)]
-    how_to_read = "Pale dots are dominated: another individual is better in one objective and worse in none."
+    how_to_read = "Pale dots are dominated: another individual is better in one objective and not worse in any."
     if len(fronts[0].axes) > 2:
-        how_to_read += f" Two of {len(fronts[0].axes)} objectives are drawn."
+        how_to_read += f" The figure shows two of {len(fronts[0].axes)} objectives."
     title = _title("Pareto front", run, named)
     return front_figure(title, groups, fronts[: len(groups)], how_to_read + _which_seeds(len(fronts)))
 
@@ -173,19 +173,19 @@ def _pareto_front(run: LoadedRun, fronts: Sequence[Front], named: bool) -> Marku
 def _archive(run: LoadedRun, archive: Archive, num_seeds: int, named: bool) -> Markup:
     size = archive.fitness.size
     finding = (
-        f"The best individual of each kind: {archive.num_filled:,} of {size:,} cells are filled "
+        f"The best individual of each cell: {archive.num_filled:,} of {size:,} cells are filled "
         f"({archive.num_filled / size:.0%}), and the QD score, the sum of their fitness, is "
         f"{format_number(archive.qd_score)}."
     )
     if len(archive.axes) > 2:
-        finding += f" Two of {len(archive.axes)} descriptors are drawn."
+        finding += f" The figure shows two of {len(archive.axes)} descriptors."
     if num_seeds > 1:
         finding += f" This is {run.seed_name(0)}, one of {num_seeds}."
     return archive_figure(_title("Archive", run, named), archive, run.style, finding)
 
 
 def _styles_of_seeds(run: LoadedRun, num_seeds: int) -> list[int]:
-    """Return a color for each seed that is drawn: that of the run if there is only one."""
+    """Return a color for each drawn seed; for a single seed, that of the run."""
     return [run.style] if num_seeds == 1 else list(range(min(num_seeds, NUM_STYLES)))
 
 

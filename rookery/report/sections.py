@@ -1,4 +1,4 @@
-"""The sections of the page: each is one function of the runs, and returns None if there is nothing to say."""
+"""The sections of the page: functions of the runs that return None if there is nothing to show."""
 
 import base64
 from collections.abc import Callable, Sequence
@@ -32,11 +32,11 @@ from rookery.report.tables import (
 Section = Callable[[Sequence[LoadedRun]], Markup | None]
 
 MAX_DIFFERENCES = 4
-"""The most settings that the comparison names for a run; the configuration has them all."""
+"""The maximum number of settings that the comparison shows per run; the configuration shows all."""
 
 
 def headline(runs: Sequence[LoadedRun]) -> Markup | None:
-    """The figures one asks for first: as cards for one run, as a table for several."""
+    """The main results: cards for one run, a table for several."""
     return _comparison(runs) if len(runs) > 1 else _cards(runs[0])
 
 
@@ -51,22 +51,22 @@ def learning_curves(runs: Sequence[LoadedRun]) -> Markup | None:
         how_seeds_are_drawn if any(run.num_seeds > 1 for run in runs) else None,
         legend_of(runs),
         figures(
-            metric_figure(runs, EVALUATION_RETURN, "Evaluation return") or absent("No evaluation was made."),
+            metric_figure(runs, EVALUATION_RETURN, "Evaluation return") or absent("No evaluation was recorded."),
             metric_figure(runs, BEST_EVALUATION_RETURN, "Evaluation return of the best individual so far"),
-            metric_figure(runs, TRAINING_RETURN, "Training return") or absent("No episode has ended in training."),
+            metric_figure(runs, TRAINING_RETURN, "Training return") or absent("No training episode has ended."),
         ),
     )
 
 
 def episodes(runs: Sequence[LoadedRun]) -> Markup | None:
-    """The length of episodes, and a recorded one to watch."""
+    """The length of episodes, and a recorded episode."""
     recordings = [_recording(run, run.episode, named=len(runs) > 1) for run in runs if run.episode is not None]
     lengths = metric_figure(runs, EPISODE_LENGTH, "Episode length in training")
     return section("Episodes", legend_of(runs), figures(lengths, recordings or absent("No episode was recorded.")))
 
 
 def updates(runs: Sequence[LoadedRun]) -> Markup | None:
-    """Losses and whatever else the method tells about its updates, one small figure each, with a curve per policy."""
+    """Losses and other metrics of updates, one small figure each, with a curve per policy."""
     parts = by_policy(runs)
     names = dict.fromkeys(name for part in parts for name in part.series if name.startswith("train/"))
     if not names:
@@ -77,7 +77,7 @@ def updates(runs: Sequence[LoadedRun]) -> Markup | None:
 
 
 def throughput(runs: Sequence[LoadedRun]) -> Markup | None:
-    """How fast the training was, and what the time went into."""
+    """Speed of training and durations of its parts."""
     figure = metric_figure(runs, STEPS_PER_SECOND, "Env steps per second, all seeds together", with_seeds=False)
     if figure is None and all(run.timing is None for run in runs):
         return None
@@ -85,7 +85,7 @@ def throughput(runs: Sequence[LoadedRun]) -> Markup | None:
 
 
 def configuration(runs: Sequence[LoadedRun]) -> Markup | None:
-    """The resolved config; of several runs, the settings in which they differ come first."""
+    """The resolved config; for several runs, settings that differ come first."""
     if len(runs) == 1:
         return section("Configuration", settings_by_group(flatten(runs[0].config), rest="run"))
     configs = [flatten(run.config) for run in runs]
@@ -93,7 +93,7 @@ def configuration(runs: Sequence[LoadedRun]) -> Markup | None:
 
 
 def versions(runs: Sequence[LoadedRun]) -> Markup | None:
-    """What the run ran on, and how it was started."""
+    """Versions, machine and command line."""
     if len(runs) == 1:
         return section("Versions and machine", settings_by_group(flatten(runs[0].manifest), rest="machine"))
     manifests = [flatten(run.manifest) for run in runs]
@@ -125,7 +125,7 @@ def _cards(run: LoadedRun) -> Markup:
     cards.append(_card("Env steps" if run.num_seeds == 1 else "Env steps per seed", f"{run.env_steps:,}", _goal(run)))
     if run.seconds is not None:
         compiling = run.seconds_by_part.get("compile")
-        detail = "" if compiling is None else f"{format_duration(compiling)} of it compiling"
+        detail = "" if compiling is None else f"of which compilation {format_duration(compiling)}"
         cards.append(_card("Wall time", format_duration(run.seconds), detail))
     if run.steps_per_second is not None:
         cards.append(_card("Steps per second", format_number(run.steps_per_second)))
@@ -139,7 +139,7 @@ def _card(label: str, value: str, detail: str = "") -> Markup:
 
 
 def _interval(estimate: Estimate, num_seeds: int) -> str:
-    """Say how sure the return is, and of how many seeds if some have none."""
+    """Describe the interval of the return, and the number of seeds if some are missing."""
     if num_seeds == 1:
         return "one seed: no interval"
     finite = "" if estimate.num_seeds == num_seeds else f"; finite in {estimate.num_seeds} of {num_seeds} seeds"
@@ -151,7 +151,7 @@ def _ends(estimate: Estimate) -> str:
 
 
 def _goal(run: LoadedRun) -> str:
-    """Say how many env steps were meant, if the training has not ended."""
+    """Return the configured number of env steps if training is not complete."""
     return "" if run.timing is not None or run.total_timesteps is None else f"of {run.total_timesteps:,}"
 
 
@@ -185,9 +185,9 @@ def _comparison(runs: Sequence[LoadedRun]) -> Markup:
             ]
         )
     all_evaluated = all(run.return_metric == EVALUATION_RETURN for run in runs)
-    source = "the last evaluation" if all_evaluated else "the last evaluation, or of training where there was none"
+    source = "the last evaluation" if all_evaluated else "the last evaluation, or of training without evaluations"
     how_to_read = (
-        f"Return is that of {source}; over seeds it is the interquartile mean. Env steps are those of one seed."
+        f"Return is that of {source}; several seeds are averaged by the interquartile mean. Env steps are per seed."
     )
     return section("Comparison", table("Comparison", header, rows, class_="comparison"), note(how_to_read))
 
@@ -200,7 +200,7 @@ def _differences(run: LoadedRun, differing: set[str]) -> str:
 def _time_spent(runs: Sequence[LoadedRun]) -> Markup:
     timed = [run for run in runs if sum(run.seconds_by_part.values()) > 0]
     if not timed:
-        return absent("How the time was spent is known when the training has ended.")
+        return absent("Durations are available when training is complete.")
     bars = (_time_bar(run, named=len(runs) > 1) for run in timed)
     return element("figure", element("figcaption", element("h3", "Where the time went")), bars, class_="time-spent")
 
@@ -218,7 +218,7 @@ def _time_bar(run: LoadedRun, named: bool) -> list[Content]:
 
 
 def _recording(run: LoadedRun, episode: bytes, named: bool) -> Markup:
-    """Show the recorded episode, with a button that stops it."""
+    """Show the recorded episode with a pause button."""
     source = f"data:image/gif;base64,{base64.b64encode(episode).decode()}"
     title = f"Recorded episode of {run.name}" if named else "Recorded episode"
     screen = element(

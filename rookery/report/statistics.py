@@ -8,16 +8,16 @@ from collections.abc import Callable
 import numpy as np
 
 Statistic = Callable[..., np.ndarray]
-"""`statistic(values, axis=...)`: reduces one axis and leaves NaN out, as `interquartile_mean` does."""
+"""`statistic(values, axis=...)`: reduces one axis and ignores NaN, like `interquartile_mean`."""
 
 COLUMNS_AT_ONCE = 64
-"""How many columns are resampled together; bounds the memory, not the result."""
+"""The number of columns resampled together; affects memory, not results."""
 
 
 def interquartile_mean(values: np.ndarray, axis: int = 0) -> np.ndarray:
-    """Return the mean of the middle half along `axis`: a quarter, rounded down, is cut off at either end.
+    """Return the mean of the middle half along `axis`: a quarter, rounded down, is dropped at each end.
 
-    NaN means that there is no value: it is left out, and where there is no value at all the result is NaN.
+    NaN values are ignored; the result is NaN if all values are.
     """
     ordered = np.sort(np.moveaxis(np.asarray(values, np.float64), axis, -1), axis=-1)  # NaN comes last
     num_values = np.count_nonzero(~np.isnan(ordered), axis=-1)[..., None]
@@ -36,10 +36,10 @@ def bootstrap_interval(
     num_resamples: int = 2000,
     seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ends of the percentile bootstrap interval of `statistic` over the first axis of `values`.
+    """Return the percentile bootstrap interval of `statistic` over the first axis of `values`.
 
-    All columns are resampled alike, so the interval of a curve is as smooth as the curve. A column with fewer than two
-    values has no interval: its ends are NaN. Equal arguments give equal results.
+    All columns use the same resamples, so the interval of a curve is as smooth as the curve. The interval of a column
+    with fewer than two values is NaN. The result is deterministic.
     """
     values = np.asarray(values, np.float64)
     columns = values.reshape(len(values), -1)

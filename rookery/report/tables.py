@@ -1,4 +1,4 @@
-"""Tables, each in a box of its own that scrolls where it is wider than the page."""
+"""Tables in boxes that scroll if they are wider than the page."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ NOT_KNOWN = "—"
 def table(
     label: str, header: Sequence[Content], rows: Iterable[Sequence[Content]], num_marked_rows: int = 0, class_: str = ""
 ) -> Markup:
-    """Build a table whose rows each begin with their heading; the first `num_marked_rows` are marked as differing."""
+    """Build a table whose rows start with a heading; the first `num_marked_rows` are marked as differing."""
     headings = element("thead", element("tr", (element("th", name, scope="col") for name in header)))
     body = []
     for number, (heading, *cells) in enumerate(rows):
@@ -23,7 +23,7 @@ def table(
 
 
 def settings_by_group(settings: Mapping[str, Any], rest: str) -> Markup:
-    """Show settings in one table per group, the part of a name before its last dot; `rest` is for names without."""
+    """Show settings in one table per group, the part of a name before its last dot; `rest` is for names without dot."""
     groups: dict[str, list[Sequence[Content]]] = {}
     for name, value in settings.items():
         group, dot, name_in_group = name.rpartition(".")
@@ -36,7 +36,7 @@ def settings_by_group(settings: Mapping[str, Any], rest: str) -> Markup:
 
 
 def settings_side_by_side(label: str, columns: Sequence[Content], settings: Sequence[Mapping[str, Any]]) -> Markup:
-    """Show the settings of several runs in one table, those that differ first and marked."""
+    """Show the settings of several runs in one table; those that differ come first and are marked."""
     differing = differing_names(settings)
     names = [*differing, *(name for name in _all_names(settings) if name not in differing)]
     rows = [[name, *(as_text(of_run[name]) if name in of_run else NOT_KNOWN for of_run in settings)] for name in names]
@@ -45,7 +45,7 @@ def settings_side_by_side(label: str, columns: Sequence[Content], settings: Sequ
 
 
 def differing_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the settings that are not the same in all runs."""
+    """Return the names of the settings that differ between runs."""
     absent = object()
     return [
         name
@@ -64,7 +64,7 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def as_text(value: Any) -> str:
-    """Write a setting as it would be written in a config."""
+    """Format a setting as in a config."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 

@@ -1,4 +1,4 @@
-"""Frames as an animated picture that every browser plays."""
+"""Videos as animated images, which every browser plays."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 
 from rookery.errors import InvalidInputError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imported when a video is written: it takes long
     from PIL import Image
 
 FORMATS: dict[str, dict[str, Any]] = {
@@ -17,29 +17,29 @@ FORMATS: dict[str, dict[str, Any]] = {
     ".apng": {"format": "PNG"},
     ".png": {"format": "PNG"},
 }
-"""The options of Pillow by the suffix of the file."""
+"""Pillow options by file suffix."""
 MAX_FRAMES = 600
-"""Of a longer episode every second, fourth, ... frame is kept; an even number, so that these are evenly spaced."""
+"""Of longer episodes, every second, fourth, ... frame is kept; an even number keeps them evenly spaced."""
 NUM_PALETTE_FRAMES = 8
 MAX_BYTES_IN_REPORT = 1_500_000
-"""The size of a recorded episode that a page can hold."""
+"""The maximum size of a recorded episode in a report."""
 
 
 def write_video(
     path: Path, frames: Iterable[np.ndarray], frames_per_second: float = 30.0, max_bytes: int | None = None
 ) -> Path:
-    """Write frames `uint8[height, width, 3]` as a .gif, .webp, .apng or .png that plays for ever; return the path.
+    """Write frames `uint8[height, width, 3]` as an endless .gif, .webp, .apng or .png; return the path.
 
-    Frames are left out, and the others shown longer, if there are very many of them or if the file would be larger than
-    `max_bytes`. Frames are taken one at a time: they may be drawn as they are needed.
+    If there are more than `MAX_FRAMES` frames, or if the file would exceed `max_bytes`, frames are dropped and the
+    others shown longer. `frames` is consumed lazily.
     """
     if path.suffix.lower() not in FORMATS:
-        raise InvalidInputError(f"cannot write a video as {path.name!r}: use a name that ends in {', '.join(FORMATS)}.")
+        raise InvalidInputError(f"cannot write a video to {path.name!r}: the name must end in {', '.join(FORMATS)}.")
     if frames_per_second <= 0:
         raise InvalidInputError(f"frames_per_second={frames_per_second} must be positive.")
     images, stride = _thinned_images(frames)
     if not images:
-        raise InvalidInputError(f"there is no frame to write to {path}.")
+        raise InvalidInputError(f"no frames to write to {path}.")
     if path.suffix.lower() == ".gif":
         images = _with_common_palette(images)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def _thinned_images(frames: Iterable[np.ndarray]) -> tuple[list["Image.Image"], 
 
 
 def _with_common_palette(images: list["Image.Image"]) -> list["Image.Image"]:
-    """Reduce frames to the 256 colors of some of them: faster than colors for each frame, and they do not flicker."""
+    """Quantize all frames to one palette of 256 colors: faster than one per frame, and without flicker."""
     from PIL import Image
 
     samples = images[:: -(-len(images) // NUM_PALETTE_FRAMES)]

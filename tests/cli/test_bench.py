@@ -23,4 +23,4 @@ def test_bench_without_a_source_tree_is_one_line(
 ) -> None:
     monkeypatch.setattr(bench, "SOURCE_ROOT", tmp_path)
     assert cli.main(["bench"]) == 2
-    assert capsys.readouterr().err.startswith("rookery: error: the benchmarks are part of the source tree")
+    assert capsys.readouterr().err.startswith("rookery: error: the benchmarks are part of a source checkout")

@@ -22,9 +22,17 @@ def test_doctor_names_versions_devices_and_extras(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("device", "platforms", "advice"),
     [
-        ("/dev/nvidia0", None, "an NVIDIA GPU seems to be here, but JAX runs on the CPU: pip install -U 'jax[cuda13]'"),
-        ("/dev/kfd", None, "an AMD GPU seems to be here, but JAX runs on the CPU: pip install -U 'jax[rocm7-local]'"),
-        ("/dev/nvidia0", "cpu", "an NVIDIA GPU seems to be here, but JAX runs on the CPU: unset JAX_PLATFORMS=cpu."),
+        (
+            "/dev/nvidia0",
+            None,
+            "an NVIDIA GPU seems to be present, but JAX runs on the CPU: pip install -U 'jax[cuda13]'",
+        ),
+        (
+            "/dev/kfd",
+            None,
+            "an AMD GPU seems to be present, but JAX runs on the CPU: pip install -U 'jax[rocm7-local]'",
+        ),
+        ("/dev/nvidia0", "cpu", "an NVIDIA GPU seems to be present, but JAX runs on the CPU: unset JAX_PLATFORMS=cpu."),
     ],
 )
 def test_doctor_tells_what_to_do_about_an_accelerator_that_is_not_used(
@@ -59,4 +67,4 @@ def test_a_cache_folder_that_cannot_be_made_is_done_without(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ROOKERY_CACHE_DIR", str(tmp_path / "file"))
     assert cli.main(["doctor"]) == 0
-    assert "cannot be made: set ROOKERY_CACHE_DIR" in capsys.readouterr().out
+    assert "cannot be created: set ROOKERY_CACHE_DIR" in capsys.readouterr().out

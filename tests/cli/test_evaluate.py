@@ -96,7 +96,7 @@ def test_a_run_on_an_environment_of_the_host_has_its_video_too(
     ("options", "message"),
     [
         (["--episodes", "0"], "--episodes=0 must be an integer of at least 1."),
-        (["--video", "out.mp4"], "--video=out.mp4: expected a name that ends in .gif, "),
+        (["--video", "out.mp4"], "--video=out.mp4: the name must end in .gif, "),
         (["--step", "3"], "there is no checkpoint 3 in "),
     ],
 )

@@ -44,7 +44,7 @@ def test_the_module_runs_as_the_command_and_imports_no_optional_library(
     ("argv", "message"),
     [
         (["list", "envs", "prob"], "unknown environment library 'prob'. Did you mean 'probe'"),
-        (["list", "agents", "probe"], "only environments come from a library: rookery list envs probe"),
+        (["list", "agents", "probe"], "libraries apply only to environments: rookery list envs probe"),
         (["check-env", "probe/conter"], "unknown environment 'probe/conter'. Did you mean 'probe/counter'"),
         (["check-env", "absent/thing"], "absent_package is not installed: pip install 'rookery[absent]'"),
     ],
@@ -79,7 +79,7 @@ def test_an_unexpected_error_is_one_line_too(
 
     monkeypatch.setattr(doctor, "extras", fail)
     assert cli.main(["doctor"]) == 2
-    assert capsys.readouterr().err == "rookery: error: KeyError: 'some\\nthing' (--debug shows where)\n"
+    assert capsys.readouterr().err == "rookery: error: KeyError: 'some\\nthing' (--debug shows the traceback)\n"
 
 
 def test_an_interrupt_ends_quietly(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def test_a_name_that_does_not_exist_is_an_error_before_the_first_run(
 
 def test_one_run_directory_for_many_runs_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "--multirun", "seed=1,2", "run_dir=a"]) == 2
-    assert "run_dir is one directory for many runs" in capsys.readouterr().err
+    assert "run_dir cannot be set for several runs" in capsys.readouterr().err
 
 
 def test_a_signal_stops_the_whole_series(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

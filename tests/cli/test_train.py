@@ -91,7 +91,7 @@ def test_several_seeds_are_summed_up_by_their_interquartile_mean(seeds_run: Any)
         (["total_timesteps=2.5"], "total_timesteps=2.5: expected an integer."),
         (["+agent._target_=os.system"], "agent._target_: a config names no Python objects"),
         (["run_dir=3"], "run_dir=3: expected a string or null."),
-        (["devices=7", "agent.num_envs=7"], "devices=7: JAX has already started with 1; start the command with the"),
+        (["devices=7", "agent.num_envs=7"], "devices=7: JAX has already started with 1; set the environment"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_is_compiled_or_written(
@@ -119,7 +119,7 @@ def test_a_run_directory_that_holds_a_run_is_refused_before_anything_is_compiled
     assert cli.main(["train", f"run_dir={finished_run.path}"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert f"holds a run already: `rookery resume {finished_run.path}` goes on with it." in captured.err
+    assert f"already contains a run: continue it with `rookery resume {finished_run.path}`." in captured.err
     assert finished_run.directory.metrics_path.read_bytes() == before
 
 

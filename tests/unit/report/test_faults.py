@@ -45,7 +45,7 @@ def test_faults_are_counted_by_kind_with_what_they_cost_and_drawn(tmp_path: Path
         "Faults": ["1,200"],
         "Exceptions raised": ["1,150"],
         "Processes killed by a signal": ["50"],
-        "Envs built anew": ["1,198"],
+        "Envs restarted": ["1,198"],
         "Envs given up": ["2"],
         "Env steps discarded": ["0"],
     }
@@ -72,7 +72,7 @@ def test_the_faults_of_several_runs_stand_beside_each_other(tmp_path: Path) -> N
     ]
     section = faults_section(write_report(runs, tmp_path / "report.html").read_text())
     counts = cells(section)
-    assert counts["Faults"] == counts["No answer in time"] == ["0", "7", "—"]
+    assert counts["Faults"] == counts["Timeouts"] == ["0", "7", "—"]
     assert counts["Env steps discarded"] == ["0", "350", "—"]
     assert "Exceptions raised" not in counts
     assert [line["name"] for line in drawn_lines(section)] == ["none", "some"]

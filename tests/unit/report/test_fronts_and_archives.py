@@ -65,7 +65,7 @@ def test_a_damaged_entry_is_named_with_what_is_wrong(entry: Any, problem: str) -
 
 
 def test_seeds_must_have_ended_with_the_same_kind() -> None:
-    with pytest.raises(InvalidInputError, match=r"entry 1 of population\.json is of another kind"):
+    with pytest.raises(InvalidInputError, match=r"entry 1 of population\.json is of a different kind"):
         parse_populations([front(), grid_archive()])
-    with pytest.raises(InvalidInputError, match=r"entry 1 of population\.json is of another kind"):
+    with pytest.raises(InvalidInputError, match=r"entry 1 of population\.json is of a different kind"):
         parse_populations([front(), {**front(), "axes": ["x", "y"]}])

@@ -89,7 +89,7 @@ def test_the_headline_figures_are_those_of_the_records(tmp_path: Path) -> None:
     assert re.search(r"95 % interval 410(\.\d+)? to 413\n", page.text)
     assert "Best evaluation return\n411.5\nat 500,000 steps\n" in page.text
     assert "Env steps per seed\n500,000\n" in page.text
-    assert "Wall time\n13 s\n4.0 s of it compiling\n" in page.text
+    assert "Wall time\n13 s\nof which compilation 4.0 s\n" in page.text
     assert "Steps per second\n250,000\n" in page.text
 
 
@@ -107,28 +107,28 @@ def test_seeds_that_diverged_are_named_and_not_passed_over(tmp_path: Path) -> No
             row["train/loss"] = "Infinity"
     page = report(tmp_path, write_run(tmp_path / "first", rows, num_seeds=4))
     assert "finite in 3 of 4 seeds" in page.text
-    assert page.text.count("Not drawn, being NaN or infinite: 50.") == 2
+    assert page.text.count("Values omitted because they are NaN or infinite: 50.") == 2
 
 
 def test_a_run_that_is_still_going_is_reported_as_far_as_it_is(tmp_path: Path) -> None:
     rows = [row for row in learning_rows() if row["time/total_timesteps"] <= 300_000]
     page = report(tmp_path, write_run(tmp_path / "first", rows, timing=None, episode=False))
     assert "Env steps\n300,000\nof 500,000\n" in page.text
-    assert "How the time was spent is known when the training has ended." in page.text
+    assert "Durations are available when training is complete." in page.text
     assert "No episode was recorded." in page.text
 
 
 def test_a_run_without_evaluation_says_so_and_shows_the_training(tmp_path: Path) -> None:
     rows = [{name: value for name, value in row.items() if name != "eval/mean_reward"} for row in learning_rows()]
     page = report(tmp_path, write_run(tmp_path / "first", rows))
-    assert "No evaluation was made." in page.text
+    assert "No evaluation was recorded." in page.text
     assert "Final training return\n400\n" in page.text
 
 
 def test_a_run_without_any_record_has_a_report(tmp_path: Path) -> None:
     page = report(tmp_path, write_run(tmp_path / "first", rows=[], timing=None, episode=False))
     assert "Env steps\n0\nof 500,000\n" in page.text
-    assert "No episode has ended in training." in page.text
+    assert "No training episode has ended." in page.text
     assert "Updates" not in page.headings
     assert "Throughput" not in page.headings
     assert "Configuration" in page.headings
