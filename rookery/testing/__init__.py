@@ -1,1 +1,1 @@
-"""Tools for testing environments, agents and methods, ours and yours."""
+"""Tools for testing environments, agents and methods."""

@@ -1,4 +1,4 @@
-"""A plain verdict on an agent: does it keep the promises that rollouts, evaluators and populations rely on?
+"""Checks that an agent follows the interface that rollouts, evaluators and populations rely on.
 
 In a test: `report = check_agent(agent, obs_space, action_space); assert report.passed, report`.
 """
@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +39,7 @@ from rookery.testing.describe import (
     leaf_text,
     tree_text,
 )
-from rookery.types import Array, Key, PyTreeDict
+from rookery.types import Action, Array, Key, Obs, PyTreeDict, index_tree
 
 BATCH_SHAPES: tuple[Shape, ...] = ((), (3,), (2, 3))
 METHODS = ("compute_actions", "evaluate_actions")
@@ -51,10 +50,9 @@ NUM_MASK_TRIALS = 4
 def check_agent(
     agent: Agent, obs_space: Space, action_space: Space, name: str | None = None, show_fn: ShowFn | None = None
 ) -> CheckReport:
-    """Check an agent against every rule, on observations drawn from `obs_space`.
+    """Check an agent against all rules, on observations sampled from `obs_space`.
 
-    A broken rule does not keep the others from being checked. `name` is what the report calls the agent, by default its
-    class.
+    A failed rule does not stop the others. `name` is the name of the agent in the report, by default that of its class.
     """
     if not isinstance(agent, Agent):
         raise InvalidInputError(f"expected an Agent, got {type(agent).__name__}.")
@@ -63,7 +61,7 @@ def check_agent(
 
 
 class AgentSubject:
-    """An agent with what its checks share: its compiled methods, its state, and what it did for each batch shape."""
+    """An agent with shared data of its checks: compiled methods, state, and actions for each batch shape."""
 
     def __init__(self, agent: Agent, obs_space: Space, action_space: Space) -> None:
         self.agent = agent
@@ -80,7 +78,7 @@ class AgentSubject:
         return state
 
     @cached_property
-    def acting(self) -> dict[tuple[str, Shape], tuple[Any, PyTreeDict]]:
+    def acting(self) -> dict[tuple[str, Shape], tuple[Action, PyTreeDict]]:
         """Actions and extras by method and batch shape."""
         results = {}
         for method, batch_shape in itertools.product(METHODS, BATCH_SHAPES):
@@ -101,7 +99,7 @@ class AgentSubject:
     def init_fn(self, key: Key) -> AgentState:
         return self.agent.init(self.obs_space, self.action_space, key)
 
-    def untraced(self, method: str) -> Callable[[AgentState, SampleBatch, Key], tuple[Any, PyTreeDict]]:
+    def untraced(self, method: str) -> Callable[[AgentState, SampleBatch, Key], tuple[Action, PyTreeDict]]:
         """Return a new function around a method of the agent, which JAX has not traced before."""
         return lambda agent_state, sample_batch, key: getattr(self.agent, method)(agent_state, sample_batch, key)
 
@@ -116,7 +114,7 @@ class AgentSubject:
         return carry
 
     def sample_batch(self, batch_shape: Shape) -> SampleBatch:
-        """Make what a rollout hands to the agent in the first step of an episode; every action is allowed."""
+        """Make the input of the agent in the first step of an episode; every action is allowed."""
         obs = self.obs_space.sample(jax.random.key(SEED + 2), batch_shape)
         if self.has_mask:
             obs = obs.replace(**{ACTION_MASK: jnp.ones_like(obs[ACTION_MASK])})
@@ -127,8 +125,8 @@ class AgentSubject:
         return isinstance(self.obs_space, Dict) and ACTION_MASK in self.obs_space
 
 
-def make_sample_batch(obs: Any, carry: Carry, episode_start: Array) -> SampleBatch:
-    """Make the batch that a rollout would make: a memory, if there is one, comes with the starts of episodes."""
+def make_sample_batch(obs: Obs, carry: Carry, episode_start: Array) -> SampleBatch:
+    """Make the batch that a rollout makes: a carry comes with `episode_start`."""
     policy_extras = PyTreeDict(carry=carry)
     if jax.tree.leaves(carry):
         policy_extras.episode_start = episode_start
@@ -138,7 +136,7 @@ def make_sample_batch(obs: Any, carry: Carry, episode_start: Array) -> SampleBat
 def check_init(subject: AgentSubject) -> Finding:
     again = jax.jit(lambda key: subject.init_fn(key))(jax.random.key(SEED))
     if difference := first_difference(subject.init, again, TOLERANCE):
-        return failed(f"two states made with one key differ: {difference}; draw random numbers from the key alone.")
+        return failed(f"two states made with one key differ: {difference}; derive all randomness from the key.")
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(subject.init.params))
     return passed(f"{num_parameters} parameters.")
 
@@ -168,10 +166,10 @@ def check_structure(subject: AgentSubject) -> Finding:
                     f"{method} returned {jax.tree_util.keystr(path)} {leaf_text(leaf)} for {list(batch_shape)} envs; "
                     "expected these as its first axes."
                 )
-        first_row = jax.tree.map(lambda leaf, axes=batch_shape: leaf[(0,) * len(axes)], result)
+        first_row = index_tree(result, (0,) * len(batch_shape))
         mismatch = first_mismatch(subject.acting[method, ()], first_row, "for one env", f"for {list(batch_shape)} envs")
         if mismatch is not None:
-            return failed(f"what {method} returns changes: {mismatch}; expected one structure.")
+            return failed(f"the result of {method} changes: {mismatch}; expected one structure.")
     _, extras = subject.acting["compute_actions", ()]
     return passed(f"extras for training: {', '.join(map(str, sorted(extras))) or 'none'}.")
 
@@ -181,15 +179,15 @@ def check_input_unchanged(subject: AgentSubject) -> Finding:
         sample_batch = subject.sample_batch((3,))
         if changed := changed_argument(subject.untraced(method), subject.init, sample_batch, subject.action_key):
             return failed(f"{method} changed {changed} of its arguments in place; expected new values: use replace().")
-    return passed("acting leaves its arguments as they are.")
+    return passed("acting does not change its arguments.")
 
 
 def check_same_key(subject: AgentSubject) -> Finding:
-    # Traced a second time: numbers drawn while tracing would be others now.
+    # Traced a second time: random numbers sampled while tracing would differ.
     for method in METHODS:
         again = jax.jit(subject.untraced(method))(subject.init, subject.sample_batch((3,)), subject.action_key)
         if difference := first_difference(subject.acting[method, (3,)], again, TOLERANCE):
-            return failed(f"{method} differs for one key: {difference}; draw random numbers from the key alone.")
+            return failed(f"{method} differs for one key: {difference}; derive all randomness from the key.")
     return passed("acting repeats exactly.")
 
 
@@ -200,9 +198,9 @@ def check_vmap(subject: AgentSubject) -> Finding:
     for method, act_fn in subject.act_fns.items():
         mapped = jax.jit(jax.vmap(act_fn, in_axes=(0, None, 0)))(states, sample_batch, action_keys)
         for index in range(NUM_STATES):
-            state, result = (jax.tree.map(lambda leaf, index=index: leaf[index], tree) for tree in (states, mapped))
+            state, result = (index_tree(tree, index) for tree in (states, mapped))
             if difference := first_difference(result, act_fn(state, sample_batch, action_keys[index]), TOLERANCE):
-                return failed(f"{method} of state {index} mapped by jax.vmap is not what it is alone: {difference}.")
+                return failed(f"{method} of state {index} mapped by jax.vmap differs from a single one: {difference}.")
     return passed(f"{NUM_STATES} mapped states act like {NUM_STATES} single ones.")
 
 
@@ -230,23 +228,23 @@ def check_carry(subject: AgentSubject) -> Finding:
     starts = jnp.array([[1, 0, 1], [0, 1, 0]], jnp.float32)
     first_carry = subject.initial_carry(starts.shape)
     if not jax.tree.leaves(first_carry):
-        return skipped("the agent has no memory.")
+        return skipped("the agent is not recurrent.")
     obs = subject.sample_batch(starts.shape).obs
     for method, act_fn in subject.act_fns.items():
         results = []
         for carry in (first_carry, _other_carry(first_carry)):
             actions, extras = act_fn(subject.init, make_sample_batch(obs, carry, starts), subject.action_key)
             if "carry" not in extras:
-                return failed(f'{method} returned no memory; expected the next one as policy_extras["carry"].')
+                return failed(f'{method} returned no carry; expected the next one as policy_extras["carry"].')
             if mismatch := first_mismatch(first_carry, extras["carry"], "at first", "after a step"):
                 return failed(f"the carry of {method}{mismatch}; expected one structure.")
             results.append((actions, extras))
-        at_starts = [jax.tree.map(lambda leaf: leaf[starts == 1], result) for result in results]
-        if difference := first_difference(*at_starts):
-            return failed(f"{method} remembers across the start of an episode: {difference}; clear the carry there.")
-        between = [jax.tree.map(lambda leaf: leaf[starts == 0], result) for result in results]
-        if first_difference(*between) is None:
-            return warned(f"{method} makes no use of its memory: clear the carry only where episode_start is 1.")
+        first, second = (index_tree(result, starts == 1) for result in results)
+        if difference := first_difference(first, second):
+            return failed(f"{method} keeps its carry across the start of an episode: {difference}; reset it there.")
+        first, second = (index_tree(result, starts == 0) for result in results)
+        if first_difference(first, second) is None:
+            return warned(f"{method} does not use its carry: reset it only where episode_start is 1.")
     return passed(f"carry {tree_text(first_carry)}.")
 
 
@@ -261,11 +259,11 @@ AGENT_RULES = (
     Rule("action mask is honored", check_mask),
     Rule("carry is cleared at starts", check_carry),
 )
-"""The rules for an agent, in the order they are checked."""
+"""The rules for an agent, in order."""
 
 
 def _other_carry(carry: Carry) -> Carry:
-    """Make a memory of the same structure, of something that never happened."""
+    """Make a different carry of the same structure."""
 
     def shifted(leaf: Array) -> Array:
         return ~leaf if leaf.dtype == jnp.bool_ else leaf + jnp.asarray(1, leaf.dtype)

@@ -1,7 +1,7 @@
-"""A plain verdict on an environment: does it keep the promises that rollouts, wrappers and agents rely on?
+"""Checks that an environment follows the interface that rollouts, wrappers and agents rely on.
 
-`check_env` takes an `Env` of Rookery, single or vectorized, or a Gymnasium env; `check_env_by_name` takes the name of
-one. In a test: `report = check_env(env); assert report.passed, report`.
+`check_env` takes an `Env` of Rookery, single or vectorized, or a Gymnasium env; `check_env_by_name` takes a name. In a
+test: `report = check_env(env); assert report.passed, report`.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from rookery.testing.describe import (
     tree_text,
     with_spaces,
 )
-from rookery.types import Array, Key, PyTreeDict
+from rookery.types import Action, Array, Key, Obs, PyTreeDict, index_tree
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imported only if a Gymnasium env is checked: it takes long
     import gymnasium
 
 MAX_STEPS_TO_AN_END = 2_000
@@ -63,9 +63,9 @@ NUM_MAPPED_STEPS = 4
 
 
 def check_env(env: Env | gymnasium.Env, name: str | None = None, show_fn: ShowFn | None = None) -> CheckReport:
-    """Check an environment against every rule; a broken rule does not keep the others from being checked.
+    """Check an environment against all rules; a failed rule does not stop the others.
 
-    `name` is what the report calls it, by default its class. A Gymnasium env is reset and stepped, and left open.
+    `name` is its name in the report, by default that of its class. A Gymnasium env is not closed.
     """
     if isinstance(env, Env):
         checks = run_checks(VECTOR_RULES if env.batch_shape else DEVICE_RULES, DeviceSubject(env))
@@ -77,7 +77,7 @@ def check_env(env: Env | gymnasium.Env, name: str | None = None, show_fn: ShowFn
 
 
 def check_env_by_name(name: str, show_fn: ShowFn | None = None) -> CheckReport:
-    """Check `library/name` of Rookery, `gymnasium/ID`, or any id that Gymnasium knows, `CartPole-v1`."""
+    """Check `library/name` of Rookery, `gymnasium/ID`, or any registered Gymnasium id such as `CartPole-v1`."""
     if name.partition("/")[0] in library_names():
         return check_env(make_env(name), name, show_fn)
 
@@ -89,17 +89,17 @@ def check_env_by_name(name: str, show_fn: ShowFn | None = None) -> CheckReport:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What an env showed at one moment of the random steps, on the host."""
+    """The outputs of an env at one of the random steps, on the host."""
 
     when: str
-    obs: Any
+    obs: Obs
     reward: Any
     done: Any
     info: Any
 
 
 class DeviceSubject:
-    """An env with what its checks share: compiled functions, its first two states, and a record of random steps."""
+    """An env with shared data of its checks: compiled functions, its first two states, a record of random steps."""
 
     def __init__(self, env: Env) -> None:
         self.env = env
@@ -118,7 +118,7 @@ class DeviceSubject:
         return _traced_call("step", self.step_fn, self.reset, self.action)
 
     @cached_property
-    def action(self) -> Any:
+    def action(self) -> Action:
         return self.env.action_space.sample(jax.random.key(SEED + 1), self.env.batch_shape)
 
     @cached_property
@@ -134,7 +134,7 @@ class DeviceSubject:
         return record
 
     def num_steps_to_an_end(self) -> int | None:
-        """The number of steps that a random episode took to end, or None if none did."""
+        """Return the length of a random episode; None if no episode ended."""
         num_steps = 0
         for snapshot in self.random_steps:
             num_steps = 0 if snapshot.when == AFTER_RESET else num_steps + 1
@@ -150,7 +150,7 @@ class DeviceSubject:
     def keys(self, num_steps: int) -> Key:
         return jax.random.split(jax.random.key(SEED + 2), (num_steps, 2))
 
-    def _random_action(self, obs: Any, key: Key) -> Any:
+    def _random_action(self, obs: Obs, key: Key) -> Action:
         mask = action_mask_of(obs)
         if mask is not None and isinstance(self.env.action_space, Discrete):
             return sample_allowed(key, mask, self.env.action_space)
@@ -193,7 +193,7 @@ def check_compiles(subject: DeviceSubject) -> Finding:
 def check_state_structure(subject: DeviceSubject) -> Finding:
     reset, step = (state.replace(info=PyTreeDict()) for state in (subject.reset, subject.step))
     if mismatch := first_mismatch(reset, step, "after reset", "after step"):
-        return failed(f"{mismatch}; expected no change, or no loop can carry the state: give it one dtype and shape.")
+        return failed(f"{mismatch}; expected no change, since loops carry the state: use one dtype and shape.")
     return passed(f"{count_text(len(jax.tree.leaves(subject.reset)), 'array')}, the same after reset and step.")
 
 
@@ -202,14 +202,14 @@ def check_info_structure(subject: DeviceSubject) -> Finding:
         if not isinstance(state.info, PyTreeDict):
             return failed(f"info is {type(state.info).__name__} after {method}; expected a PyTreeDict.")
     if mismatch := first_mismatch(subject.reset.info, subject.step.info, "after reset", "after step"):
-        return failed(f"info{mismatch}; expected the same entries always: let reset fill them with zeros.")
+        return failed(f"info{mismatch}; expected the same entries always: fill them with zeros in reset.")
     return passed(f"entries: {', '.join(map(str, sorted(subject.reset.info))) or 'none'}.")
 
 
 def check_input_unchanged(subject: DeviceSubject) -> Finding:
     if changed := changed_argument(subject.env.step, subject.reset, subject.action):
         return failed(f"step changed {changed} of its argument in place; expected a new state: use replace().")
-    return passed("step leaves its arguments as they are.")
+    return passed("step does not change its arguments.")
 
 
 def check_random_steps(subject: DeviceSubject) -> Finding:
@@ -225,7 +225,7 @@ def check_observations(subject: DeviceSubject) -> Finding:
             return failed(f"{snapshot.when} {outside}: widen obs_space, or clip the observation.")
     for name, subspace, array in with_spaces(space, subject.step.obs, "obs"):
         if array.dtype != subspace.sample_dtype:
-            return warned(f"{name} is {array.dtype}; obs_space declares {subspace.dtype}: make them one dtype.")
+            return warned(f"{name} is {array.dtype}; obs_space declares {subspace.dtype}: use the same dtype.")
     return passed(f"inside obs_space over {NUM_RANDOM_STEPS} random steps.")
 
 
@@ -234,7 +234,9 @@ def check_nan(subject: DeviceSubject) -> Finding:
         for path, leaf in jax.tree_util.tree_leaves_with_path(snapshot.obs):
             if np.issubdtype(leaf.dtype, np.inexact) and np.any(np.isnan(leaf)):
                 entry = f"obs{jax.tree_util.keystr(path)}{index_text(first_index(np.isnan(leaf)))}"
-                return failed(f"{entry} is NaN {snapshot.when}: look for a division by zero, or a root of less than 0.")
+                return failed(
+                    f"{entry} is NaN {snapshot.when}: look for a division by zero or a root of a negative number."
+                )
     return passed(f"none over {NUM_RANDOM_STEPS} random steps.")
 
 
@@ -267,31 +269,31 @@ def check_done(subject: DeviceSubject) -> Finding:
 
 def check_truncation(subject: DeviceSubject) -> Finding:
     if "truncation" not in subject.step.info:
-        return skipped("info has no truncation: all ends are terminations.")
+        return skipped("info has no truncation: every done is a termination.")
     for snapshot in subject.random_steps:
         truncation = snapshot.info["truncation"]
         if problem := _flag_problem(truncation, subject.env.batch_shape):
             return failed(f"info.truncation {snapshot.when} {problem}.")
         if np.any((truncation == 1) & (np.asarray(snapshot.done) == 0)):
-            return failed(f"info.truncation is 1 and done is 0 {snapshot.when}: an episode that is cut off is done.")
+            return failed(f"info.truncation is 1 and done is 0 {snapshot.when}: a truncated episode is done.")
     return passed("0 or 1, and 1 only where done is 1.")
 
 
 def check_same_key(subject: DeviceSubject) -> Finding:
-    # Traced a second time, through functions JAX has not seen: numbers drawn while tracing would be others now.
+    # Traced a second time through new functions: random numbers sampled while tracing would differ.
     reset = jax.jit(lambda key: subject.env.reset(key))(jax.random.key(SEED))
     if difference := first_difference(subject.reset, reset, TOLERANCE):
-        return failed(f"two resets with one key differ: {difference}; draw random numbers from the key alone.")
+        return failed(f"two resets with one key differ: {difference}; derive all randomness from the key.")
     step = jax.jit(lambda state, action: subject.env.step(state, action))(subject.reset, subject.action)
     if difference := first_difference(subject.step, step, TOLERANCE):
-        return failed(f"two equal steps differ: {difference}; draw random numbers from a key in env_state alone.")
+        return failed(f"two equal steps differ: {difference}; derive all randomness from a key in env_state.")
     return passed("reset and step repeat exactly.")
 
 
 def check_different_keys(subject: DeviceSubject) -> Finding:
     others = [subject.reset_fn(jax.random.key(SEED + offset)) for offset in range(1, 4)]
     if all(first_difference(subject.reset.obs, other.obs) is None for other in others):
-        return warned("four keys gave one first observation: if the start is meant to vary, use the key in reset.")
+        return warned("four keys gave the same first observation: if it should vary, use the key in reset.")
     return passed("first observations differ.")
 
 
@@ -308,7 +310,7 @@ def check_key_types(subject: DeviceSubject) -> Finding:
 def check_depends_on_state_only(subject: DeviceSubject) -> Finding:
     outputs = ["obs", "reward", "done", "info"]
     if isinstance(subject.env, VmapWrapper):
-        outputs.remove("done")  # It freezes the envs that are done: that is its job.
+        outputs.remove("done")  # VmapWrapper freezes done envs.
     for output, sign in itertools.product(outputs, (1, -1)):
         poisoned = jax.tree.map(lambda leaf, sign=sign: _garbage(leaf, sign), getattr(subject.reset, output))
         stepped = subject.step_fn(subject.reset.replace(**{output: poisoned}), subject.action)
@@ -327,14 +329,14 @@ def check_vmap(subject: DeviceSubject) -> Finding:
     single = [subject.reset_fn(key) for key in reset_keys]
     for num_steps, action_key in enumerate(jax.random.split(jax.random.key(SEED + 4), NUM_MAPPED_STEPS + 1)):
         for copy_index, state in enumerate(single):
-            if difference := first_difference(_row(mapped, copy_index), state, TOLERANCE):
+            if difference := first_difference(index_tree(mapped, copy_index), state, TOLERANCE):
                 return failed(
                     f"after {count_text(num_steps, 'step')} copy {copy_index} of {NUM_MAPPED_COPIES} mapped by "
-                    f"jax.vmap is not what it is alone: {difference}; expected copies that do not see each other."
+                    f"jax.vmap differs from a single one: {difference}; expected independent copies."
                 )
         actions = env.action_space.sample(action_key, (NUM_MAPPED_COPIES, *env.batch_shape))
         mapped = mapped_step(mapped, actions)
-        single = [subject.step_fn(state, _row(actions, index)) for index, state in enumerate(single)]
+        single = [subject.step_fn(state, index_tree(actions, index)) for index, state in enumerate(single)]
     return passed(f"{NUM_MAPPED_COPIES} mapped copies equal {NUM_MAPPED_COPIES} single ones.")
 
 
@@ -345,8 +347,8 @@ def check_episodes_end(subject: DeviceSubject) -> Finding:
     num_steps = subject.num_steps_to_an_end()
     if num_steps is None:
         return warned(
-            f"no end within {MAX_STEPS_TO_AN_END} random steps, and max_episode_steps is None: declare it, or give "
-            "episode_length to create_env."
+            f"no episode ended within {MAX_STEPS_TO_AN_END} random steps, and max_episode_steps is None: declare it, "
+            "or pass episode_length to create_env."
         )
     return passed(f"after {count_text(num_steps, 'random step')}; no time limit.")
 
@@ -358,7 +360,7 @@ def check_wrong_action(subject: DeviceSubject) -> Finding:
     except Exception as error:
         return passed(f"{tree_text(wrong)} is refused with {type(error).__name__}.")
     return warned(
-        f"an action {tree_text(wrong)} is taken for {tree_text(subject.action)}: start step with "
+        f"an action {tree_text(wrong)} is accepted instead of {tree_text(subject.action)}: start step with "
         'self.action_space.check(action, "action").'
     )
 
@@ -370,7 +372,7 @@ def check_render(subject: DeviceSubject) -> Finding:
     except NotImplementedError:
         return skipped("the env cannot be rendered.")
     except Exception as error:
-        return warned(f"render raised {describe_error(error)}: agents can learn, but there will be no pictures.")
+        return warned(f"render raised {describe_error(error)}: agents can learn, but there are no videos.")
     if not (isinstance(frame, np.ndarray) and frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3):
         return failed(f"render returned {leaf_text(frame)}; expected a NumPy array uint8[height, width, 3].")
     return passed(f"{leaf_text(frame)}.")
@@ -405,7 +407,7 @@ DEVICE_RULES = (
     Rule("wrong actions are refused", check_wrong_action),
     Rule("render draws a picture", check_render),
 )
-"""The rules for a single env, in the order they are checked."""
+"""The rules for a single env, in order."""
 
 VECTOR_RULES = (*DEVICE_RULES, Rule("one key or one per env", check_one_key_or_many))
 """The rules for a vectorized env."""
@@ -425,14 +427,10 @@ def _flag_problem(value: Any, shape: Shape) -> str | None:
 
 
 def _garbage(leaf: Array, sign: int) -> Array:
-    """Return an array of the same shape and dtype that no env would have made."""
+    """Return an array of the same shape and dtype with values that no env produces."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(~jax.random.key_data(leaf), impl=jax.random.key_impl(leaf))
     if leaf.dtype == jnp.bool_:
         return ~leaf
     magnitude = 12345 if jnp.issubdtype(leaf.dtype, jnp.inexact) else 99
     return leaf + jnp.asarray(magnitude, leaf.dtype) * jnp.asarray(sign).astype(leaf.dtype)
-
-
-def _row(tree: Any, index: int) -> Any:
-    return jax.tree.map(lambda leaf: leaf[index], tree)

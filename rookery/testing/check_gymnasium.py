@@ -1,4 +1,4 @@
-"""The rules for a Gymnasium env: those of the checker that comes with Gymnasium, then our own."""
+"""The rules for a Gymnasium env: those of Gymnasium's own checker, then Rookery's."""
 
 import copy
 import itertools
@@ -57,7 +57,7 @@ COLOR_CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def check_gymnasium_env(env: Any, name: str | None = None, show_fn: ShowFn | None = None) -> CheckReport:
-    """Check a Gymnasium env against every rule; it is reset and stepped, and left open."""
+    """Check a Gymnasium env against all rules; it is reset and stepped, but not closed."""
     if isinstance(env, gymnasium.vector.VectorEnv):
         raise InvalidInputError(f"{type(env).__name__} is a vectorized Gymnasium env: check one of its single envs.")
     if not isinstance(env, gymnasium.Env):
@@ -67,7 +67,7 @@ def check_gymnasium_env(env: Any, name: str | None = None, show_fn: ShowFn | Non
 
 
 def make_gymnasium_env(name: str) -> gymnasium.Env:
-    """Build an env by its id, with or without the prefix `gymnasium/`; what Gymnasium warns of is not shown."""
+    """Build an env by its id, with or without the prefix `gymnasium/`; warnings of Gymnasium are hidden."""
     gymnasium_id = name.removeprefix("gymnasium/")
     try:
         with warnings.catch_warnings():
@@ -82,7 +82,7 @@ def make_gymnasium_env(name: str) -> gymnasium.Env:
 
 
 def unknown_id(name: str) -> UnknownNameError:
-    """Build the error for an id that Gymnasium does not know: it may be meant for another library."""
+    """Build the error for an unknown Gymnasium id, which may be meant for another library."""
     hint = "Names look like 'classic/cartpole' (`rookery list envs`), or 'CartPole-v1' for Gymnasium."
     library, slash, _ = name.partition("/")
     libraries = [*library_names(), *HOST_LIBRARIES]
@@ -93,7 +93,7 @@ def unknown_id(name: str) -> UnknownNameError:
 
 
 def own_checks(env: gymnasium.Env) -> Iterator[Check]:
-    """Run the checker that comes with Gymnasium; each of its warnings becomes a check of its own."""
+    """Run Gymnasium's own checker; each of its warnings becomes a check."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -103,7 +103,7 @@ def own_checks(env: gymnasium.Env) -> Iterator[Check]:
             verdict = failed(f"{describe_error(error)}.")
     messages = [one_line(COLOR_CODES.sub("", str(warning.message))).removeprefix("WARN: ") for warning in caught]
     for message in dict.fromkeys(messages):
-        if "is different from the unwrapped version" not in message:  # true of everything that gymnasium.make builds
+        if "is different from the unwrapped version" not in message:  # true for every env of gymnasium.make
             yield Check(GYMNASIUM_OWN_CHECK, *warned(message))
     if newest := _newer_version(env):
         yield Check(GYMNASIUM_OWN_CHECK, *warned(f"there is a newer version: {newest}."))
@@ -112,7 +112,7 @@ def own_checks(env: gymnasium.Env) -> Iterator[Check]:
 
 @dataclass(frozen=True)
 class GymnasiumSnapshot:
-    """What a Gymnasium env returned at one moment, its observation copied before it could be overwritten."""
+    """The outputs of a Gymnasium env at one step; the observation is copied before the env can overwrite it."""
 
     when: str
     obs: Any
@@ -124,7 +124,7 @@ class GymnasiumSnapshot:
 
 
 class GymnasiumSubject:
-    """A Gymnasium env with what its checks share: a record of random steps."""
+    """A Gymnasium env with a record of random steps, which its checks share."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         self.env = env
@@ -155,7 +155,7 @@ class GymnasiumSubject:
 
 
 def _unpacked(method: str, result: Any, names: tuple[str, ...]) -> tuple:
-    """Return what a method returned if it is a tuple of as many values as there are names."""
+    """Return the result of a method if it is a tuple with one value per name; else raise."""
     if isinstance(result, tuple) and len(result) == len(names):
         return result
     given = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
@@ -185,10 +185,10 @@ def check_memory(subject: GymnasiumSubject) -> Finding:
     for snapshot in subject.random_play:
         if snapshot.shares_memory:
             return warned(
-                f"observations share memory ({snapshot.when} with the one before); Rookery copies them, other code may "
-                "see them change: return a new array from each step."
+                f"observations share memory ({snapshot.when} with the previous one); Rookery copies them, but other "
+                "code may see them change: return a new array from each step."
             )
-    return passed("each observation is a new one.")
+    return passed("each observation is a new array.")
 
 
 def check_rewards(subject: GymnasiumSubject) -> Finding:
@@ -228,8 +228,8 @@ def check_same_seed(subject: GymnasiumSubject) -> Finding:
         for name in ("obs", "reward", "terminated", "truncated"):
             if difference := first_difference(getattr(first, name), getattr(second, name)):
                 return failed(
-                    f"two runs with one seed differ in {name} {first.when}: {difference}; draw from self.np_random "
-                    "alone, and let reset call super().reset(seed=seed)."
+                    f"two runs with one seed differ in {name} {first.when}: {difference}; use only self.np_random, "
+                    "and call super().reset(seed=seed) in reset."
                 )
     return passed(f"two runs of {NUM_RANDOM_STEPS} steps are equal.")
 
@@ -237,7 +237,7 @@ def check_same_seed(subject: GymnasiumSubject) -> Finding:
 def check_other_seeds(subject: GymnasiumSubject) -> Finding:
     first, *others = [copy.deepcopy(subject.env.reset(seed=SEED + offset)[0]) for offset in range(4)]
     if all(first_difference(first, other) is None for other in others):
-        return warned("four seeds gave one first observation: if the start is meant to vary, use self.np_random.")
+        return warned("four seeds gave the same first observation: if it should vary, use self.np_random.")
     return passed("first observations differ.")
 
 
@@ -264,11 +264,11 @@ GYMNASIUM_RULES = (
     Rule("different seeds, other starts", check_other_seeds),
     Rule("a time limit exists", check_time_limit),
 )
-"""Our own rules for a Gymnasium env, checked after Gymnasium's."""
+"""Rookery's rules for a Gymnasium env, checked after Gymnasium's."""
 
 
 def _newer_version(env: gymnasium.Env) -> str | None:
-    """Return the id of the newest version of an env that is registered in an older one."""
+    """Return the id of a newer registered version of an env; None without one."""
     spec = env.spec
     if spec is None or spec.version is None:
         return None
@@ -284,7 +284,7 @@ def _share_memory(obs: Any, next_obs: Any) -> bool:
 
 
 def _outside_text(gymnasium_space: gymnasium.Space, obs: Any) -> str:
-    """Say what is wrong with an observation, as exactly as the space allows."""
+    """Describe why an observation is not in its space."""
     try:
         space = from_gymnasium(gymnasium_space)
         space.check(obs, "the observation")
@@ -295,7 +295,7 @@ def _outside_text(gymnasium_space: gymnasium.Space, obs: Any) -> str:
     for name, subspace, array in with_spaces(space, obs, "the observation"):
         if array.dtype != subspace.dtype:
             return f"{name} is {array.dtype}; the space declares {subspace.dtype}"
-    return first_outside(space, obs, "the observation") or "the observation holds a NaN"
+    return first_outside(space, obs, "the observation") or "the observation contains NaN"
 
 
 def _has_time_limit(env: gymnasium.Env) -> bool:

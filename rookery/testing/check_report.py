@@ -1,4 +1,4 @@
-"""The report of a check: rules are checked one after the other, and each has one line that says what was found."""
+"""Reports of checks: one line with a finding per rule."""
 
 import enum
 from collections.abc import Callable, Iterable, Iterator
@@ -10,15 +10,15 @@ from rookery.testing.describe import count_text, describe_error, one_line
 
 SEED = 0
 NUM_RANDOM_STEPS = 256
-"""How long an environment is played at random."""
+"""The number of random steps in an environment."""
 AFTER_RESET = "after reset"
-"""When something was seen that was not seen after a step."""
+"""The label of observations made after a reset instead of a step."""
 NAME_WIDTH = 31
-"""The width of the column with the names of the rules."""
+"""The width of the column of rule names."""
 
 
 class Outcome(enum.Enum):
-    """How a check came out; its value is the word in the report."""
+    """The outcome of a check; its value is the word in the report."""
 
     PASSED = "passed"
     WARNING = "warning"
@@ -27,12 +27,12 @@ class Outcome(enum.Enum):
 
 
 Finding = tuple[Outcome, str]
-"""What a check returns: how it came out, and one line that says what was found."""
+"""The result of a check: its outcome and a one-line description."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One rule and how the subject stands to it, in one line."""
+    """The outcome of one rule."""
 
     name: str
     outcome: Outcome
@@ -44,7 +44,7 @@ class Check:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """All checks of one subject; as text it has a line per check and the verdict last."""
+    """All checks of one subject; as text, one line per check and the verdict last."""
 
     subject: str
     checks: tuple[Check, ...]
@@ -69,7 +69,7 @@ class CheckReport:
         return f"{self.subject}: {'passed' if self.passed else 'FAILED'} ({', '.join(parts)})"
 
     def with_outcome(self, outcome: Outcome) -> list[Check]:
-        """Return the checks that came out this way."""
+        """Return the checks with this outcome."""
         return [check for check in self.checks if check.outcome is outcome]
 
     def __str__(self) -> str:
@@ -93,12 +93,12 @@ def skipped(finding: str) -> Finding:
 
 
 ShowFn = Callable[[Check], None]
-"""Called with each check as soon as it is done: compiling may take a while."""
+"""Called with each check as soon as it is done: compilation may take a while."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A check that can be made of a subject; if an essential one fails, nothing after it can be checked."""
+    """A named check; if an essential one fails, the rest is skipped."""
 
     name: str
     check_fn: Callable[[Any], Finding]
@@ -106,7 +106,7 @@ class Rule:
 
 
 def run_checks(rules: Iterable[Rule], subject: Any) -> Iterator[Check]:
-    """Make one check after the other; what a check raises is its failure."""
+    """Run the checks in order; an exception counts as a failure."""
     missing = None
     for rule in rules:
         if missing is not None:
@@ -124,7 +124,7 @@ def run_checks(rules: Iterable[Rule], subject: Any) -> Iterator[Check]:
 
 
 def make_report(subject: str, checks: Iterable[Check], show_fn: ShowFn | None) -> CheckReport:
-    """Collect the checks as they come, showing each."""
+    """Collect the checks and show each one."""
     done = []
     for check in checks:
         done.append(check)

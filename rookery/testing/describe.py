@@ -1,4 +1,4 @@
-"""Words for what a check finds: what an error or an array is, where two trees differ, where one leaves its space."""
+"""Descriptions for findings of checks: errors, arrays, differences of trees, values outside of a space."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,11 +10,11 @@ import numpy as np
 from rookery.spaces import ArraySpace, Box, Dict, Shape, Space, Tuple
 
 TOLERANCE = 1e-4
-"""How far two computations of the same number may differ: mapped code adds up in another order."""
+"""The tolerance for two computations of the same number: mapped code sums in a different order."""
 
 
 def describe_error(error: BaseException) -> str:
-    """Name an exception and give the first line of its message."""
+    """Return the type of an exception and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].strip().rstrip('.')}" if lines else type(error).__name__
 
@@ -25,28 +25,28 @@ def one_line(text: str) -> str:
 
 
 def leaf_text(leaf: Any) -> str:
-    """Name the dtype and shape of an array, as in `float32[3, 2]`."""
+    """Describe an array by dtype and shape: `float32[3, 2]`."""
     return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else type(leaf).__name__
 
 
 def index_text(index: Shape) -> str:
-    """Write an index as in code, `[3, 2]`; that of a scalar is nothing."""
+    """Format an index as in code, `[3, 2]`; empty for a scalar."""
     return f"[{', '.join(map(str, index))}]" if index else ""
 
 
 def count_text(number: int, what: str) -> str:
-    """Write how many there are of something, as in `2 steps`."""
+    """Format a count: `2 steps`."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def tree_text(tree: Any) -> str:
-    """Name the dtypes and shapes of a tree of arrays."""
+    """Describe a tree of arrays by dtypes and shapes."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return ", ".join(f"{jax.tree_util.keystr(path)} {leaf_text(leaf)}".strip() for path, leaf in leaves) or "nothing"
 
 
 def first_mismatch(one: Any, other: Any, name_of_one: str, name_of_other: str) -> str | None:
-    """Describe the first leaf of which two trees have different shapes or dtypes, or that only one of them has."""
+    """Describe the first leaf that differs in shape or dtype between two trees, or that only one of them has."""
     leaves_of_one, leaves_of_other = (
         {jax.tree_util.keystr(path): leaf_text(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
         for tree in (one, other)
@@ -57,7 +57,7 @@ def first_mismatch(one: Any, other: Any, name_of_one: str, name_of_other: str) -
             return f"{path} is {text_of_one} {name_of_one} and {text_of_other} {name_of_other}"
     structure_of_one: Any = jax.tree.structure(one)
     if structure_of_one != jax.tree.structure(other):
-        return f"the containers or static fields {name_of_one} are not those {name_of_other}"
+        return f"the containers or static fields {name_of_one} differ from those {name_of_other}"
     return None
 
 
@@ -79,7 +79,7 @@ def first_difference(one: Any, other: Any, tolerance: float = 0.0) -> str | None
 
 
 def with_spaces(space: Space, tree: Any, what: str) -> Iterator[tuple[str, ArraySpace, np.ndarray]]:
-    """Go through the arrays of an element of a space, each with its name and its own space."""
+    """Iterate over the arrays of an element of a space, each with its name and space."""
     match space:
         case Dict():
             for name, subspace in space.spaces.items():
@@ -92,7 +92,7 @@ def with_spaces(space: Space, tree: Any, what: str) -> Iterator[tuple[str, Array
 
 
 def first_outside(space: Space, tree: Any, what: str, batch_shape: Shape = ()) -> str | None:
-    """Describe the first entry of `tree` outside the space; a NaN is not an entry outside."""
+    """Describe the first entry of `tree` outside of the space; NaN is ignored."""
     for name, subspace, array in with_spaces(space, tree, what):
         for row in np.ndindex(batch_shape):
             element = array[row]
@@ -110,7 +110,7 @@ def first_outside(space: Space, tree: Any, what: str, batch_shape: Shape = ()) -
 
 
 def changed_argument(function: Callable, *args: Any) -> str | None:
-    """Trace a function and name the first leaf of its arguments that it replaced, added or removed in place."""
+    """Trace a function and return the first leaf of its arguments that it changed in place."""
     changes: list[str] = []
 
     def watched(*traced: Any) -> None:

@@ -1,7 +1,6 @@
-"""Gymnasium environments that fail or lie in one known way each, for tests of whatever runs environments.
+"""Gymnasium environments that fail in known ways, for tests of environment runners.
 
-A fault is a function that does the harm, so it can be had at any moment of any phase:
-`FaultyEnv(kill_process, at_step=8)`.
+A fault is a function that can be called in any phase: `FaultyEnv(kill_process, at_step=8)`.
 """
 
 import ctypes
@@ -21,7 +20,7 @@ StepResult = tuple[Any, Any, Any, Any, Any]
 
 
 class CountingEnv(gymnasium.Env):
-    """Every episode has `length` steps; the observation is the number of steps made, float32 `[1]`, each reward 1."""
+    """Episodes of `length` steps; the observation is the number of steps, float32 `[1]`, and each reward is 1."""
 
     def __init__(self, length: int = 10, truncates: bool = False) -> None:
         self.observation_space = gymnasium.spaces.Box(0.0, np.inf, (1,), np.float32)
@@ -45,10 +44,10 @@ class CountingEnv(gymnasium.Env):
 
 
 class FaultyEnv(CountingEnv):
-    """Calls `fault_fn` in the step of each episode that `at_step` others came before, and in any with `probability`.
+    """Calls `fault_fn` in step `at_step` of each episode, counted from 0, and in any step with `probability`.
 
-    With `at_reset` it is called in that reset of the env's life, counted from 0; with `at_make` in the constructor. A
-    fault that returns does no harm.
+    `at_reset` calls it in that reset of the env, counted from 0; `at_make` in the constructor. A fault that returns has
+    no effect.
     """
 
     def __init__(
@@ -105,24 +104,24 @@ def raise_system_exit() -> NoReturn:
 
 
 def hang() -> None:
-    """Wait for ever."""
+    """Wait forever."""
     threading.Event().wait()
 
 
 def hang_in_c() -> None:
-    """Wait for ever without letting any other Python thread of the process run, nor any handler of a signal."""
+    """Wait forever and block all other Python threads and signal handlers of the process."""
     library = ctypes.PyDLL(None)
     while True:
         library.pause()
 
 
 def segfault() -> None:
-    """Read what belongs to nobody."""
+    """Read from address 0."""
     ctypes.string_at(0)
 
 
 def exit_process() -> NoReturn:
-    """End the process without a word."""
+    """Exit the process without cleanup."""
     os._exit(3)
 
 
@@ -131,22 +130,22 @@ def kill_process() -> None:
 
 
 def print_a_lot() -> None:
-    """Fill any pipe that nobody reads."""
+    """Fill any pipe that is not read."""
     for stream in (sys.stdout, sys.stderr):
         print("x" * 1_000_000, file=stream, flush=True)
 
 
 def fork_child() -> None:
-    """Leave a child that lives for ever and holds whatever was open."""
+    """Leave a child process that runs forever and keeps all open files."""
     if os.fork() == 0:
         while True:
             signal.pause()
 
 
 class FlakyEnv(CountingEnv):
-    """Fails in its constructor or its resets until it has done so `num_failures` times, over all that share `log`.
+    """Fails in its constructor or in resets the first `num_failures` times, over all envs that share `log`.
 
-    `log` is a file with a line `make` for each construction begun and `reset` for each reset, in whichever process.
+    `log` is a file with a line `make` for each construction and `reset` for each reset, in any process.
     """
 
     def __init__(
@@ -170,14 +169,14 @@ class FlakyEnv(CountingEnv):
 
 
 class BadCloseEnv(CountingEnv):
-    """Raises when it is closed."""
+    """Raises in `close`."""
 
     def close(self) -> NoReturn:
         raise OSError("already gone")
 
 
 class ReusedBufferEnv(CountingEnv):
-    """Returns the same array every time, with other numbers in it."""
+    """Returns the same array in every step, with new contents."""
 
     def __init__(self, length: int = 10) -> None:
         super().__init__(length)
@@ -189,7 +188,7 @@ class ReusedBufferEnv(CountingEnv):
 
 
 class LyingEnv(CountingEnv):
-    """Returns `lie_fn` of the truth from the step of each episode that `at_step` others came before."""
+    """Returns `lie_fn` of the true result in step `at_step` of each episode, counted from 0."""
 
     def __init__(self, lie_fn: Callable[[StepResult], StepResult], at_step: int = 0, length: int = 10) -> None:
         super().__init__(length)
@@ -233,6 +232,6 @@ def with_list_info(truth: StepResult) -> StepResult:
 
 
 def with_four_values(truth: StepResult) -> Any:
-    """Return what Gym's `step` did before it told truncation from termination."""
+    """Return the four values of Gym's old `step`, without truncation."""
     obs, reward, terminated, truncated, info = truth
     return obs, reward, terminated or truncated, info

@@ -1,7 +1,6 @@
-"""Probe environments: each isolates one ability, and its every number is known.
+"""Probe environments: small tasks with known results that each isolate one ability of a method.
 
-A method that fails on one of them has the fault that the probe is named after. They are the library `probe`:
-`create_env("probe/counter")`.
+They are the library `probe`: `create_env("probe/counter")`.
 """
 
 from abc import abstractmethod
@@ -15,7 +14,7 @@ from rookery.envs.env import Env, EnvState, MultiAgentEnv
 from rookery.envs.library import make_from_table
 from rookery.errors import check_count
 from rookery.spaces import Box, Dict, Discrete, MultiDiscrete, Space
-from rookery.types import Array, Key, PyTreeData, PyTreeDict, as_key
+from rookery.types import Action, Array, Key, Obs, PyTreeData, PyTreeDict, as_key
 
 
 class CounterState(PyTreeData):
@@ -26,8 +25,8 @@ class CounterState(PyTreeData):
 class CounterEnv(Env):
     """Counts its own steps: step t (from 0) gives reward t + 1 and the observation `[start, t + 1]`.
 
-    `start` is drawn anew for every episode, so no two episodes look alike. The episode terminates after
-    `terminates_after` steps, or never. With `dict_obs` the same numbers come as a dict. Actions change nothing.
+    `start` is random for each episode, so episodes differ. The episode terminates after `terminates_after` steps, or
+    never if it is None. With `dict_obs` the observation is a dict of the same numbers. Actions have no effect.
     """
 
     def __init__(self, terminates_after: int | None = None, dict_obs: bool = False) -> None:
@@ -47,7 +46,7 @@ class CounterEnv(Env):
         start = jax.random.randint(as_key(key), (), 0, 2**23).astype(jnp.float32)
         return self._state(CounterState(start=start, count=jnp.zeros((), jnp.int32)), jnp.zeros((), jnp.float32))
 
-    def step(self, env_state: EnvState, action: Any) -> EnvState:
+    def step(self, env_state: EnvState, action: Action) -> EnvState:
         self.action_space.check(action, "action")
         before = env_state.env_state
         after = before.replace(count=before.count + 1)
@@ -63,7 +62,7 @@ class CounterEnv(Env):
 
 
 class MultiAgentCounterEnv(MultiAgentEnv):
-    """Agents `a0`, `a1`, ... each see `[own index, step count]`; agent i earns i plus its action, which is 0 or 1."""
+    """Agents `a0`, `a1`, ... observe `[own index, step count]`; the reward of agent i is i plus its action, 0 or 1."""
 
     def __init__(self, num_agents: int = 3, terminates_after: int | None = None) -> None:
         self.num_agents = num_agents
@@ -84,7 +83,7 @@ class MultiAgentCounterEnv(MultiAgentEnv):
     def reset(self, key: Key) -> EnvState:
         return self._state(jnp.zeros((), jnp.int32), {agent: jnp.zeros((), jnp.float32) for agent in self.agents})
 
-    def step(self, env_state: EnvState, action: Any) -> EnvState:
+    def step(self, env_state: EnvState, action: Action) -> EnvState:
         self.action_space.check(action, "action")
         rewards = {agent: index + action[agent].astype(jnp.float32) for index, agent in enumerate(self.agents)}
         return self._state(env_state.env_state + 1, rewards)
@@ -100,7 +99,7 @@ class MultiAgentCounterEnv(MultiAgentEnv):
 
 
 class ProbeState(PyTreeData):
-    """What the short probes need: the time, the hidden cue, and the next random numbers."""
+    """The state of short probes: time, hidden cue, and random key."""
 
     time: Array
     cue: Array
@@ -108,7 +107,7 @@ class ProbeState(PyTreeData):
 
 
 class ShortProbe(Env):
-    """A few steps, two actions, and a cue of -1 or 1 that is drawn at the start of every episode."""
+    """A few steps, two actions, and a random cue of -1 or 1 per episode."""
 
     num_steps = 1
 
@@ -121,12 +120,12 @@ class ShortProbe(Env):
         return Discrete(2)
 
     @abstractmethod
-    def observe(self, state: ProbeState) -> Any:
-        """What the agent sees."""
+    def observe(self, state: ProbeState) -> Obs:
+        """Return the observation."""
 
     @abstractmethod
     def reward(self, state: ProbeState, action: Array) -> Array:
-        """What acting in `state` earns."""
+        """Return the reward of `action` in `state`."""
 
     def reset(self, key: Key) -> EnvState:
         cue_key, next_key = jax.random.split(as_key(key))
@@ -136,7 +135,7 @@ class ShortProbe(Env):
             env_state=state, obs=self.observe(state), reward=jnp.zeros((), jnp.float32), done=jnp.zeros((), jnp.float32)
         )
 
-    def step(self, env_state: EnvState, action: Any) -> EnvState:
+    def step(self, env_state: EnvState, action: Action) -> EnvState:
         self.action_space.check(action, "action")
         state = env_state.env_state
         after = self.advance(state)
@@ -149,7 +148,7 @@ class ShortProbe(Env):
 
 
 class ConstantRewardProbe(ShortProbe):
-    """One step, reward 1, whatever is seen or done. The value is 1: only the value loss is at work."""
+    """One step with reward 1. The value is 1: tests the value loss."""
 
     def observe(self, state: ProbeState) -> Array:
         return jnp.zeros((1,), jnp.float32)
@@ -159,7 +158,7 @@ class ConstantRewardProbe(ShortProbe):
 
 
 class ObservedRewardProbe(ShortProbe):
-    """One step, the reward is what was seen, -1 or 1. The value is the observation: it must reach the critic."""
+    """One step whose reward, and value, is the observation, -1 or 1: tests the input of the critic."""
 
     def observe(self, state: ProbeState) -> Array:
         return state.cue[None]
@@ -169,7 +168,7 @@ class ObservedRewardProbe(ShortProbe):
 
 
 class DelayedRewardProbe(ShortProbe):
-    """Two steps, reward 1 at the second. The value is `discount` before the first and 1 before the second."""
+    """Two steps, reward 1 at the second. The values are `discount` and 1: tests discounting."""
 
     num_steps = 2
 
@@ -185,7 +184,7 @@ class DelayedRewardProbe(ShortProbe):
 
 
 class ActionRewardProbe(ShortProbe):
-    """One step, reward 1 for action 1 and -1 for action 0. The policy loss alone decides."""
+    """One step, reward 1 for action 1 and -1 for action 0: tests the policy loss."""
 
     def observe(self, state: ProbeState) -> Array:
         return jnp.zeros((1,), jnp.float32)
@@ -195,7 +194,7 @@ class ActionRewardProbe(ShortProbe):
 
 
 class CueRewardProbe(ShortProbe):
-    """One step, reward 1 for the action that the cue asks for, else -1. The policy must use what it sees."""
+    """One step, reward 1 for the action that matches the cue, else -1: tests the input of the policy."""
 
     def observe(self, state: ProbeState) -> Array:
         return state.cue[None]
@@ -205,7 +204,7 @@ class CueRewardProbe(ShortProbe):
 
 
 class MemoryProbe(CueRewardProbe):
-    """The cue is shown once; the action `delay` steps later must match it. Without memory that earns 0 on average."""
+    """The cue is observed once; the action `delay` steps later must match it. A memoryless policy has mean return 0."""
 
     def __init__(self, delay: int = 3) -> None:
         check_count("delay", delay)
@@ -219,7 +218,7 @@ class MemoryProbe(CueRewardProbe):
 
 
 class MaskProbe(ShortProbe):
-    """Four actions of which two are allowed, drawn anew at every step: reward 1, or -100 for a forbidden one."""
+    """Four actions, of which two are allowed, at random in each step: reward 1, or -100 for a forbidden action."""
 
     num_steps = 8
 
@@ -246,7 +245,7 @@ class MaskProbe(ShortProbe):
 
 
 class MultiDiscreteProbe(CueRewardProbe):
-    """Two choices at once, of 3 and of 2: reward 1 for each right one, which the cue decides."""
+    """Two choices, of 3 and of 2 values: reward 1 for each choice that matches the cue."""
 
     @property
     def action_space(self) -> Space:
@@ -284,7 +283,7 @@ PROBES: dict[str, type[Env]] = {
 
 
 def names() -> tuple[str, ...]:
-    """The names of the probes."""
+    """Return the names of the probes."""
     return tuple(PROBES)
 
 

@@ -141,7 +141,7 @@ BROKEN_AGENTS = {
         lambda: agent_with(init=init_with_numpy),
         "init makes a state",
         Outcome.FAILED,
-        ["two states made with one key differ: .params[0, 0] is", "from the key alone"],
+        ["two states made with one key differ: .params[0, 0] is", "all randomness from the key"],
     ),
     "no AgentState": Broken(
         lambda: agent_with(init=init_without_a_state),
@@ -192,7 +192,7 @@ BROKEN_AGENTS = {
         lambda: agent_with(drop_extras_of_batches),
         "results keep their structure",
         Outcome.FAILED,
-        ["what compute_actions returns changes: [1]['logits'] is float32[2] for one env and missing for [3] envs"],
+        ["the result of compute_actions changes: [1]['logits'] is float32[2] for one env and missing for [3] envs"],
     ),
     "writing into the batch": Broken(
         lambda: agent_with(cleared=write_into_the_batch),
@@ -204,13 +204,13 @@ BROKEN_AGENTS = {
         lambda: agent_with(shift_by_numpy),
         "same key, same actions",
         Outcome.FAILED,
-        ["compute_actions differs for one key: [1]['luck'][0] is", "from the key alone"],
+        ["compute_actions differs for one key: [1]['luck'][0] is", "all randomness from the key"],
     ),
     "states that see each other": Broken(
         lambda: agent_with(logits=sum_over_states),
         "vmap over states",
         Outcome.FAILED,
-        ["compute_actions of state 0 mapped by jax.vmap is not what it is alone: [1]['logits']"],
+        ["compute_actions of state 0 mapped by jax.vmap differs from a single one: [1]['logits']"],
     ),
     "no mask": Broken(
         lambda: agent_with(mask=no_mask),
@@ -222,19 +222,19 @@ BROKEN_AGENTS = {
         lambda: agent_with(cleared=never_cleared),
         "carry is cleared at starts",
         Outcome.FAILED,
-        ["compute_actions remembers across the start of an episode", "clear the carry there"],
+        ["compute_actions keeps its carry across the start of an episode", "reset it there"],
     ),
     "a memory that is always cleared": Broken(
         lambda: agent_with(cleared=always_cleared),
         "carry is cleared at starts",
         Outcome.WARNING,
-        ["compute_actions makes no use of its memory", "only where episode_start is 1"],
+        ["compute_actions does not use its carry", "only where episode_start is 1"],
     ),
     "a memory that is not handed back": Broken(
         lambda: agent_with(lambda actions, extras: (actions, PyTreeDict())),
         "carry is cleared at starts",
         Outcome.FAILED,
-        ['compute_actions returned no memory; expected the next one as policy_extras["carry"]'],
+        ['compute_actions returned no carry; expected the next one as policy_extras["carry"]'],
     ),
     "a memory that changes its dtype": Broken(
         lambda: agent_with(lambda actions, extras: (actions, extras.replace(carry=extras.carry.astype(jnp.float16)))),

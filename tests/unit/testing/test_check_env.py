@@ -193,7 +193,7 @@ BROKEN_ENVS: dict[str, Broken] = {
         ),
         "state keeps its structure",
         Outcome.FAILED,
-        [".env_state.count is int32[] after reset and float32[] after step", "give it one dtype and shape"],
+        [".env_state.count is int32[] after reset and float32[] after step", "use one dtype and shape"],
     ),
     "a second step that fails": Broken(
         lambda: walk(after_step=lambda s: s.replace(env_state=s.env_state.replace(position=s.obs))),
@@ -206,7 +206,7 @@ BROKEN_ENVS: dict[str, Broken] = {
         lambda: walk(after_step=lambda state: state.replace(info=state.info.replace(bonus=jnp.zeros(())))),
         "info keeps its structure",
         Outcome.FAILED,
-        ["info['bonus'] is missing after reset and float32[] after step", "let reset fill them"],
+        ["info['bonus'] is missing after reset and float32[] after step", "fill them with zeros in reset"],
     ),
     "info that is a plain dict": Broken(
         lambda: both(lambda state: state.replace(info=dict(state.info))),
@@ -298,7 +298,7 @@ BROKEN_ENVS: dict[str, Broken] = {
         lambda: walk(after_reset=lambda state: state.replace(obs=state.obs.at[0].add(np.random.uniform(1.0, 9.0)))),
         "same key, same episode",
         Outcome.FAILED,
-        ["two resets with one key differ: .obs[0] is", "draw random numbers from the key alone"],
+        ["two resets with one key differ: .obs[0] is", "derive all randomness from the key"],
         also=("typed and legacy keys agree", "vmap equals single runs"),
     ),
     "a step drawn by NumPy": Broken(
@@ -314,7 +314,7 @@ BROKEN_ENVS: dict[str, Broken] = {
         ),
         "different keys, other starts",
         Outcome.WARNING,
-        ["four keys gave one first observation", "use the key in reset"],
+        ["four keys gave the same first observation", "use the key in reset"],
     ),
     "another start for legacy keys": Broken(
         lambda: walk(reset=untyped_key_starts_elsewhere),
@@ -341,19 +341,19 @@ BROKEN_ENVS: dict[str, Broken] = {
         lambda: walk(after_reset=lambda state: state.replace(reward=greatest_of_all(state.obs[0]))),
         "vmap equals single runs",
         Outcome.FAILED,
-        ["after 0 steps copy", "of 3 mapped by jax.vmap is not what it is alone: .reward is", "do not see each other"],
+        ["after 0 steps copy", "of 3 mapped by jax.vmap differs from a single one: .reward is", "independent copies"],
     ),
     "episodes without end": Broken(
         lambda: walk(after_step=endless, obs_space=UNBOUNDED),
         "episodes end",
         Outcome.WARNING,
-        ["no end within 2000 random steps, and max_episode_steps is None", "episode_length"],
+        ["no episode ended within 2000 random steps, and max_episode_steps is None", "episode_length"],
     ),
     "any action will do": Broken(
         lambda: walk(step=take_any_action),
         "wrong actions are refused",
         Outcome.WARNING,
-        ["an action int32[2] is taken for int32[]", 'self.action_space.check(action, "action")'],
+        ["an action int32[2] is accepted instead of int32[]", 'self.action_space.check(action, "action")'],
     ),
     "a picture of floats": Broken(
         lambda: walk(render=lambda self, env_state: np.zeros((8, 12, 3))),
@@ -626,7 +626,7 @@ BROKEN_GYMNASIUM_ENVS: dict[str, Broken] = {
         lambda: gymnasium_walk(reset=constant_start),
         "different seeds, other starts",
         Outcome.WARNING,
-        ["four seeds gave one first observation"],
+        ["four seeds gave the same first observation"],
     ),
     "no time limit": Broken(
         GymnasiumWalk,
