@@ -75,9 +75,10 @@ def evosax_generation(workflow: OpenESWorkflow, agent_state: Any) -> Callable[[]
     return lambda: generation(jax.random.key(1))
 
 
-def whole_episode(workflow: OpenESWorkflow) -> Callable[[Any, Any], Any]:
+def whole_episode(workflow: Any) -> Callable[[Any, Any], Any]:
     """One episode of full length, to be mapped over the population; what comes after its end does not count."""
-    env, agent = workflow.population_evaluator.single_env, workflow.agent
+    player, agent = workflow.training.player, workflow.agent
+    env = player.single_env
 
     def play(agent_state: Any, key: Any) -> Any:
         reset_key, action_key = jax.random.split(key)
@@ -90,7 +91,7 @@ def whole_episode(workflow: OpenESWorkflow) -> Callable[[Any, Any], Any]:
             return (env_state, alive * (1.0 - env_state.done), total + alive * env_state.reward), None
 
         start = (env.reset(reset_key), jnp.ones(()), jnp.zeros(()))
-        times = jnp.arange(workflow.population_evaluator.max_episode_steps)
+        times = jnp.arange(player.max_episode_steps)
         return jax.lax.scan(step, start, times)[0][2]
 
     return play

@@ -114,8 +114,8 @@ def compile_seconds() -> dict[str, float]:
 
     def compile_ours() -> None:
         state = workflow.init(key)
-        workflow._advance.compile(state, workflow._no_metrics(state), 1, until())
-        workflow._evaluate.compile(workflow.evaluated_agents(state), state.eval_key)
+        workflow.training.advance.compile(state, workflow._no_metrics(state), 1, until())
+        workflow.training.evaluation.compile(workflow.training.agents(state), state.eval_key)
 
     seconds = {"rookery": cpu_seconds_of(compile_ours)}
     if is_installed("rejax"):
@@ -168,7 +168,7 @@ def rookery_training(num_envs: int, num_devices: int = 1) -> Callable[[], Any]:
 
     def run() -> Any:
         nonlocal carried
-        carried = workflow._advance(*carried, iterations_per_call(num_envs), until())
+        carried = workflow.training.advance(*carried, iterations_per_call(num_envs), until())
         return carried
 
     return run

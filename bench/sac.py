@@ -89,7 +89,7 @@ def rookery_training(
 
     def run() -> Any:
         nonlocal carried
-        carried = workflow._advance(*carried, np.int32(STEPS_PER_CALL), until)
+        carried = workflow.training.advance(*carried, np.int32(STEPS_PER_CALL), until)
         return carried
 
     return run

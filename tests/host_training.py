@@ -14,7 +14,7 @@ from rookery.workflows.host import HostCollector
 
 def advance(workflow: Any, state: Any, num_iterations: int) -> tuple[Any, Any]:
     """Train as `learn` does, which overwrites the state."""
-    return workflow._advance(state, workflow._no_metrics(state), num_iterations, Counter.of(10**6))
+    return workflow.training.advance(state, workflow._no_metrics(state), num_iterations, Counter.of(10**6))
 
 
 def is_live(trajectory: SampleBatch) -> np.ndarray:
@@ -46,7 +46,7 @@ def used_anew(shared: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
     def begin(*args: Any, **kwargs: Any) -> Any:
         workflow = shared(*args, **kwargs)
-        workflow.host.set_state({"runner": {}, "counts": {}})
+        workflow.training.set_state({"runner": {}, "counts": {}})
         used.append(workflow)
         return workflow
 

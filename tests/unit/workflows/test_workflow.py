@@ -14,17 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rookery.agent import Agent, RandomAgent
+from rookery.agent import RandomAgent
 from rookery.errors import InvalidInputError
 from rookery.hyperparameters import Hyperparameters, Scalar, number, values_at
-from rookery.learning.counter import Counter
+from rookery.learners.learner import Learner, LearnerState, Metrics
+from rookery.learning.experience import Experience
 from rookery.metrics import Mean
 from rookery.recorders import RECORDERS, Position, Recorder, RunDescription
 from rookery.runs.checkpoint import Checkpoints
 from rookery.runs.directory import RunDirectory, RunInUseError
-from rookery.types import Key, PyTreeDict
-from rookery.workflows.programs import SAME
-from rookery.workflows.workflow import Workflow, WorkflowState
+from rookery.spaces import Space
+from rookery.types import Key, pytree_field
+from rookery.workflows.choice import train_by_gradient
+from rookery.workflows.training import Training
+from rookery.workflows.workflow import Workflow
 
 STEPS = 10
 """Env steps of an iteration."""
@@ -33,43 +36,26 @@ STEPS = 10
 @dataclass(frozen=True)
 class CountingConfig:
     increment: int = 1
+    num_envs: int = STEPS
+    rollout_length: int = 1
 
 
 class CountingHyperparameters(Hyperparameters):
     noise: Scalar = number(1.0, low=0.0, high=1.0)
 
 
-class CountingWorkflow(Workflow):
+class CountingLearner(Learner[LearnerState, Experience]):
     """Adds `increment` and noise to its parameters at every iteration."""
 
-    agent_name = "counting"
-    config_class = CountingConfig
-    hyperparameters_class = CountingHyperparameters
+    config: CountingConfig = pytree_field(static=True)
 
-    def make_agent(self) -> Agent:
-        return RandomAgent()
+    def init(self, obs_space: Space, action_space: Space, hyperparameters: Hyperparameters, key: Key) -> LearnerState:
+        agent_state = self.agent.init(obs_space, action_space, key)
+        return LearnerState.first(agent_state.replace(params=jnp.zeros(3)), hyperparameters)
 
-    def setup(self, key: Key) -> WorkflowState:
-        key, eval_key, agent_key = jax.random.split(key, 3)
-        env = self.evaluator.env
-        agent_state = self.agent.init(env.obs_space, env.action_space, agent_key)
-        return WorkflowState(
-            key=key,
-            eval_key=eval_key,
-            agent_state=agent_state.replace(params=jnp.zeros(3)),
-            hyperparameters=jax.tree.map(jnp.float32, self.settings.hyperparameters),
-            iterations=Counter.zero(),
-            env_steps=Counter.zero(),
-            num_updates=Counter.zero(),
-        )
-
-    def state_specs(self) -> Any:
-        return SAME
-
-    def iterate(self, state: Any) -> tuple[PyTreeDict, Any]:
-        key, noise_key = jax.random.split(state.key)
+    def learn(self, state: LearnerState, experience: Experience, key: Key) -> tuple[Metrics, LearnerState]:
         hyperparameters: Any = values_at(state.hyperparameters, state.env_steps.as_float())
-        noise = hyperparameters.noise * jax.random.normal(noise_key, (3,))
+        noise = hyperparameters.noise * jax.random.normal(key, (3,))
         params = state.agent_state.params + float(self.config.increment) + noise
         number = state.iterations.as_float()
         metrics = {
@@ -78,16 +64,22 @@ class CountingWorkflow(Workflow):
             "train/noise": Mean.of(hyperparameters.noise),
             "train/sixth": Mean.where(number == 5.0, number),
         }
-        return PyTreeDict(metrics), state.replace(
-            key=key,
+        return metrics, state.replace(
             agent_state=state.agent_state.replace(params=params),
             iterations=state.iterations.add(1),
             env_steps=state.env_steps.add(STEPS),
             num_updates=state.num_updates.add(2),
         )
 
-    def collect_seconds(self, state: Any) -> float:
-        return 0.0
+
+class CountingWorkflow(Workflow):
+    agent_name = "counting"
+    config_class = CountingConfig
+    hyperparameters_class = CountingHyperparameters
+
+    def make_training(self) -> Training:
+        learner = CountingLearner(agent=RandomAgent(), config=self.config)
+        return train_by_gradient(self.settings, self.layout, learner)
 
 
 class SpyRecorder(Recorder):

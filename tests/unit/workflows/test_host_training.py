@@ -29,7 +29,6 @@ from rookery.evaluators.host import HostEvaluator
 from rookery.evaluators.playback import RenderError
 from rookery.hyperparameters import values_at
 from rookery.metrics import EvaluateMetric
-from rookery.replay_buffers import UniformBuffer
 from rookery.rollout import Experience
 from rookery.runners.callbacks import FaultNotices
 from rookery.runners.envs.libraries import HOST_LIBRARIES
@@ -37,9 +36,7 @@ from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phas
 from rookery.runs.directory import RunDirectory
 from rookery.runs.log import RunLog
 from rookery.sample_batch import SampleBatch
-from rookery.types import PyTreeDict
 from rookery.workflows.host import HostEnvs
-from rookery.workflows.off_policy import rows_of, with_last_rows_done
 from tests.host_training import advance, is_live, used_anew, watch_collecting
 from tests.runner_envs import FakeTime
 
@@ -338,31 +335,17 @@ def test_exploration_follows_its_schedule_without_delay() -> None:
     schedule = {"start": 1.0, "end": 0.0, "steps": 100}
     workflow = make(DQNWorkflow, env={"kwargs": {"discrete": True}}, agent={"epsilon": schedule, "updates_per_step": 1})
     state = workflow.init(workflow.make_key())
-    for _ in range(2):
-        _, state = workflow.step(state)
+    rates = []
+    for _ in range(3):
         now = values_at(state.hyperparameters, state.env_steps.as_float())
         expected = workflow.agent.explore_with(state.agent_state, now)
-        jax.tree.map(np.testing.assert_array_equal, state.agent_state.extra_state, expected.extra_state)
+        acting = workflow.training.acting_state(state)
+        jax.tree.map(np.testing.assert_array_equal, acting.extra_state, expected.extra_state)
+        metrics, state = workflow.step(state)
+        np.testing.assert_allclose(metrics["rollout/exploration_rate"], now.epsilon, rtol=1e-6)
+        rates.append(float(now.epsilon))
+    np.testing.assert_allclose(rates, [1.0 - steps / 100 for steps in (27, 30, 33)], rtol=1e-5)
     workflow.close()
-
-
-def test_no_window_goes_on_behind_a_row_that_was_marked() -> None:
-    buffer = UniformBuffer(capacity=10, num_envs=2, sequence_length=2)
-
-    def row(number: float) -> SampleBatch:
-        numbers = jnp.full((1, 2), number)
-        extras = PyTreeDict(policy_extras={}, env_extras={"termination": 0 * numbers, "ori_obs": numbers + 1})
-        return rows_of(SampleBatch(obs=numbers, actions=numbers, rewards=numbers, dones=0 * numbers, extras=extras))
-
-    state = buffer.init(jax.tree.map(lambda leaf: leaf[0, 0], row(0.0)))
-    for number in range(7):  # more than the ring holds
-        state = buffer.add(state, row(float(number)))
-    before = buffer.windows(state, jnp.array([1, 6]))
-    marked = with_last_rows_done(state, jnp.array([False, True]))
-    after = buffer.windows(marked, jnp.array([1, 6]))
-    np.testing.assert_array_equal(after.dones[0], [0.0, 1.0])
-    np.testing.assert_array_equal(after.obs[0], [6.0, 6.0])
-    jax.tree.map(np.testing.assert_array_equal, after.replace(dones=before.dones), before)
 
 
 # Faults.
@@ -376,7 +359,7 @@ def test_a_fault_costs_its_episode_and_everything_is_counted(
 ) -> None:
     log.faults = FAULTS
     state, metrics = advance(workflow, workflow.init(workflow.make_key()), 8)
-    report = workflow.host.report()
+    report = workflow.training.report()
     assert report["faults/total"] == report["faults/raised"] == log.num_faults == len(FAULTS)
     assert report["faults/restarts"] == log.num_made - 3 > 0
     assert report["faults/invalid"] == report["faults/lost_envs"] == 0
@@ -404,7 +387,7 @@ def test_replayed_windows_never_cross_a_fault(begin: Callable[..., Any], log: Lo
     rows = stored(state)
     live = is_live(rows)
     assert log.num_faults == len(FAULTS)
-    assert int(state.env_steps) == live.sum() == log.num_steps - workflow.host.report()["rollout/steps_discarded"]
+    assert int(state.env_steps) == live.sum() == log.num_steps - workflow.training.report()["rollout/steps_discarded"]
     check_windows(rows)
     check_transitions(
         jax.tree.map(lambda leaf: leaf[live], rows), rows.extras.env_extras.termination[live] > 0, rows.next_obs[live]
@@ -415,7 +398,7 @@ def test_the_first_fault_of_each_kind_is_told_once(
     workflow: Any, log: Log, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.faults = FAULTS
-    monkeypatch.setattr(workflow.host, "_fault_notices", FaultNotices())
+    monkeypatch.setattr(workflow.training.collector, "_fault_notices", FaultNotices())
     advance(workflow, workflow.init(workflow.make_key()), 8)
     assert log.num_faults == len(FAULTS)
     (told,) = caplog.messages
@@ -423,7 +406,9 @@ def test_the_first_fault_of_each_kind_is_told_once(
     assert "episode discarded, restart 1 of 5" in told
     assert "faults/raised" in told
     invalid = Failed(FaultKind.INVALID, Phase.RESET, "two\nlines")
-    workflow.host._fault_notices.notice(Fault(invalid, "Other-v0", 2, seed=1, episode=0, step=0, action=None))
+    workflow.training.collector._fault_notices.notice(
+        Fault(invalid, "Other-v0", 2, seed=1, episode=0, step=0, action=None)
+    )
     assert caplog.messages[1].startswith("env 2 (Other-v0, seed 1) invalid at reset: two lines.")
     assert "faults/invalid" in caplog.messages[1]
 
@@ -450,17 +435,17 @@ def test_with_overlap_the_next_batch_is_collected_with_the_parameters_of_before_
         assert bool(metrics["rollout/staleness"].value) is (number > 0)
     for experience, acting in zip(collected, [params[0], *params[:-1]], strict=True):
         check_replay(workflow, acting, experience)
-    assert int(state.env_steps) == log.num_steps - workflow.training.steps_ahead
+    assert int(state.env_steps) == log.num_steps - workflow.training.advance.steps_ahead
     # Another state has no use for what was collected ahead.
     advance(workflow, jax.tree.map(jnp.copy, state), 1)
-    assert workflow.host.report()["rollout/steps_discarded"] == 18
+    assert workflow.training.report()["rollout/steps_discarded"] == 18
     workflow.close()
 
 
 def test_with_overlap_nothing_is_ahead_of_the_last_update(tmp_path: Path) -> None:
     workflow = make(env={"runner": {"overlap": True}}, run_dir=str(tmp_path / "run"), recorders=["jsonl"])
     state = workflow.learn(workflow.init(workflow.make_key()))
-    num_taken = workflow.host._runner.ledger.env_steps.taken
+    num_taken = workflow.training.collector._runner.ledger.env_steps.taken
     workflow.close()
     rows = RunDirectory(tmp_path / "run").read_metrics()
     assert rows[-1]["time/total_timesteps"] == int(state.env_steps) == num_taken
@@ -513,9 +498,10 @@ def test_a_record_has_the_time_of_the_steps_it_counts_and_the_timing_that_of_the
     monkeypatch.setattr(HostEnvs, "collect", taking(collecting, HostEnvs.collect))
     run_settings: dict[str, Any] = {"run_dir": str(tmp_path / "run"), "recorders": ["jsonl"], "record_interval": 36}
     workflow = make(env={"runner": {"overlap": overlap}}, total_timesteps=108, **run_settings)
-    specialized = workflow.training._advance.specialized
-    monkeypatch.setattr(workflow.training, "_clock", time.clock)
-    monkeypatch.setattr(workflow.training._advance, "specialized", lambda *args: taking(updating, specialized(*args)))
+    program = workflow.training.advance._update
+    specialized = program.specialized
+    monkeypatch.setattr(workflow.training.advance, "_clock", time.clock)
+    monkeypatch.setattr(program, "specialized", lambda *args: taking(updating, specialized(*args)))
     workflow.learn(workflow.init(workflow.make_key()))
     workflow.close()
 
@@ -585,7 +571,10 @@ def test_training_from_the_command_line_leaves_a_video_and_closes_its_environmen
     assert log.num_open == 0
     assert RunDirectory(run).episode_path.exists()
     assert cli.main(["resume", str(run)]) == 0
-    assert "gymnasium/TellTale-v0 starts anew" in capsys.readouterr().out
+    assert (
+        "gymnasium/TellTale-v0 restarts with new episodes and new seeds: simulator state is not checkpointed"
+        in capsys.readouterr().out
+    )
     assert cli.main(["evaluate", str(run), "--episodes", "4", "--video", str(tmp_path / "video.gif")]) == 0
     assert (tmp_path / "video.gif").exists()
     assert log.num_open == 0

@@ -92,7 +92,7 @@ def test_normalization_makes_a_difference_to_what_individuals_see() -> None:
         make_workflow(normalize_obs=is_normalized, fixed_obs_statistics=is_normalized)
         for is_normalized in (False, True)
     )
-    returns = [generations(workflow, 1)[-1].evo_state.best_fitness for workflow in (plain, normalized)]
+    returns = [generations(workflow, 1)[-1].learner.evo_state.best_fitness for workflow in (plain, normalized)]
     lengths = [int(generations(workflow, 1)[-1].env_steps) for workflow in (plain, normalized)]
     assert (returns[0], lengths[0]) != (returns[1], lengths[1])
 
@@ -126,22 +126,25 @@ def test_the_center_and_the_best_are_evaluated_on_the_same_episodes() -> None:
     assert set(metrics) == {
         f"eval/{kind}{name}" for kind in ("", "best_") for name in ("mean_reward", "std_reward", "mean_ep_length")
     }
-    same = state.replace(evo_state=state.learner.evo_state.replace(best_params=state.agent_state.params))
+    same = state.replace_learner(evo_state=state.learner.evo_state.replace(best_params=state.agent_state.params))
     metrics, _ = workflow.evaluate(same)
     assert metrics["eval/mean_reward"] == metrics["eval/best_mean_reward"]
     assert_equal(after.learner.evo_state, state.learner.evo_state)
 
 
-def test_an_individual_whose_return_is_not_a_number_is_counted_and_leads_nowhere() -> None:
+def test_an_individual_whose_return_is_not_a_number_is_counted_and_leads_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     workflow = make_workflow()
-    state = workflow.init(workflow.make_key())
-    fitness_of = workflow.fitness_of
+    play = workflow.training._play
 
-    def broken_fitness(episodes: Any) -> Any:
-        return fitness_of(episodes).at[0].set(jnp.nan).at[1].set(jnp.inf)
+    def play_badly(*args: Any) -> Any:
+        episodes = play(*args)
+        returns = episodes.episode_returns.at[0].set(jnp.nan).at[1].set(jnp.inf)
+        return episodes.replace(episode_returns=returns)
 
-    workflow.fitness_of = broken_fitness
-    metrics, state = workflow.step(state)
+    monkeypatch.setattr(workflow.training, "_play", play_badly)
+    metrics, state = workflow.step(workflow.init(workflow.make_key()))
     assert int(state.learner.evo_state.num_invalid) == 2
     assert np.isfinite(metrics["evolution/fitness_max"])
     assert all(
