@@ -17,7 +17,8 @@ from rookery.runners.envs.vector_env import VectorEnv
 from rookery.runners.faults import Failed, FaultKind, Phase
 from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import RunnerConfig, Sample
-from rookery.runners.transports.transport import EnvTransport, LocalTransport
+from rookery.runners.transports.local import LocalTransport
+from rookery.runners.transports.transport import EnvTransport
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Discrete, Shape, Space
 from rookery.types import Key, PyTreeDict, pytree_field
@@ -255,7 +256,7 @@ _CONFIG_NAMES = frozenset(RunnerConfig.__dataclass_fields__)
 class Row:
     """One transition of a sample, as numbers."""
 
-    lane: int
+    column: int
     episode: int
     t: int
     obs: float
@@ -268,31 +269,31 @@ class Row:
 
 
 def rows_of(sample: Sample, policy: str = "default") -> list[Row]:
-    """The rows that hold something, lane by lane; observations by their first number."""
+    """The rows that hold something, column by column; observations by their first number."""
     if policy not in sample.batch.batches:
         return []
     batch = sample.batch.batches[policy]
     extras = batch.extras.env_extras
     return [
         Row(
-            lane=lane,
-            episode=int(extras.episode[t, lane]),
-            t=int(extras.t[t, lane]),
-            obs=float(batch.obs[t, lane].ravel()[0]),
-            successor=float(extras.ori_obs[t, lane].ravel()[0]),
-            reward=float(batch.rewards[t, lane]),
-            termination=float(extras.termination[t, lane]),
-            truncation=float(extras.truncation[t, lane]),
-            done=float(batch.dones[t, lane]),
-            end=End(int(extras.end[t, lane])),
+            column=column,
+            episode=int(extras.episode[t, column]),
+            t=int(extras.t[t, column]),
+            obs=float(batch.obs[t, column].ravel()[0]),
+            successor=float(extras.ori_obs[t, column].ravel()[0]),
+            reward=float(batch.rewards[t, column]),
+            termination=float(extras.termination[t, column]),
+            truncation=float(extras.truncation[t, column]),
+            done=float(batch.dones[t, column]),
+            end=End(int(extras.end[t, column])),
         )
-        for lane in range(extras.t.shape[1])
-        for t in np.flatnonzero(extras.autoreset[:, lane] == 0)
+        for column in range(extras.t.shape[1])
+        for t in np.flatnonzero(extras.autoreset[:, column] == 0)
     ]
 
 
 def times_of(sample: Sample, policy: str = "default") -> list[int]:
-    """The env step of each row, lane by lane."""
+    """The env step of each row, column by column."""
     return [row.t for row in rows_of(sample, policy)]
 
 

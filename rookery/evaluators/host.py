@@ -16,8 +16,9 @@ from rookery.envs.config import EnvConfig
 from rookery.errors import RookeryError, check_count
 from rookery.evaluators.playback import RenderError
 from rookery.metrics import EvaluateMetric
+from rookery.runners.acting.actor import on_one_device
 from rookery.runners.acting.players import GreedyPlayers, GreedyTeams
-from rookery.runners.acting.policy_map import PolicyID, on_one_device
+from rookery.runners.acting.policy_map import PolicyID
 from rookery.runners.engine import EpisodeEngine
 from rookery.runners.envs.base_env import AgentID, BaseEnv
 from rookery.runners.faults import EnvFaultError, EnvsLostError

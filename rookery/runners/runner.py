@@ -16,7 +16,7 @@ from rookery.runners.callbacks import Callbacks, SampleEvent
 from rookery.runners.engine import EpisodeEngine
 from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, BaseEnv
 from rookery.runners.ledger import Account, Ledger, Steps
-from rookery.runners.perf import Stage
+from rookery.runners.perf import Perf, Stage
 from rookery.runners.quota import COMPLETE, ENV_STEPS, EPISODES, WHOLE_EPISODES
 from rookery.runners.recording.episode import EpisodeMetric
 from rookery.runners.recording.multi_agent import MultiAgentRecorder, PolicyMappingFn
@@ -83,8 +83,12 @@ class EnvRunner:
             clock=clock,
             sleep=sleep,
         )
-        self.perf = self._engine.perf
         self._returned = Steps()
+
+    @property
+    def perf(self) -> Perf:
+        """The time that each phase of a step takes."""
+        return self._engine.perf
 
     @property
     def fault_counts(self) -> Counter[str]:
@@ -229,6 +233,6 @@ class EnvRunner:
             self.base_env.is_multi_agent,
         )
 
-    def _make_policy_recorder(self, policy: PolicyID, agent: AgentID, num_lanes: int) -> PolicyRecorder:
+    def _make_policy_recorder(self, policy: PolicyID, agent: AgentID, num_columns: int) -> PolicyRecorder:
         num_rows = self.config.rollout_fragment_length
-        return PolicyRecorder(self.policies[policy], self._pipelines.of(policy, agent), num_rows, num_lanes)
+        return PolicyRecorder(self.policies[policy], self._pipelines.of(policy, agent), num_rows, num_columns)

@@ -45,11 +45,11 @@ class RunnerConfig:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a runner returns: trajectories `[T, lanes]` by policy, and what happened meanwhile."""
+    """What a runner returns: trajectories `[T, columns]` by policy, and what happened meanwhile."""
 
     batch: MultiAgentBatch
     first_carries: dict[PolicyID, Any]
-    """What the agents remembered before the first row, leaves `[lanes, ...]`; `()` for those that remember nothing."""
+    """The recurrent states before the first row, leaves `[columns, ...]`; `()` for agents without one."""
     episodes: list[EpisodeMetric]
     """The episodes that ended, also those that failed."""
     faults: list[Fault]

@@ -14,7 +14,8 @@ from rookery.errors import InvalidInputError
 from rookery.learning.experience import Experience, trajectory_shapes
 from rookery.metrics import Mean
 from rookery.rollout.source import TRAINING_FIELDS, episode_metrics
-from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID, on_one_device
+from rookery.runners.acting.actor import on_one_device
+from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID
 from rookery.runners.callbacks import FaultNotices
 from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, BaseEnv
 from rookery.runners.faults import fault_report

@@ -31,8 +31,8 @@ from rookery.runners.recording.episode import Episode
 from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import Sample
 from rookery.runners.seeds import episode_seed
+from rookery.runners.transports.local import LocalTransport
 from rookery.runners.transports.subprocesses import ProcessTransport
-from rookery.runners.transports.transport import LocalTransport
 from rookery.testing.misbehaving_envs import (
     CountingEnv,
     FaultyEnv,
@@ -288,9 +288,9 @@ def test_an_env_that_raises_costs_its_own_episode_only() -> None:
 
     runner = make_runner(vectorized(NotedEnv, num_envs=4))
     sample = runner.sample(num_steps=40)
-    for lane in range(3):
-        assert [row.t for row in rows_of(sample) if row.lane == lane] == [*range(10)]
-    assert [row.t for row in rows_of(sample) if row.lane == 3] == [0, 1]
+    for column in range(3):
+        assert [row.t for row in rows_of(sample) if row.column == column] == [*range(10)]
+    assert [row.t for row in rows_of(sample) if row.column == 3] == [0, 1]
     assert made.count(3) == 2
     assert [made.count(index) for index in range(3)] == [1, 1, 1]
     assert sample.env_steps == sample.agent_steps == len(rows_of(sample)) == 32
@@ -335,7 +335,7 @@ def test_an_env_whose_reset_always_fails_is_given_up_and_the_others_run_on(tmp_p
     assert sum(len(sample.faults) for sample in samples) == 4
     assert log.read_text().split().count("make") == 4
     for sample in samples:
-        assert [row.lane for row in rows_of(sample)] == [0] * 20 + [2] * 20
+        assert [row.column for row in rows_of(sample)] == [0] * 20 + [2] * 20
         assert sample.env_steps == 40
     assert "given up" in str(samples[-1].faults or [fault for sample in samples for fault in sample.faults][-1])
 
@@ -1031,8 +1031,8 @@ def test_what_is_not_valid_costs_the_episode_or_the_run(lie_fn: Callable) -> Non
     runner = make("abort")
     sample = runner.sample()
     assert [fault.env_index for fault in sample.faults] == [1]
-    assert [row.t for row in rows_of(sample) if row.lane == 0] == [*range(5)]
-    assert [row.t for row in rows_of(sample) if row.lane == 1] == [0, 1]
+    assert [row.t for row in rows_of(sample) if row.column == 0] == [*range(5)]
+    assert [row.t for row in rows_of(sample) if row.column == 1] == [0, 1]
     assert runner.ledger.is_exact
 
 
@@ -1194,15 +1194,15 @@ def by_env(samples: list[Sample]) -> dict[int, list[tuple]]:
     for sample in samples:
         batch = sample.batch.batches.default
         extras = batch.extras.env_extras
-        for lane in range(batch.rewards.shape[1]):
-            for t in np.flatnonzero(extras.autoreset[:, lane] == 0):
+        for column in range(batch.rewards.shape[1]):
+            for t in np.flatnonzero(extras.autoreset[:, column] == 0):
                 row = (
-                    *batch.obs[t, lane].tolist(),
-                    *extras.ori_obs[t, lane].tolist(),
-                    *(float(leaf[t, lane]) for leaf in (batch.actions, batch.rewards, extras.t, extras.end)),
-                    *(float(leaf[t, lane]) for leaf in (extras.steps, extras.episode_return, batch.dones)),
+                    *batch.obs[t, column].tolist(),
+                    *extras.ori_obs[t, column].tolist(),
+                    *(float(leaf[t, column]) for leaf in (batch.actions, batch.rewards, extras.t, extras.end)),
+                    *(float(leaf[t, column]) for leaf in (extras.steps, extras.episode_return, batch.dones)),
                 )
-                rows.setdefault(int(batch.obs[t, lane, 0]), []).append(row)
+                rows.setdefault(int(batch.obs[t, column, 0]), []).append(row)
     return rows
 
 
@@ -1229,6 +1229,6 @@ def test_random_actions_reach_the_env_that_they_are_stored_for() -> None:
     env = StaggeredEnvs([3, 7, 4, 1, 5], np.random.default_rng(3))
     runner = make_runner(env, RandomAgent(), rollout_fragment_length=30)
     batch = runner.sample().batch.batches.default
-    for lane in range(5):
-        received = [action for index, action in env.received if index == lane]
-        assert batch.actions[:, lane].tolist() == received
+    for column in range(5):
+        received = [action for index, action in env.received if index == column]
+        assert batch.actions[:, column].tolist() == received

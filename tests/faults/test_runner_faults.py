@@ -61,8 +61,8 @@ def check_neighbors(runner: EnvRunner, num_samples: int = 2) -> list[Any]:
         faults += sample.faults
         assert runner.ledger.is_exact
         assert len(rows_of(sample)) == sample.env_steps
-        for lane in times:
-            times[lane] += [row.t for row in rows_of(sample) if row.lane == lane]
+        for column in times:
+            times[column] += [row.t for row in rows_of(sample) if row.column == column]
         bad = [episode for episode in sample.episodes if episode.is_faulty]
         assert {episode.env_index for episode in bad} <= {1}
         assert not {episode.number for episode in bad} & {row.episode for row in rows_of(sample)}
@@ -125,7 +125,7 @@ def test_a_process_that_is_killed_from_outside_is_replaced(tmp_path: Path) -> No
     faults = [fault for sample in samples for fault in sample.faults]
     assert [(fault.env_index, fault.failed.kind) for fault in faults] == [(1, FaultKind.KILLED)]
     assert len(set(processes_of(1))) == 2
-    assert [row.t for sample in samples for row in rows_of(sample) if row.lane == 0] == [*range(10, 40)]
+    assert [row.t for sample in samples for row in rows_of(sample) if row.column == 0] == [*range(10, 40)]
     assert rows_of(samples[-1])[-1].t == 39
     assert runner.ledger.is_exact
 
@@ -271,7 +271,7 @@ def test_an_env_that_cannot_be_built_is_tried_again(tmp_path: Path) -> None:
     assert [fault.failed.phase for fault in first.faults] == [Phase.MAKE, Phase.MAKE]
     time.now += 10.0
     second = runner.sample()
-    assert Counter(row.lane for row in rows_of(second)) == {0: 8, 1: 8}
+    assert Counter(row.column for row in rows_of(second)) == {0: 8, 1: 8}
 
 
 def test_a_fault_costs_all_agents_of_the_episode_and_nothing_else() -> None:
@@ -314,7 +314,7 @@ def test_a_lying_env_costs_its_neighbors_nothing_when_it_lies_at_its_last_step()
     runner = make_runner(vectorized(make_env, num_envs=2), rollout_fragment_length=10, restart=AT_ONCE)
     sample = runner.sample()
     assert [episode.env_index for episode in sample.episodes if not episode.is_faulty] == [0, 0]
-    assert [row.lane for row in rows_of(sample)] == [0] * 10 + [1] * 2
+    assert [row.column for row in rows_of(sample)] == [0] * 10 + [1] * 2
     assert runner.ledger.is_exact
 
 

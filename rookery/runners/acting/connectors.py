@@ -1,6 +1,6 @@
 """Small changes on the way from the env to the policy and back, each with a declared space; they work on whole batches.
 
-What a connector keeps per lane begins anew with every episode; what it learns over the run, such as statistics, is its
+What a connector keeps per column is reset with every episode. What it learns over the run, such as statistics, is its
 state, which is saved.
 """
 
@@ -21,12 +21,12 @@ Tree = Any
 class Rows:
     """What the observations belong to that a connector is given."""
 
-    lanes: np.ndarray
-    """The lane of each row, `[N]`."""
+    columns: np.ndarray
+    """The column of each row, `[N]`."""
     starts: np.ndarray
     """True where an episode begins, `[N]`."""
     actions: Tree
-    """What the agents of these lanes did last; rows that start have no meaning. None before anybody has acted."""
+    """What the agents of these columns did last; rows that start have no meaning. None before anybody has acted."""
     rewards: np.ndarray
     """What they got for it, `[N]`."""
 
@@ -42,8 +42,8 @@ class ObsConnector(ABC):
     def __call__(self, obs: Tree, rows: Rows) -> Tree:
         """Change the observations `[N, ...]`."""
 
-    def reserve(self, num_lanes: int) -> None:  # noqa: B027
-        """Make room for so many lanes."""
+    def reserve(self, num_columns: int) -> None:  # noqa: B027
+        """Make room for so many columns."""
 
     def get_state(self) -> dict[str, np.ndarray]:
         """What was learned over the run."""
@@ -74,7 +74,7 @@ class FlattenObs(ObsConnector):
         return Box(low, high, dtype=np.float32)
 
     def __call__(self, obs: Tree, rows: Rows) -> np.ndarray:
-        return _flatten(self._space, obs, len(rows.lanes))
+        return _flatten(self._space, obs, len(rows.columns))
 
 
 class FrameStack(ObsConnector):
@@ -95,18 +95,18 @@ class FrameStack(ObsConnector):
         repeats = (1,) * (len(obs_space.shape) - 1) + (self.num_frames,)
         return Box(np.tile(obs_space.low, repeats), np.tile(obs_space.high, repeats), dtype=obs_space.dtype)
 
-    def reserve(self, num_lanes: int) -> None:
-        frames = np.zeros((num_lanes, self.num_frames, *self._space.shape), self._space.dtype)
+    def reserve(self, num_columns: int) -> None:
+        frames = np.zeros((num_columns, self.num_frames, *self._space.shape), self._space.dtype)
         if self._frames is not None:
             frames[: len(self._frames)] = self._frames
         self._frames = frames
 
     def __call__(self, obs: np.ndarray, rows: Rows) -> np.ndarray:
         assert self._frames is not None
-        frames = self._frames[rows.lanes]  # [N, num_frames, ...]
+        frames = self._frames[rows.columns]  # [N, num_frames, ...]
         frames = np.concatenate([frames[:, 1:], obs[:, None]], axis=1)
         frames[rows.starts] = obs[rows.starts][:, None]
-        self._frames[rows.lanes] = frames
+        self._frames[rows.columns] = frames
         return np.concatenate(list(np.moveaxis(frames, 1, 0)), axis=-1)
 
 
@@ -166,7 +166,7 @@ class PreviousActionAndReward(ObsConnector):
         )
 
     def __call__(self, obs: Tree, rows: Rows) -> dict[str, Tree]:
-        num_rows = len(rows.lanes)
+        num_rows = len(rows.columns)
         width = len(_flat_bounds(self._action_space)[0])
         actions = np.zeros((num_rows, width), np.float32)
         if rows.actions is not None:

@@ -33,9 +33,9 @@ class Pipeline:
         for obs_connector in self.obs:
             self.obs_space = obs_connector.bind(self.obs_space, self.action_space)
 
-    def reserve(self, num_lanes: int) -> None:
+    def reserve(self, num_columns: int) -> None:
         for connector in self.obs:
-            connector.reserve(num_lanes)
+            connector.reserve(num_columns)
 
     def to_policy(self, obs: Tree, rows: Rows) -> Tree:
         for connector in self.obs:

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from rookery.agent import Agent, AgentState
-from rookery.runners.acting.policy_map import Actor, PolicyID
+from rookery.runners.acting.actor import Actor
+from rookery.runners.acting.policy_map import PolicyID
 from rookery.runners.envs.base_env import Actions, AgentID, End, EnvOutputs
 from rookery.runners.recording.episode import LiveEpisode
 

@@ -14,8 +14,9 @@ from rookery.runners.envs.external import ExternalBaseEnv, ExternalEnv
 from rookery.runners.envs.multi_agent import MultiAgentBaseEnv
 from rookery.runners.envs.pettingzoo import as_dict_env, is_pettingzoo
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
-from rookery.runners.envs.vector_env import GroupVectorEnv, VectorEnv
-from rookery.runners.transports.transport import describe_env, make_env_group
+from rookery.runners.envs.vector_env import TransportVectorEnv, VectorEnv
+from rookery.runners.transports.making import make_transport
+from rookery.runners.transports.transport import describe_env
 
 ACCEPTED = (
     "a gymnasium.Env, a gymnasium.vector.VectorEnv (also EnvPool's and ALE's), a PettingZoo ParallelEnv or AECEnv, "
@@ -64,12 +65,12 @@ def to_base_env(
         with contextlib.suppress(Exception):
             first.close()
     existing_envs = () if processes else (first,)
-    group = make_env_group(make_env, existing_envs, num_envs, processes, envs_per_process, step_timeout)
-    return MultiAgentBaseEnv(group, name) if is_multi_agent else VectorBaseEnv(GroupVectorEnv(group), name)
+    transport = make_transport(make_env, existing_envs, num_envs, processes, envs_per_process, step_timeout)
+    return MultiAgentBaseEnv(transport, name) if is_multi_agent else VectorBaseEnv(TransportVectorEnv(transport), name)
 
 
 def _as_it_is(env: Any, num_envs: int, make_env: Callable[[int], Any] | None, name: str | None) -> BaseEnv:
-    """Convert what needs no group of environments around it."""
+    """Convert what needs no transport."""
     match env:
         case BaseEnv():
             return env

@@ -20,8 +20,8 @@ from rookery.runners.envs.envpool import EnvPoolEnvs, envpool_names
 from rookery.runners.envs.multi_agent import MultiAgentBaseEnv
 from rookery.runners.envs.pettingzoo import pettingzoo_factory, pettingzoo_names
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
-from rookery.runners.envs.vector_env import GroupVectorEnv
-from rookery.runners.transports.transport import make_env_group
+from rookery.runners.envs.vector_env import TransportVectorEnv
+from rookery.runners.transports.making import make_transport
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class HostEnvRequest:
         return self.name.partition("/")[2]
 
     @property
-    def group_options(self) -> dict[str, Any]:
-        """The options of `make_env_group`."""
+    def transport_options(self) -> dict[str, Any]:
+        """The options of `make_transport`."""
         return {
             "num_envs": self.num_envs,
             "processes": self.processes,
@@ -184,8 +184,8 @@ def make_gymnasium_envs(request: HostEnvRequest) -> BaseEnv:
     def make_env(index: int) -> gymnasium.Env:
         return gymnasium.make(spec, **options)
 
-    group = make_env_group(make_env, **request.group_options)
-    return VectorBaseEnv(GroupVectorEnv(group, request.sample_bounds, time_limit), request.name)
+    transport = make_transport(make_env, **request.transport_options)
+    return VectorBaseEnv(TransportVectorEnv(transport, request.sample_bounds, time_limit), request.name)
 
 
 def _check_drawable(spec: gymnasium.envs.registration.EnvSpec) -> None:
@@ -222,7 +222,7 @@ def gymnasium_spec(name: str) -> gymnasium.envs.registration.EnvSpec:
 def make_pettingzoo_envs(request: HostEnvRequest) -> BaseEnv:
     """Make the envs of a module like `mpe2.simple_spread_v3` or `classic.tictactoe_v3`."""
     make_env = pettingzoo_factory(request.env_name, request.episode_length, request.render, request.kwargs)
-    return MultiAgentBaseEnv(make_env_group(make_env, **request.group_options), request.name, request.sample_bounds)
+    return MultiAgentBaseEnv(make_transport(make_env, **request.transport_options), request.name, request.sample_bounds)
 
 
 def make_threaded_envs(make_fn: Callable[..., gymnasium.vector.VectorEnv], request: HostEnvRequest) -> BaseEnv:

@@ -112,13 +112,13 @@ class MultiAgentBaseEnv(BaseEnv):
     an env are in the order of its `possible_agents`.
     """
 
-    def __init__(self, group: EnvTransport, name: str | None = None, sample_bounds: bool = True) -> None:
-        description = group.describe()
+    def __init__(self, transport: EnvTransport, name: str | None = None, sample_bounds: bool = True) -> None:
+        description = transport.describe()
         if description.possible_agents is None:
             raise InvalidInputError(f"{description.name} has no possible_agents: it is not a multi-agent environment.")
-        self.num_envs = group.num_envs
+        self.num_envs = transport.num_envs
         self.name = name or description.name
-        self.group = group
+        self.transport = transport
         self._spaces = {
             agent: (as_space(description.observation_space[agent]), as_space(description.action_space[agent]))
             for agent in description.possible_agents
@@ -183,7 +183,7 @@ class MultiAgentBaseEnv(BaseEnv):
         for env, agent, action in zip(actions.row_envs.tolist(), actions.agents, actions.actions, strict=True):
             one_row = jax.tree.map(lambda leaf: np.asarray(leaf)[None], action)
             by_env[env][agent] = split_actions(self._spaces[agent][1], one_row, 1)[0]
-        self.group.send_steps(list(by_env), list(by_env.values()))
+        self.transport.send_steps(list(by_env), list(by_env.values()))
         for env in by_env:
             self._episodes[env].stage = _Stage.STEPPING
 
@@ -192,18 +192,18 @@ class MultiAgentBaseEnv(BaseEnv):
         if not self._was_polled:
             episode.seed = seed
             return
-        self.group.send_reset(env, seed)
+        self.transport.send_reset(env, seed)
         episode.begin()
 
     def try_restart(self, env: int, seed: int | None) -> None:
-        self.group.rebuild(env)
+        self.transport.rebuild(env)
         self.try_reset(env, seed)
 
     def try_render(self, env: int) -> np.ndarray | None:
-        return self.group.render(env)
+        return self.transport.render(env)
 
     def close(self) -> None:
-        self.group.close()
+        self.transport.close()
 
     def _replies(self, timeout: float | None) -> dict[int, Any]:
         """Wait for the envs that make a step; if there are none, for those that are being reset."""
@@ -211,10 +211,10 @@ class MultiAgentBaseEnv(BaseEnv):
             self._was_polled = True
             for env, episode in enumerate(self._episodes):
                 self.try_reset(env, episode.seed)
-            return self.group.receive(range(self.num_envs), timeout)
+            return self.transport.receive(range(self.num_envs), timeout)
         if stepping := self._envs_in(_Stage.STEPPING):
-            return self.group.receive(stepping, timeout)
-        return self.group.receive() or self.group.receive(self._envs_in(_Stage.RESETTING), timeout)
+            return self.transport.receive(stepping, timeout)
+        return self.transport.receive() or self.transport.receive(self._envs_in(_Stage.RESETTING), timeout)
 
     def _envs_in(self, stage: _Stage) -> list[int]:
         return [env for env, episode in enumerate(self._episodes) if episode.stage is stage]

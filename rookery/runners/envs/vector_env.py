@@ -26,7 +26,9 @@ from rookery.runners.envs.validation import (
     zeros_of,
 )
 from rookery.runners.faults import EnvFaultError, Failed, Fault, Phase
-from rookery.runners.transports.transport import EnvTransport, LocalTransport, make_env_group
+from rookery.runners.transports.local import LocalTransport
+from rookery.runners.transports.making import make_transport
+from rookery.runners.transports.transport import EnvTransport
 from rookery.spaces import ArraySpace, Dict, Discrete, Space, Tuple, from_gymnasium
 
 if TYPE_CHECKING:
@@ -166,8 +168,8 @@ class VectorEnv(ABC):
         seconds. Without `sample_bounds` observations may leave the bounds of their space.
         """
         num_envs = max(num_envs, len(existing_envs))
-        group = make_env_group(make_env, existing_envs, num_envs, processes, envs_per_process, step_timeout)
-        return GroupVectorEnv(group, sample_bounds)
+        transport = make_transport(make_env, existing_envs, num_envs, processes, envs_per_process, step_timeout)
+        return TransportVectorEnv(transport, sample_bounds)
 
     def _reset_all(self, seeds: list[int | None]) -> VectorReset:
         everyone = range(self.num_envs)
@@ -230,7 +232,7 @@ class VectorEnv(ABC):
         return VectorStep(obs, np.zeros(num_rows), no_flags, no_flags, failed=failed)
 
 
-class GroupVectorEnv(VectorEnv):
+class TransportVectorEnv(VectorEnv):
     """The Gymnasium environments of an `EnvTransport`; make it with `VectorEnv.wrap`.
 
     A step waits for all envs that it steps. An action of a `Discrete` space arrives as an int, others as read-only
@@ -238,13 +240,13 @@ class GroupVectorEnv(VectorEnv):
     is cheaper here, for all envs at once, than in a wrapper around each.
     """
 
-    def __init__(self, group: EnvTransport, sample_bounds: bool = True, time_limit: int | None = None) -> None:
-        description = group.describe()
+    def __init__(self, transport: EnvTransport, sample_bounds: bool = True, time_limit: int | None = None) -> None:
+        description = transport.describe()
         super().__init__(
-            description.observation_space, description.action_space, group.num_envs, sample_bounds=sample_bounds
+            description.observation_space, description.action_space, transport.num_envs, sample_bounds=sample_bounds
         )
         self.description = description
-        self.group = group
+        self.transport = transport
         self._stacker = ObsStacker(self.observation_space, sample_bounds)
         self._blank: tuple = (zeros_of(self.observation_space), 0.0, False, False, {})
         self._everyone = list(range(self.num_envs))
@@ -274,33 +276,33 @@ class GroupVectorEnv(VectorEnv):
         return step
 
     def restart_at(self, index: int) -> None:
-        self.group.rebuild(index)
+        self.transport.rebuild(index)
 
     def get_sub_environments(self) -> list[Any]:
-        return self.group.envs if isinstance(self.group, LocalTransport) else []
+        return self.transport.envs if isinstance(self.transport, LocalTransport) else []
 
     def try_render_at(self, index: int) -> np.ndarray | None:
-        return self.group.render(index)
+        return self.transport.render(index)
 
     def close(self) -> None:
-        self.group.close()
+        self.transport.close()
 
     def begin_reset(self, index: int, seed: int | None = None) -> None:
         if self._timer is not None:
             self._timer.reset(index)
         self._replies.pop(index, None)
-        if isinstance(self.group, LocalTransport):
-            self._replies[index] = self.group.reset_now(index, seed)
+        if isinstance(self.transport, LocalTransport):
+            self._replies[index] = self.transport.reset_now(index, seed)
         else:
-            self.group.send_reset(index, seed)
+            self.transport.send_reset(index, seed)
             self._resetting.add(index)
 
     def finished_resets(self, wait: Collection[int] = (), timeout: float | None = None) -> VectorReset:
-        if isinstance(self.group, LocalTransport):
+        if isinstance(self.transport, LocalTransport):
             replies, self._replies = self._replies, {}
             return self._checked_resets(replies)
         missing = [index for index in wait if index not in self._replies]
-        self._replies.update(self.group.receive(missing, timeout))
+        self._replies.update(self.transport.receive(missing, timeout))
         finished = sorted(self._resetting & self._replies.keys())
         self._resetting.difference_update(finished)
         return self._checked_resets({index: self._replies.pop(index) for index in finished})
@@ -311,10 +313,10 @@ class GroupVectorEnv(VectorEnv):
             for index in stepping:
                 self._replies.pop(index, None)  # it was said without being asked, as when a shared process dies
         for_envs = split_actions(self.action_space, actions, len(stepping))
-        if isinstance(self.group, LocalTransport):
-            self._stepped = self.group.step_now(stepping, for_envs)
+        if isinstance(self.transport, LocalTransport):
+            self._stepped = self.transport.step_now(stepping, for_envs)
         else:
-            self.group.send_steps(stepping, for_envs)
+            self.transport.send_steps(stepping, for_envs)
         self._stepping = stepping
 
     def finished_step(self, timeout: float | None = None) -> VectorStep | None:
@@ -323,7 +325,7 @@ class GroupVectorEnv(VectorEnv):
             stepped, self._stepped, self._stepping = self._stepped, None, ()
             return self._stacked_step(stepping, stepped)
         missing = [index for index in stepping if index not in replies] if replies else stepping
-        replies.update(self.group.receive(missing, timeout))
+        replies.update(self.transport.receive(missing, timeout))
         if timeout is not None and not all(index in replies for index in stepping):
             return None
         self._stepping = ()

@@ -187,7 +187,7 @@ class Episode:
 
 
 def episodes_of(batch: SampleBatch, acts_in_turns: bool = False) -> list[Episode]:
-    """Cut the trajectory `[T, lanes]` of a runner into its episodes, or the parts of them that are in it.
+    """Cut the trajectory `[T, columns]` of a runner into its episodes, or the parts of them that are in it.
 
     Every agent of an env has its own, with the same `id`. With `acts_in_turns` an agent may be silent in some steps. A
     batch does not say how long after its last row: whether a part of another batch follows, observations must tell.
@@ -199,25 +199,27 @@ def _episodes_of(batch: SampleBatch, acts_in_turns: bool) -> Iterable[Episode]:
     env_extras = batch.extras.env_extras
     is_live = env_extras.autoreset == 0
     numbers, ends, times = env_extras.episode, env_extras.end, env_extras.t
-    for lane in range(is_live.shape[1]):
-        length = int(is_live[:, lane].sum())
-        borders = np.flatnonzero((ends[:length, lane] != End.RUNNING) | _changes(numbers[:length, lane])) + 1
+    for column in range(is_live.shape[1]):
+        length = int(is_live[:, column].sum())
+        borders = np.flatnonzero((ends[:length, column] != End.RUNNING) | _changes(numbers[:length, column])) + 1
         for start, stop in zip([0, *borders], [*borders, length], strict=True):
             if start == stop:
                 continue
             part = slice(start, stop)
 
-            def rows(tree: Tree, part: slice = part, lane: int = lane) -> Tree:
-                return jax.tree.map(lambda leaf: leaf[part, lane], tree)
+            def rows(tree: Tree, part: slice = part, column: int = column) -> Tree:
+                return jax.tree.map(lambda leaf: leaf[part, column], tree)
 
-            last = jax.tree.map(lambda leaf, row=stop - 1, lane=lane: leaf[row : row + 1, lane], env_extras.ori_obs)
+            last = jax.tree.map(
+                lambda leaf, row=stop - 1, column=column: leaf[row : row + 1, column], env_extras.ori_obs
+            )
             yield Episode(
-                id=int(numbers[start, lane]),
+                id=int(numbers[start, column]),
                 observations=jax.tree.map(lambda *leaves: np.concatenate(leaves), rows(batch.obs), last),
                 actions=rows(batch.actions),
-                rewards=batch.rewards[part, lane],
-                times=np.append(times[part, lane], UNKNOWN_TIME if acts_in_turns else times[stop - 1, lane] + 1),
-                end=End(int(ends[stop - 1, lane])),
+                rewards=batch.rewards[part, column],
+                times=np.append(times[part, column], UNKNOWN_TIME if acts_in_turns else times[stop - 1, column] + 1),
+                end=End(int(ends[stop - 1, column])),
                 extras=rows(dict(batch.extras.policy_extras)),
             )
 

@@ -1,7 +1,7 @@
-"""The memory of a fragment: for every lane the transitions of one agent after the other, time-major, written once.
+"""The memory of a fragment: for every column the transitions of one agent after the other, time-major, written once.
 
-A lane belongs to one env and takes the rows of one of its agents at a time; when that agent has ended, it may take
-those of another, or of the next episode. Rows of a lane follow one another without gaps; lanes that had fewer steps
+A column belongs to one env and takes the rows of one of its agents at a time; when that agent has ended, it may take
+those of another, or of the next episode. Rows of a column follow one another without gaps; columns that had fewer steps
 than others end in rows that hold nothing.
 """
 
@@ -17,20 +17,20 @@ from rookery.sample_batch import SampleBatch
 from rookery.types import PyTreeDict
 
 Tree = Any
-Lanes = np.ndarray | slice
-ALL_LANES = slice(None)
-"""All lanes of a memory, in order."""
+ColumnIndex = np.ndarray | slice
+ALL_COLUMNS = slice(None)
+"""All columns of a memory, in order."""
 
 TERMINATED = (End.TERMINATED, End.GONE_TERMINATED)
 TRUNCATED = (End.TRUNCATED, End.GONE_TRUNCATED)
 
 
-ROW_COLUMNS = ("rewards", "episode_returns", "ends", "times", "episodes")
+ROW_FIELDS = ("rewards", "episode_returns", "ends", "times", "episodes")
 
 
 @dataclass(slots=True)
 class PolicyOutput:
-    """What a policy did in some lanes: the actions, and with everything it said beside, packed."""
+    """What a policy did in some columns: the actions, and with everything it said beside, packed."""
 
     actions: Tree
     arrays: list[np.ndarray]
@@ -43,17 +43,19 @@ def leaves_of(tree: Tree) -> list[np.ndarray]:
     return [tree] if type(tree) is np.ndarray else jax.tree.leaves(tree)
 
 
-class Columns:
-    """Arrays `[rows, lanes, ...]`, made to measure for the first rows."""
+class Block:
+    """Arrays `[rows, columns, ...]`, made to measure for the first rows."""
 
-    def __init__(self, num_rows: int, num_lanes: int) -> None:
+    def __init__(self, num_rows: int, num_columns: int) -> None:
         self.num_rows = num_rows
-        self.num_lanes = num_lanes
+        self.num_columns = num_columns
         self.arrays: list[np.ndarray] | None = None
 
     def write(self, where: Any, arrays: list[np.ndarray]) -> None:
         if self.arrays is None:
-            self.arrays = [np.zeros((self.num_rows, self.num_lanes, *array.shape[1:]), array.dtype) for array in arrays]
+            self.arrays = [
+                np.zeros((self.num_rows, self.num_columns, *array.shape[1:]), array.dtype) for array in arrays
+            ]
         for memory, array in zip(self.arrays, arrays, strict=True):
             memory[where] = array
 
@@ -61,166 +63,167 @@ class Columns:
         assert self.arrays is not None, "nothing was written yet"
         return [array[where] for array in self.arrays]
 
-    def grow(self, num_rows: int, num_lanes: int) -> None:
+    def grow(self, num_rows: int, num_columns: int) -> None:
         """Make room for more; what is written stays where it is."""
-        old, self.arrays = self.arrays, self.like(num_rows, num_lanes).arrays
+        old, self.arrays = self.arrays, self.like(num_rows, num_columns).arrays
         for memory, array in zip(self.arrays or (), old or (), strict=True):
-            memory[: self.num_rows, : self.num_lanes] = array
-        self.num_rows, self.num_lanes = num_rows, num_lanes
+            memory[: self.num_rows, : self.num_columns] = array
+        self.num_rows, self.num_columns = num_rows, num_columns
 
-    def like(self, num_rows: int, num_lanes: int) -> "Columns":
-        """Return empty columns for the same kind of values."""
-        columns = Columns(num_rows, num_lanes)
+    def like(self, num_rows: int, num_columns: int) -> "Block":
+        """Return an empty block for the same kind of values."""
+        block = Block(num_rows, num_columns)
         if self.arrays is not None:
-            columns.arrays = [np.zeros((num_rows, num_lanes, *array.shape[2:]), array.dtype) for array in self.arrays]
-        return columns
+            block.arrays = [np.zeros((num_rows, num_columns, *array.shape[2:]), array.dtype) for array in self.arrays]
+        return block
 
 
 class FragmentBuffer:
     """The transitions that one policy makes in one fragment."""
 
-    def __init__(self, num_rows: int, num_lanes: int) -> None:
-        self.num_lanes = num_lanes
+    def __init__(self, num_rows: int, num_columns: int) -> None:
+        self.num_columns = num_columns
         self._obs_treedef: Any = None
         self._is_one_array = False
         self._packing: Packing | None = None
-        self._begin(num_rows, *(Columns(rows, num_lanes) for rows in (num_rows + 1, num_rows, num_rows)))
+        self._begin(num_rows, *(Block(rows, num_columns) for rows in (num_rows + 1, num_rows, num_rows)))
 
-    def _begin(self, num_rows: int, obs: Columns, next_obs: Columns, acts: Columns) -> None:
-        num_lanes = self.num_lanes
+    def _begin(self, num_rows: int, obs: Block, next_obs: Block, acts: Block) -> None:
+        num_columns = self.num_columns
         self.num_rows = num_rows
         self.obs, self.next_obs, self.acts = obs, next_obs, acts
-        self.rewards = np.zeros((num_rows, num_lanes), np.float32)
-        self.episode_returns = np.zeros((num_rows, num_lanes), np.float32)
-        self.ends = np.zeros((num_rows, num_lanes), np.uint8)
-        self.times = np.zeros((num_rows, num_lanes), np.int32)
-        self.episodes = np.zeros((num_rows, num_lanes), np.int32)
-        self.cursor = np.zeros(num_lanes, np.int64)
+        self.rewards = np.zeros((num_rows, num_columns), np.float32)
+        self.episode_returns = np.zeros((num_rows, num_columns), np.float32)
+        self.ends = np.zeros((num_rows, num_columns), np.uint8)
+        self.times = np.zeros((num_rows, num_columns), np.int32)
+        self.episodes = np.zeros((num_rows, num_columns), np.int32)
+        self.cursor = np.zeros(num_columns, np.int64)
         self._most = 0
-        """No lane has more rows."""
-        self.episode_begin = np.zeros(num_lanes, np.int64)
-        """The first row of each lane in the episode that its env is in."""
+        """No column has more rows."""
+        self.episode_begin = np.zeros(num_columns, np.int64)
+        """The first row of each column in the episode that its env is in."""
         self.row: int | None = 0
-        """The cursor of all lanes, as long as it is the same."""
+        """The cursor of all columns, as long as it is the same."""
 
-    def _now(self, lanes: Lanes) -> tuple[Any, Any]:
-        """The index of the present row of each of these lanes."""
+    def _now(self, columns: ColumnIndex) -> tuple[Any, Any]:
+        """The index of the present row of each of these columns."""
         if self.row is not None:
-            return self.row, lanes
-        if isinstance(lanes, slice):
-            return self.cursor, np.arange(self.num_lanes)
-        return self.cursor[lanes], lanes
+            return self.row, columns
+        if isinstance(columns, slice):
+            return self.cursor, np.arange(self.num_columns)
+        return self.cursor[columns], columns
 
-    def observe(self, lanes: Lanes, obs: Tree) -> None:
-        """Write what the agents of these lanes see, and will act on."""
-        self.obs.write(self._now(lanes), leaves_of(obs))
+    def observe(self, columns: ColumnIndex, obs: Tree) -> None:
+        """Write what the agents of these columns see, and will act on."""
+        self.obs.write(self._now(columns), leaves_of(obs))
         if self._obs_treedef is None:
             self._obs_treedef = jax.tree.structure(obs)
             self._is_one_array = jax.tree_util.treedef_is_leaf(self._obs_treedef)
-            self.next_obs = self.obs.like(self.num_rows, self.num_lanes)
+            self.next_obs = self.obs.like(self.num_rows, self.num_columns)
 
-    def follow(self, lanes: Lanes, obs: Tree | None) -> None:
-        """Write what these lanes see after their act, in the row that is still open; None keeps what they acted on."""
-        now = self._now(lanes)
+    def follow(self, columns: ColumnIndex, obs: Tree | None) -> None:
+        """Write the observations after the actions, in the rows that are still open; None repeats those before."""
+        now = self._now(columns)
         self.next_obs.write(now, self.obs.read(now) if obs is None else leaves_of(obs))
 
-    def seen(self, lanes: Lanes) -> Tree:
-        """What the agents of these lanes saw last."""
-        leaves = self.obs.read(self._now(lanes))
+    def seen(self, columns: ColumnIndex) -> Tree:
+        """What the agents of these columns saw last."""
+        leaves = self.obs.read(self._now(columns))
         return leaves[0] if self._is_one_array else self._obs_treedef.unflatten(leaves)
 
-    def act(self, lanes: Lanes, acts: "PolicyOutput", times: np.ndarray, episodes: np.ndarray) -> None:
+    def act(self, columns: ColumnIndex, acts: "PolicyOutput", times: np.ndarray, episodes: np.ndarray) -> None:
         """Write what they do, at which step of which episode."""
-        now = self._now(lanes)
+        now = self._now(columns)
         self._packing = acts.packing
         self.acts.write(now, acts.arrays)
         self.times[now] = times
         self.episodes[now] = episodes
 
-    def last_actions(self, lanes: Any) -> Tree | None:
-        """What was done last in these lanes, whose rows must be open; None if nobody ever acted."""
+    def last_actions(self, columns: Any) -> Tree | None:
+        """What was done last in these columns, whose rows must be open; None if nobody ever acted."""
         if self._packing is None:
             return None
-        rows = np.minimum(self.cursor[lanes], self.num_rows - 1)
-        return self._packing.unpack([np.array(array) for array in self.acts.read((rows, lanes))])[0]
+        rows = np.minimum(self.cursor[columns], self.num_rows - 1)
+        return self._packing.unpack([np.array(array) for array in self.acts.read((rows, columns))])[0]
 
-    def has_room(self, lanes: Lanes) -> bool:
-        """Tell whether these lanes have a row left."""
+    def has_room(self, columns: ColumnIndex) -> bool:
+        """Tell whether these columns have a row left."""
         if self.row is not None:
             return self.row < self.num_rows
-        return self._most < self.num_rows or int(self.cursor[lanes].max(initial=0)) < self.num_rows
+        return self._most < self.num_rows or int(self.cursor[columns].max(initial=0)) < self.num_rows
 
-    def extras_at(self, rows: np.ndarray, lanes: np.ndarray) -> PyTreeDict:
+    def extras_at(self, rows: np.ndarray, columns: np.ndarray) -> PyTreeDict:
         """What the policies said beside their actions in some rows."""
         assert self._packing is not None, "nobody has acted yet"
-        return self._packing.unpack(self.acts.read((rows, lanes)))[1]
+        return self._packing.unpack(self.acts.read((rows, columns)))[1]
 
-    def complete(self, lanes: Lanes, rewards: np.ndarray, ends: np.ndarray, episode_returns: np.ndarray) -> None:
+    def complete(
+        self, columns: ColumnIndex, rewards: np.ndarray, ends: np.ndarray, episode_returns: np.ndarray
+    ) -> None:
         """Write what came of it; the row is then complete."""
-        now = self._now(lanes)
+        now = self._now(columns)
         self._most += 1
         self.rewards[now] = rewards
         self.ends[now] = ends
         self.episode_returns[now] = episode_returns
-        if isinstance(lanes, slice):
+        if isinstance(columns, slice):
             self.cursor += 1
             if self.row is not None:
                 self.row += 1
         else:
-            self.cursor[lanes] += 1
+            self.cursor[columns] += 1
             self.row = None
 
     @property
     def num_in_episode(self) -> np.ndarray:
-        """The rows of each lane in the episode that its env is in."""
+        """The rows of each column in the episode that its env is in."""
         return self.cursor - self.episode_begin
 
-    def end_episode(self, lanes: Any) -> None:
-        """Note that what comes now in these lanes belongs to another episode."""
-        self.episode_begin[lanes] = self.cursor[lanes]
+    def end_episode(self, columns: Any) -> None:
+        """Note that what comes now in these columns belongs to another episode."""
+        self.episode_begin[columns] = self.cursor[columns]
 
-    def discard(self, lane: int) -> int:
+    def discard(self, column: int) -> int:
         """Take back the complete rows of the episode that is running; return how many they were."""
-        begin = int(self.episode_begin[lane])
-        num_discarded = int(self.cursor[lane]) - begin
+        begin = int(self.episode_begin[column])
+        num_discarded = int(self.cursor[column]) - begin
         if num_discarded:
-            self.cursor[lane] = begin
+            self.cursor[column] = begin
             self.row = None
         return num_discarded
 
-    def add_lanes(self, num_lanes: int) -> None:
+    def add_columns(self, num_columns: int) -> None:
         """Make room for more agents."""
-        self._grow(self.num_rows, num_lanes)
+        self._grow(self.num_rows, num_columns)
 
     def add_rows(self, num_rows: int) -> None:
         """Make room for longer episodes."""
-        self._grow(num_rows, self.num_lanes)
+        self._grow(num_rows, self.num_columns)
 
-    def _grow(self, num_rows: int, num_lanes: int) -> None:
-        self.obs.grow(num_rows + 1, num_lanes)
-        self.next_obs.grow(num_rows, num_lanes)
-        self.acts.grow(num_rows, num_lanes)
-        for name in ROW_COLUMNS:
+    def _grow(self, num_rows: int, num_columns: int) -> None:
+        self.obs.grow(num_rows + 1, num_columns)
+        self.next_obs.grow(num_rows, num_columns)
+        self.acts.grow(num_rows, num_columns)
+        for name in ROW_FIELDS:
             old = getattr(self, name)
-            larger = np.zeros((num_rows, num_lanes), old.dtype)
+            larger = np.zeros((num_rows, num_columns), old.dtype)
             larger[: old.shape[0], : old.shape[1]] = old
             setattr(self, name, larger)
-        if num_lanes > self.num_lanes:
-            more = np.zeros(num_lanes - self.num_lanes, np.int64)
+        if num_columns > self.num_columns:
+            more = np.zeros(num_columns - self.num_columns, np.int64)
             self.cursor = np.concatenate([self.cursor, more])
             self.episode_begin = np.concatenate([self.episode_begin, more])
             self.row = 0 if self.row == 0 else None
-        self.num_rows, self.num_lanes = num_rows, num_lanes
+        self.num_rows, self.num_columns = num_rows, num_columns
 
     def take(
-        self, num_rows: int | None, open_lanes: np.ndarray, next_num_rows: int, num_kept: np.ndarray | None = None
+        self, num_rows: int | None, open_columns: np.ndarray, next_num_rows: int, num_kept: np.ndarray | None = None
     ) -> tuple[SampleBatch | None, int]:
-        """Hand over the complete rows and begin the next fragment; also return how many rows hold something.
+        """Return the complete rows and begin the next fragment; also return the number of live rows.
 
-        The batch is `[num_rows, lanes]`, or as long as the longest lane if that is longer or `num_rows` is None; it is
-        None if nobody ever acted.
-        What the lanes see now goes on in the next fragment, with the acts of those whose row is open, and with the last
-        `num_kept` rows of each lane, which are kept back.
+        The batch is `[num_rows, columns]`, or as long as the longest column if that is longer or `num_rows` is None. It
+        is None if nobody ever acted. The next fragment begins with the last `num_kept` rows of each column, the present
+        observations, and the actions of the columns whose row is open.
         """
         if num_rows is not None and num_rows > self.num_rows:
             self.add_rows(num_rows)
@@ -228,41 +231,41 @@ class FragmentBuffer:
         given = self.cursor - num_kept
         episode_begin = np.maximum(self.episode_begin - given, 0)
         next_num_rows = max(next_num_rows, int(num_kept.max(initial=0)) + 1)
-        old = {name: getattr(self, name) for name in ROW_COLUMNS}
+        old = {name: getattr(self, name) for name in ROW_FIELDS}
         old_obs, old_next_obs, old_acts = self.obs, self.next_obs, self.acts
         self.cursor = given
         batch = None
         if old_acts.arrays is not None:
             batch = self._batch(max(int(given.max(initial=0)), num_rows or 0))
-        obs = old_obs.like(next_num_rows + 1, self.num_lanes)
-        next_obs, acts = (columns.like(next_num_rows, self.num_lanes) for columns in (old_next_obs, old_acts))
+        obs = old_obs.like(next_num_rows + 1, self.num_columns)
+        next_obs, acts = (block.like(next_num_rows, self.num_columns) for block in (old_next_obs, old_acts))
         self._begin(next_num_rows, obs, next_obs, acts)
         depths = np.arange(int(num_kept.max(initial=0)) + 1)[:, None]
         if old_obs.arrays is not None:
-            rows, lanes = np.nonzero(depths <= num_kept)
-            obs.write((rows, lanes), old_obs.read((given[lanes] + rows, lanes)))
+            rows, columns = np.nonzero(depths <= num_kept)
+            obs.write((rows, columns), old_obs.read((given[columns] + rows, columns)))
         num_acted = num_kept.copy()
-        num_acted[open_lanes] += 1
-        rows, lanes = np.nonzero(depths < num_acted)
+        num_acted[open_columns] += 1
+        rows, columns = np.nonzero(depths < num_acted)
         if len(rows):
-            for columns, old_columns in ((next_obs, old_next_obs), (acts, old_acts)):
-                columns.write((rows, lanes), old_columns.read((given[lanes] + rows, lanes)))
-            for name, column in old.items():
-                getattr(self, name)[rows, lanes] = column[given[lanes] + rows, lanes]
+            for block, old_block in ((next_obs, old_next_obs), (acts, old_acts)):
+                block.write((rows, columns), old_block.read((given[columns] + rows, columns)))
+            for name, array in old.items():
+                getattr(self, name)[rows, columns] = array[given[columns] + rows, columns]
         self.cursor, self.episode_begin = num_kept, episode_begin
         self._most = int(num_kept.max(initial=0))
         self.row = 0 if not num_kept.any() else None
         return batch, int(given.sum())
 
     def _batch(self, length: int) -> SampleBatch:
-        is_live = np.arange(length)[:, None] < self.cursor[None, :]  # [T, lanes]
+        is_live = np.arange(length)[:, None] < self.cursor[None, :]  # [T, columns]
         ends = self.ends[:length]
         terminated, truncated = np.isin(ends, TERMINATED) & is_live, np.isin(ends, TRUNCATED) & is_live
         assert self._packing is not None
         assert self.obs.arrays is not None
         assert self.acts.arrays is not None
         assert self.next_obs.arrays is not None
-        # An episode that goes on, but not in the next row of its lane: learning has to stop there as at a time limit.
+        # An episode that goes on, but not in the next row of its column: learning has to stop there as at a time limit.
         is_last = np.zeros_like(is_live)
         is_last[:-1] = is_live[:-1] & ~is_live[1:]
         truncated |= is_last & ~terminated

@@ -23,7 +23,7 @@ class Track:
     """One agent in one running episode."""
 
     policy: PolicyID
-    lane: int
+    column: int
     pending: float = 0.0
     """Rewards since its last observation."""
     is_waiting: bool = True
@@ -35,11 +35,11 @@ class Written:
     """Rows of one policy that are gathered before they are written at once."""
 
     completed: list[tuple[int, float, int, float]] = field(default_factory=list)
-    """Lane, reward, end and return so far."""
+    """Column, reward, end and return so far."""
     ended: list[tuple[int, Tree | None, float]] = field(default_factory=list)
-    """Lane, last observation if there was one, and the reward that came with it."""
+    """Column, last observation if there was one, and the reward that came with it."""
     observed: list[tuple[int, Tree, bool, float]] = field(default_factory=list)
-    """Lane, observation, whether it is the agent's first, and the reward that came with it."""
+    """Column, observation, whether it is the agent's first, and the reward that came with it."""
 
 
 class MultiAgentRecorder(FragmentRecorder):
@@ -63,8 +63,8 @@ class MultiAgentRecorder(FragmentRecorder):
         """The policies that the running episode of each env has used."""
         self._logged: dict[tuple[int, AgentID], Tree] = {}
         """Actions that envs took themselves and that were not stored yet."""
-        self._lanes: dict[tuple[PolicyID, int], list[int]] = {}
-        """All lanes of a policy that belong to an env."""
+        self._columns: dict[tuple[PolicyID, int], list[int]] = {}
+        """All columns of a policy that belong to an env."""
         self._free: dict[tuple[PolicyID, int], list[int]] = {}
         self._env_steps = np.zeros(num_envs, np.int64)
         """Steps of each env that were not handed over yet."""
@@ -109,25 +109,25 @@ class MultiAgentRecorder(FragmentRecorder):
         if track is None:
             if end == End.RUNNING and obs is not None:
                 track = self._start(episode, agent)
-                written.setdefault(track.policy, Written()).observed.append((track.lane, obs, True, 0.0))
+                written.setdefault(track.policy, Written()).observed.append((track.column, obs, True, 0.0))
             return False
         track.pending += reward
         if obs is None and end == End.RUNNING:
             return False
         rows = written.setdefault(track.policy, Written())
-        rows.completed.append((track.lane, track.pending, end, total))
+        rows.completed.append((track.column, track.pending, end, total))
         if end == End.RUNNING:
-            rows.observed.append((track.lane, obs, False, track.pending))
+            rows.observed.append((track.column, obs, False, track.pending))
             track.is_waiting, track.pending = True, 0.0
             track.num_steps += 1
         else:
-            rows.ended.append((track.lane, obs, track.pending))
+            rows.ended.append((track.column, obs, track.pending))
             del self._tracks[env][agent]
-            self._free[track.policy, env].append(track.lane)
+            self._free[track.policy, env].append(track.column)
         return True
 
     def _start(self, episode: LiveEpisode, agent: AgentID) -> Track:
-        """Give an agent a policy and a lane."""
+        """Give an agent a policy and a column."""
         env = episode.env_index
         policy = self._policy_mapping_fn(agent, episode)
         self._policies.check_may_begin(policy, episode.policies.values())
@@ -137,36 +137,36 @@ class MultiAgentRecorder(FragmentRecorder):
             self._recorders[policy] = self._make_recorder(policy, agent)
         free = self._free.setdefault((policy, env), [])
         if not free:
-            free.append(self._new_lane(policy, env))
+            free.append(self._new_column(policy, env))
         free.sort(reverse=True)
         track = self._tracks[env][agent] = Track(policy, free.pop())
         return track
 
-    def _new_lane(self, policy: PolicyID, env: int) -> int:
-        lanes = self._lanes.setdefault((policy, env), [])
-        num_lanes = sum(len(lanes) for (owner, _), lanes in self._lanes.items() if owner == policy)
-        self._recorders[policy].reserve(num_lanes + 1)
-        lanes.append(num_lanes)
-        return num_lanes
+    def _new_column(self, policy: PolicyID, env: int) -> int:
+        columns = self._columns.setdefault((policy, env), [])
+        num_columns = sum(len(columns) for (owner, _), columns in self._columns.items() if owner == policy)
+        self._recorders[policy].reserve(num_columns + 1)
+        columns.append(num_columns)
+        return num_columns
 
     @staticmethod
     def _write(recorder: PolicyRecorder, rows: Written) -> None:
         """Write the rows of one policy: what ended first, what begins last."""
         memory = recorder.memory
-        for lane, obs, reward in rows.ended:
-            memory.follow(np.array([lane]), _final_obs(recorder, lane, obs, reward))
+        for column, obs, reward in rows.ended:
+            memory.follow(np.array([column]), _final_obs(recorder, column, obs, reward))
         if rows.observed:
-            lanes = np.array([lane for lane, *_ in rows.observed])
+            columns = np.array([column for column, *_ in rows.observed])
             obs = stacked([obs for _, obs, *_ in rows.observed])
             starts = np.array([is_first for *_, is_first, _ in rows.observed])
-            obs = recorder.to_policy(obs, lanes, starts, np.array([reward for *_, reward in rows.observed]))
-            memory.follow(lanes[~starts], some_rows(obs, ~starts))
+            obs = recorder.to_policy(obs, columns, starts, np.array([reward for *_, reward in rows.observed]))
+            memory.follow(columns[~starts], some_rows(obs, ~starts))
         if rows.completed:
-            completed, rewards, ends, returns = (np.array(column) for column in zip(*rows.completed, strict=True))
+            completed, rewards, ends, returns = (np.array(values) for values in zip(*rows.completed, strict=True))
             memory.complete(completed, rewards, ends, returns)
             recorder.is_open[completed] = False
         if rows.observed:
-            memory.observe(lanes, obs)
+            memory.observe(columns, obs)
 
     def act(self, envs: np.ndarray, episodes: Sequence[LiveEpisode], perf: Perf) -> Actions:
         waiting: dict[tuple[PolicyID, bool], list[tuple[int, AgentID, Track]]] = {}
@@ -179,11 +179,11 @@ class MultiAgentRecorder(FragmentRecorder):
         for (policy, is_logged), group in waiting.items():
             recorder = self._recorders[policy]
             logged = stacked([self._logged.pop((env, agent)) for env, agent, _ in group]) if is_logged else None
-            lanes = np.array([track.lane for *_, track in group])
+            columns = np.array([track.column for *_, track in group])
             starts = np.array([track.num_steps == 0 for *_, track in group])
             times = np.array([episodes[env].length for env, *_ in group], np.int32)
             numbers = np.array([episodes[env].number for env, *_ in group], np.int32)
-            acts = recorder.act(lanes, len(group), starts, times, numbers, logged)
+            acts = recorder.act(columns, len(group), starts, times, numbers, logged)
             perf.mark(Stage.INFERENCE)
             actions = recorder.to_env(acts.actions)
             for row, (env, agent, track) in enumerate(group):
@@ -204,9 +204,9 @@ class MultiAgentRecorder(FragmentRecorder):
         self.update(episode)
         env = episode.env_index
         self._release(env)
-        for (policy, owner), lanes in self._lanes.items():
+        for (policy, owner), columns in self._columns.items():
             if owner == env:
-                self._recorders[policy].memory.end_episode(lanes)
+                self._recorders[policy].memory.end_episode(columns)
         num_steps, self._episode_env_steps[env] = int(self._episode_env_steps[env]), 0
         return num_steps
 
@@ -215,16 +215,16 @@ class MultiAgentRecorder(FragmentRecorder):
         discarded = Steps(env_steps=int(self._episode_env_steps[env]))
         self._env_steps[env] -= self._episode_env_steps[env]
         self._episode_env_steps[env] = 0
-        for (policy, owner), lanes in self._lanes.items():
+        for (policy, owner), columns in self._columns.items():
             if owner == env:
                 recorder = self._recorders[policy]
-                recorder.is_open[lanes] = False
-                discarded.rows += sum(recorder.memory.discard(lane) for lane in lanes)
+                recorder.is_open[columns] = False
+                discarded.rows += sum(recorder.memory.discard(column) for column in columns)
         return discarded
 
     def _release(self, env: int) -> None:
         for track in self._tracks[env].values():
-            self._free[track.policy, env].append(track.lane)
+            self._free[track.policy, env].append(track.column)
         for key in [key for key in self._logged if key[0] == env]:
             del self._logged[key]
         self._tracks[env].clear()
@@ -232,7 +232,7 @@ class MultiAgentRecorder(FragmentRecorder):
 
     def last_action(self, env: int) -> Any:
         actions = {
-            agent: self._recorders[track.policy].memory.last_actions(track.lane)
+            agent: self._recorders[track.policy].memory.last_actions(track.column)
             for agent, track in self._tracks[env].items()
             if not track.is_waiting
         }
@@ -254,7 +254,7 @@ class MultiAgentRecorder(FragmentRecorder):
         taken = Fragment({}, {}, Steps(env_steps=int((self._env_steps - kept).sum())))
         self._env_steps, self._episode_env_steps = kept, np.minimum(self._episode_env_steps, kept)
         for policy, recorder in self._recorders.items():
-            num_kept = recorder.memory.num_in_episode if whole_episodes else self._of_lanes(policy, overdraft)
+            num_kept = recorder.memory.num_in_episode if whole_episodes else self._of_columns(policy, overdraft)
             batch, first_carry, num_complete = recorder.take(num_rows, next_num_rows, num_kept)
             if batch is not None:
                 taken.batches[policy] = batch
@@ -263,14 +263,14 @@ class MultiAgentRecorder(FragmentRecorder):
         taken.forgotten = self._forget()
         return taken
 
-    def _of_lanes(self, policy: PolicyID, numbers: np.ndarray | None) -> np.ndarray | None:
-        """Spread numbers of envs over the lanes of a policy."""
+    def _of_columns(self, policy: PolicyID, numbers: np.ndarray | None) -> np.ndarray | None:
+        """Spread numbers of envs over the columns of a policy."""
         if numbers is None:
             return None
-        spread = np.zeros(self._recorders[policy].memory.num_lanes, np.int64)
-        for (owner, env), lanes in self._lanes.items():
+        spread = np.zeros(self._recorders[policy].memory.num_columns, np.int64)
+        for (owner, env), columns in self._columns.items():
             if owner == policy:
-                spread[lanes] = numbers[env]
+                spread[columns] = numbers[env]
         return np.minimum(spread, self._recorders[policy].memory.cursor)
 
     def _forget(self) -> list[PolicyID]:
@@ -279,8 +279,8 @@ class MultiAgentRecorder(FragmentRecorder):
         forgotten = self._policies.forget_unused(with_rows.union(*self._used))
         for policy in forgotten:
             self._recorders.pop(policy, None)
-            for key in [key for key in self._lanes if key[0] == policy]:
-                del self._lanes[key]
+            for key in [key for key in self._columns if key[0] == policy]:
+                del self._columns[key]
                 self._free.pop(key, None)
         return forgotten
 
@@ -294,9 +294,9 @@ class MultiAgentRecorder(FragmentRecorder):
         return Steps(int(self._env_steps.sum()), num_rows)
 
 
-def _final_obs(recorder: PolicyRecorder, lane: int, obs: Tree | None, reward: float) -> Tree | None:
+def _final_obs(recorder: PolicyRecorder, column: int, obs: Tree | None, reward: float) -> Tree | None:
     """What the policy would have seen last, in a batch of one; None if the env did not show it."""
     if obs is None:
         return None
     one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], obs)
-    return recorder.to_policy(one, np.array([lane]), np.zeros(1, bool), np.array([reward]))
+    return recorder.to_policy(one, np.array([column]), np.zeros(1, bool), np.array([reward]))

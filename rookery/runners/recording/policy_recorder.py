@@ -5,54 +5,56 @@ from typing import Any
 import jax
 import numpy as np
 
+from rookery.runners.acting.actor import Actor
 from rookery.runners.acting.connectors import Rows
 from rookery.runners.acting.pipelines import Pipeline
-from rookery.runners.acting.policy_map import Actor
-from rookery.runners.recording.fragments import ALL_LANES, FragmentBuffer, PolicyOutput
+from rookery.runners.recording.fragments import ALL_COLUMNS, FragmentBuffer, PolicyOutput
 from rookery.sample_batch import SampleBatch
 
 Tree = Any
 
 
 class PolicyRecorder:
-    """What belongs to one policy: the actor, its connectors, and the memory of its lanes."""
+    """What belongs to one policy: the actor, its connectors, and the memory of its columns."""
 
-    def __init__(self, actor: Actor, pipeline: Pipeline | None, num_rows: int, num_lanes: int) -> None:
+    def __init__(self, actor: Actor, pipeline: Pipeline | None, num_rows: int, num_columns: int) -> None:
         self.actor = actor
         self.pipeline = pipeline
-        self.memory = FragmentBuffer(num_rows, num_lanes)
-        self.is_open = np.zeros(num_lanes, bool)
-        """The lanes whose agent has acted and waits for what comes of it."""
+        self.memory = FragmentBuffer(num_rows, num_columns)
+        self.is_open = np.zeros(num_columns, bool)
+        """The columns whose agent has acted and waits for what comes of it."""
         self.first_carry: Any = ()
-        """What the agents remembered before the first row of their lane."""
-        self.reserve(num_lanes)
+        """What the agents remembered before the first row of their column."""
+        self.reserve(num_columns)
 
-    def reserve(self, num_lanes: int) -> None:
-        """Make room for so many lanes."""
-        self.actor.reserve(num_lanes)
-        self.first_carry = self.actor.with_lanes(self.first_carry, num_lanes)
+    def reserve(self, num_columns: int) -> None:
+        """Make room for so many columns."""
+        self.actor.reserve(num_columns)
+        self.first_carry = self.actor.with_columns(self.first_carry, num_columns)
         if self.pipeline is not None:
-            self.pipeline.reserve(num_lanes)
-        if num_lanes > self.memory.num_lanes:
-            self.memory.add_lanes(num_lanes)
-            self.is_open = np.append(self.is_open, np.zeros(num_lanes - len(self.is_open), bool))
+            self.pipeline.reserve(num_columns)
+        if num_columns > self.memory.num_columns:
+            self.memory.add_columns(num_columns)
+            self.is_open = np.append(self.is_open, np.zeros(num_columns - len(self.is_open), bool))
 
-    def to_policy(self, obs: Tree, lanes: np.ndarray, starts: np.ndarray, rewards: np.ndarray) -> Tree:
-        """Let the connectors see the observations of these lanes, before their rows are completed."""
+    def to_policy(self, obs: Tree, columns: np.ndarray, starts: np.ndarray, rewards: np.ndarray) -> Tree:
+        """Let the connectors see the observations of these columns, before their rows are completed."""
         if self.pipeline is None or not self.pipeline.obs:
             return obs
-        return self.pipeline.to_policy(obs, Rows(lanes, starts, self.memory.last_actions(lanes), rewards))
+        return self.pipeline.to_policy(obs, Rows(columns, starts, self.memory.last_actions(columns), rewards))
 
     def act(
-        self, lanes: Any, num_rows: int, starts: np.ndarray | None, times: Any, episodes: Any, logged: Tree = None
+        self, columns: Any, num_rows: int, starts: np.ndarray | None, times: Any, episodes: Any, logged: Tree = None
     ) -> PolicyOutput:
-        """Act in these lanes and note it; with `logged` note what was done there by others."""
+        """Act in these columns and note it; with `logged` note what was done there by others."""
         memory = self.memory
-        if not memory.has_room(lanes):
+        if not memory.has_room(columns):
             memory.add_rows(2 * memory.num_rows)
-        acts = self.actor.act(memory.seen(lanes), num_rows, None if lanes is ALL_LANES else lanes, starts, logged)
-        memory.act(lanes, acts, times, episodes)
-        self.is_open[lanes] = True
+        acts = self.actor.act(
+            memory.seen(columns), num_rows, None if columns is ALL_COLUMNS else columns, starts, logged
+        )
+        memory.act(columns, acts, times, episodes)
+        self.is_open[columns] = True
         return acts
 
     def to_env(self, actions: Tree) -> Tree:
@@ -67,25 +69,25 @@ class PolicyRecorder:
         self, num_rows: int | None, next_num_rows: int, num_kept: np.ndarray | None
     ) -> tuple[SampleBatch | None, Any, int]:
         """Hand over the rows, the memory of the agents before the first of them, and the number of complete rows."""
-        open_lanes = np.flatnonzero(self.is_open)
-        next_carry = self._carry_before(open_lanes, num_kept) if self.actor.is_recurrent else ()
-        batch, num_complete = self.memory.take(num_rows, open_lanes, next_num_rows, num_kept)
+        open_columns = np.flatnonzero(self.is_open)
+        next_carry = self._carry_before(open_columns, num_kept) if self.actor.is_recurrent else ()
+        batch, num_complete = self.memory.take(num_rows, open_columns, next_num_rows, num_kept)
         first_carry, self.first_carry = self.first_carry, next_carry
         return batch, first_carry, num_complete
 
-    def _carry_before(self, open_lanes: np.ndarray, num_kept: np.ndarray | None) -> Any:
+    def _carry_before(self, open_columns: np.ndarray, num_kept: np.ndarray | None) -> Any:
         """What the agents remember before the first row of the next fragment, which may have been acted already."""
         memory = self.memory
-        lanes = open_lanes if num_kept is None else np.union1d(open_lanes, np.flatnonzero(num_kept))
-        if not len(lanes):
+        columns = open_columns if num_kept is None else np.union1d(open_columns, np.flatnonzero(num_kept))
+        if not len(columns):
             return self.actor.carry
-        last_rows = memory.cursor[lanes] - 1 - (0 if num_kept is None else num_kept[lanes])
-        remembered = memory.extras_at(np.maximum(last_rows, 0), lanes).next_carry
+        last_rows = memory.cursor[columns] - 1 - (0 if num_kept is None else num_kept[columns])
+        remembered = memory.extras_at(np.maximum(last_rows, 0), columns).next_carry
 
         def before(carry: Any, first: Any, last: np.ndarray) -> Any:
             is_first = (last_rows < 0).reshape(-1, *(1,) * (last.ndim - 1))
             carry = np.array(carry)
-            carry[lanes] = np.where(is_first, np.asarray(first)[lanes], last)
+            carry[columns] = np.where(is_first, np.asarray(first)[columns], last)
             return carry
 
         return jax.tree.map(before, self.actor.carry, self.first_carry, remembered)

@@ -1,4 +1,4 @@
-"""Environments with one agent and one policy: a lane is an env, and nothing is done row by row."""
+"""Environments with one agent and one policy: a column is an env, and nothing is done row by row."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,13 +11,13 @@ from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, EnvOutputs
 from rookery.runners.ledger import Steps
 from rookery.runners.perf import Perf, Stage
 from rookery.runners.recording.episode import LiveEpisode
-from rookery.runners.recording.fragments import ALL_LANES
+from rookery.runners.recording.fragments import ALL_COLUMNS
 from rookery.runners.recording.policy_recorder import PolicyRecorder
 from rookery.runners.recording.recorder import Fragment, FragmentRecorder, Tree, some_rows, stacked
 
 
 class SingleAgentRecorder(FragmentRecorder):
-    """One agent in every env, all with the same policy: lane i is env i."""
+    """One agent in every env, all with the same policy: column i is env i."""
 
     def __init__(self, policy: PolicyID, recorder: PolicyRecorder, num_envs: int) -> None:
         self._policy = policy
@@ -32,10 +32,10 @@ class SingleAgentRecorder(FragmentRecorder):
         self._logged: dict[int, Tree] = {}
         """Actions that envs took themselves and that were not stored yet."""
 
-    def _lanes_of(self, envs: np.ndarray) -> Any:
-        """The lanes of some envs; all of them at once if they are in order."""
+    def _columns_of(self, envs: np.ndarray) -> Any:
+        """The columns of some envs; all of them at once if they are in order."""
         if envs is self._acted or (len(envs) == self._num_envs and (envs == self._everyone).all()):
-            return ALL_LANES
+            return ALL_COLUMNS
         return envs
 
     def observe(self, polled: EnvOutputs, episodes: Sequence[LiveEpisode]) -> Sequence[int]:
@@ -52,16 +52,16 @@ class SingleAgentRecorder(FragmentRecorder):
             envs, rewards, ends = envs[is_step], rewards[is_step], ends[is_step]
             obs = some_rows(obs, is_step)
         recorder = self._recorder
-        lanes = self._lanes_of(envs)
-        self.times[lanes] += 1
-        self.returns[lanes] += rewards
+        columns = self._columns_of(envs)
+        self.times[columns] += 1
+        self.returns[columns] += rewards
         if recorder.pipeline is not None:
             obs = recorder.to_policy(obs, envs, np.zeros(len(envs), bool), rewards)
         memory = recorder.memory
-        memory.follow(lanes, obs)
-        memory.complete(lanes, rewards, ends, self.returns[lanes])
-        memory.observe(lanes, obs)
-        recorder.is_open[lanes] = False
+        memory.follow(columns, obs)
+        memory.complete(columns, rewards, ends, self.returns[columns])
+        memory.observe(columns, obs)
+        recorder.is_open[columns] = False
         return envs  # type: ignore[return-value]
 
     def _start(self, envs: np.ndarray, obs: Tree, episodes: Sequence[LiveEpisode]) -> None:
@@ -78,10 +78,10 @@ class SingleAgentRecorder(FragmentRecorder):
         return Actions(envs, self._act(envs, None, perf))
 
     def _act(self, envs: np.ndarray, logged: Tree, perf: Perf) -> Tree:
-        recorder, lanes = self._recorder, ALL_LANES if len(envs) == self._num_envs else envs
-        self._acted = envs if lanes is ALL_LANES else None
-        starts = self.times[lanes] == 0 if recorder.actor.is_recurrent else None
-        acts = recorder.act(lanes, len(envs), starts, self.times[lanes], self.numbers[lanes], logged)
+        recorder, columns = self._recorder, ALL_COLUMNS if len(envs) == self._num_envs else envs
+        self._acted = envs if columns is ALL_COLUMNS else None
+        starts = self.times[columns] == 0 if recorder.actor.is_recurrent else None
+        acts = recorder.act(columns, len(envs), starts, self.times[columns], self.numbers[columns], logged)
         perf.mark(Stage.INFERENCE)
         actions = recorder.to_env(acts.actions)
         perf.mark(Stage.ACTIONS)

@@ -17,7 +17,8 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from rookery.runners.faults import Failed, FaultKind, Phase
-from rookery.runners.transports.transport import LocalTransport, Reply
+from rookery.runners.transports.local import LocalTransport
+from rookery.runners.transports.transport import Reply
 
 HEADER = struct.Struct("<QQ")
 """Comes before every message: its number and the length of the rest. A reply has the number of its request."""

@@ -110,7 +110,7 @@ def test_a_runner_tells_which_phase_takes_how_long() -> None:
         action_connectors=lambda policy: [SlowActions(time)],
     )
     runner.sample(num_steps=1)
-    runner.perf = Perf(clock=time.clock)
+    runner._engine.perf = Perf(clock=time.clock)
     runner.sample(num_steps=10)
     spent = runner.perf.milliseconds()
     assert spent["observations"] == pytest.approx(1000.0)

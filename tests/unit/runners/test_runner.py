@@ -349,7 +349,7 @@ class PassersbyEnv(BaseEnv):
     def try_restart(self, env: int, seed: int | None) -> None: ...
 
 
-def test_agents_that_come_and_go_for_ever_do_not_use_more_and_more_lanes() -> None:
+def test_agents_that_come_and_go_for_ever_do_not_use_more_and_more_columns() -> None:
     env = PassersbyEnv()
     runner = make_runner(env, SummingAgent(), rollout_fragment_length=20)
     widths = [runner.sample().batch.batches.default.rewards.shape[1] for _ in range(20)]
@@ -416,7 +416,7 @@ def test_steps_that_do_not_divide_are_shared_out() -> None:
     runner = make_runner(vectorized(lambda index: CountingEnv(10), num_envs=3))
     sample = runner.sample(num_steps=7)
     assert sample.env_steps == len(rows_of(sample)) == 7
-    assert Counter(row.lane for row in rows_of(sample)) == {0: 3, 1: 2, 2: 2}
+    assert Counter(row.column for row in rows_of(sample)) == {0: 3, 1: 2, 2: 2}
     assert sample.batch.batches.default.rewards.shape == (3, 3)
 
 
@@ -455,8 +455,8 @@ def test_what_single_steps_gave_is_in_the_next_sample(num_steps_before: int) -> 
     sample = runner.sample()
     rows = rows_of(sample)
     assert len(rows) == sample.agent_steps == sample.env_steps
-    for lane in range(2):
-        times = [row.t for row in rows if row.lane == lane]
+    for column in range(2):
+        times = [row.t for row in rows if row.column == column]
         assert times == [*range(len(times))]
         assert len(times) >= 4
     assert times_of(runner.sample())[0] == len(rows) // 2
@@ -559,7 +559,7 @@ def test_gymnasium_vector_envs_are_sampled_like_any_others(
         rows += rows_of(sample)
     for row in rows:
         assert (row.obs, row.successor, row.reward) == (row.t, row.t + 1, 1.0)
-        assert row.termination == (row.t == lengths[row.lane] - 1)
+        assert row.termination == (row.t == lengths[row.column] - 1)
     assert set(Counter((row.episode, row.t) for row in rows).values()) == {1}
 
 

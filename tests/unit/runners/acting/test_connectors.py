@@ -30,10 +30,12 @@ NUMBER = Box(-np.inf, np.inf, (1,))
 BUTTON = Discrete(2)
 
 
-def rows(lanes: Sequence[int], starts: Sequence[bool] | None = None, actions: Any = None, rewards: Any = None) -> Rows:
-    starts = [False] * len(lanes) if starts is None else starts
-    rewards = np.zeros(len(lanes)) if rewards is None else np.asarray(rewards)
-    return Rows(np.array(lanes), np.array(starts), actions, rewards)
+def rows(
+    columns: Sequence[int], starts: Sequence[bool] | None = None, actions: Any = None, rewards: Any = None
+) -> Rows:
+    starts = [False] * len(columns) if starts is None else starts
+    rewards = np.zeros(len(columns)) if rewards is None else np.asarray(rewards)
+    return Rows(np.array(columns), np.array(starts), actions, rewards)
 
 
 def numbers(values: Any) -> np.ndarray:
@@ -83,19 +85,21 @@ def test_every_single_space_can_be_flattened(space: Space) -> None:
 @pytest.mark.parametrize("shape", [(2,), (3, 4, 1)])
 def test_frames_are_stacked_as_gymnasium_does(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
-    num_lanes, num_frames = 3, 4
+    num_columns, num_frames = 3, 4
     connector = FrameStack(num_frames)
     space = connector.bind(Box(-np.inf, np.inf, shape), BUTTON)
-    connector.reserve(num_lanes)
-    history: dict[int, list[np.ndarray]] = {lane: [] for lane in range(num_lanes)}
+    connector.reserve(num_columns)
+    history: dict[int, list[np.ndarray]] = {column: [] for column in range(num_columns)}
     for step in range(30):
-        lanes = np.arange(num_lanes) if step == 0 else rng.permutation(num_lanes)[: rng.integers(1, num_lanes + 1)]
-        starts = np.ones(len(lanes), bool) if step == 0 else rng.random(len(lanes)) < 0.2
-        obs = rng.standard_normal((len(lanes), *shape)).astype(np.float32)
-        shown = connector(obs, rows(lanes, starts))
-        for lane, is_start, one, stacked in zip(lanes, starts, obs, shown, strict=True):
-            history[lane] = [one] * num_frames if is_start else [*history[lane][1:], one]
-            np.testing.assert_array_equal(stacked, np.concatenate(history[lane], axis=-1))
+        columns = (
+            np.arange(num_columns) if step == 0 else rng.permutation(num_columns)[: rng.integers(1, num_columns + 1)]
+        )
+        starts = np.ones(len(columns), bool) if step == 0 else rng.random(len(columns)) < 0.2
+        obs = rng.standard_normal((len(columns), *shape)).astype(np.float32)
+        shown = connector(obs, rows(columns, starts))
+        for column, is_start, one, stacked in zip(columns, starts, obs, shown, strict=True):
+            history[column] = [one] * num_frames if is_start else [*history[column][1:], one]
+            np.testing.assert_array_equal(stacked, np.concatenate(history[column], axis=-1))
     assert shown.shape[1:] == space.shape == (*shape[:-1], shape[-1] * num_frames)
 
 
@@ -123,7 +127,7 @@ def test_frames_of_a_runner_are_those_of_the_wrapped_env() -> None:
                 obs, _ = env.reset(seed=following[1])
 
 
-def test_more_lanes_do_not_disturb_the_frames_that_are_there() -> None:
+def test_more_columns_do_not_disturb_the_frames_that_are_there() -> None:
     connector = FrameStack(2)
     connector.bind(NUMBER, BUTTON)
     connector.reserve(1)
@@ -309,8 +313,8 @@ def test_an_agent_in_the_place_of_another_that_has_just_ended_sees_nothing_of_it
     runner = runner_with(in_dicts(ScriptedEnv(script, agents="abc")), lambda policy: [FrameStack(2)])
     batch = runner.sample(num_episodes=1).batch.batches.default
     pairs = {
-        (tuple(batch.obs[t, lane]), tuple(batch.extras.env_extras.ori_obs[t, lane]))
-        for t, lane in zip(*np.nonzero(batch.extras.env_extras.autoreset == 0), strict=True)
+        (tuple(batch.obs[t, column]), tuple(batch.extras.env_extras.ori_obs[t, column]))
+        for t, column in zip(*np.nonzero(batch.extras.env_extras.autoreset == 0), strict=True)
     }
     assert pairs == {
         ((1, 1), (1, 2)),

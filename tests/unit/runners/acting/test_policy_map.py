@@ -9,7 +9,8 @@ import pytest
 
 from rookery.agent import Agent, AgentState, RandomAgent
 from rookery.errors import InvalidInputError, UnknownNameError
-from rookery.runners.acting.policy_map import Actor, PolicyMap
+from rookery.runners.acting.actor import Actor
+from rookery.runners.acting.policy_map import PolicyMap
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Discrete
 from rookery.types import Key, PyTreeDict
@@ -18,10 +19,10 @@ from tests.runner_envs import ParityAgent, SummingAgent
 SPACES = (Box(-np.inf, np.inf, (1,)), Discrete(2))
 
 
-def make_actor(agent: Agent, explore: bool = True, num_lanes: int = 0) -> Actor:
+def make_actor(agent: Agent, explore: bool = True, num_columns: int = 0) -> Actor:
     actor = Actor(agent, jax.random.key(0), explore)
     actor.set_state(agent.init(*SPACES, jax.random.key(1)))
-    actor.reserve(num_lanes)
+    actor.reserve(num_columns)
     return actor
 
 
@@ -35,16 +36,16 @@ def unpacked(acts: Any) -> Any:
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 8])
-def test_any_number_of_lanes_acts_as_each_would_alone(num_rows: int) -> None:
+def test_any_number_of_columns_acts_as_each_would_alone(num_rows: int) -> None:
     actor = make_actor(ParityAgent())
     values = np.arange(num_rows) * 3 + 1
-    for lanes in (None, np.arange(num_rows)):
-        acts = actor.act(numbers(values), num_rows, lanes, None)
+    for columns in (None, np.arange(num_rows)):
+        acts = actor.act(numbers(values), num_rows, columns, None)
         np.testing.assert_array_equal(acts.actions, values % 2)
         np.testing.assert_array_equal(unpacked(acts)[1].seen, values)
 
 
-def test_few_programs_serve_all_numbers_of_lanes() -> None:
+def test_few_programs_serve_all_numbers_of_columns() -> None:
     traced = []
 
     class TracedAgent(ParityAgent):
@@ -60,8 +61,8 @@ def test_few_programs_serve_all_numbers_of_lanes() -> None:
     assert len(traced) == 5
 
 
-def test_only_the_lanes_that_act_remember_it() -> None:
-    actor = make_actor(SummingAgent(), num_lanes=4)
+def test_only_the_columns_that_act_remember_it() -> None:
+    actor = make_actor(SummingAgent(), num_columns=4)
     everyone, ones, zeros = np.arange(4), np.ones(4), np.zeros(3)
     actor.act(numbers([1, 2, 3, 4]), 4, everyone, ones)
     acts = actor.act(numbers([10, 20, 30]), 3, np.array([3, 0, 2]), zeros)
@@ -72,8 +73,8 @@ def test_only_the_lanes_that_act_remember_it() -> None:
     np.testing.assert_array_equal(unpacked(acts)[1].episode_start, [0, 0, 1, 0])
 
 
-def test_more_lanes_do_not_disturb_the_memories_that_are_there() -> None:
-    actor = make_actor(SummingAgent(), num_lanes=2)
+def test_more_columns_do_not_disturb_the_memories_that_are_there() -> None:
+    actor = make_actor(SummingAgent(), num_columns=2)
     actor.act(numbers([5, 6]), 2, None, np.ones(2))
     actor.reserve(5)
     acts = actor.act(numbers(np.zeros(5)), 5, None, np.array([0, 0, 1, 1, 1]))

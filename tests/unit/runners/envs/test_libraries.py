@@ -128,8 +128,8 @@ def test_workflows_clip_the_rewards_of_atari_themselves_and_evaluate_whole_games
 
 def test_what_makes_gymnasium_envs_elsewhere_does_not_import_rookery(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    monkeypatch.setattr(libraries, "make_env_group", lambda make_env, **options: made.append(make_env))
-    monkeypatch.setattr(libraries, "GroupVectorEnv", lambda *args: None)
+    monkeypatch.setattr(libraries, "make_transport", lambda make_env, **options: made.append(make_env))
+    monkeypatch.setattr(libraries, "TransportVectorEnv", lambda *args: None)
     monkeypatch.setattr(libraries, "VectorBaseEnv", lambda *args: None)
     make_host_env("gymnasium/CartPole-v1", 2)
     program = "import pickle, sys; pickle.load(sys.stdin.buffer)(0).reset(); print(*sys.modules)"

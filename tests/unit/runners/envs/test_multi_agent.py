@@ -13,7 +13,7 @@ from rookery.runners.envs.base_env import Actions, End, EnvOutputs
 from rookery.runners.envs.multi_agent import MultiAgentBaseEnv, MultiAgentDictEnv
 from rookery.runners.envs.validation import CALLS_PER_CHECK
 from rookery.runners.faults import FaultKind, Phase
-from rookery.runners.transports.transport import LocalTransport
+from rookery.runners.transports.local import LocalTransport
 
 AGENTS = ("a", "b", "c")
 GOES_ON = {"__all__": False}

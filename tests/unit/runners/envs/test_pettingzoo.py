@@ -14,10 +14,10 @@ from rookery.agent import ACTION_MASK
 from rookery.errors import InvalidInputError, MissingExtraError, UnknownNameError
 from rookery.runners.envs import pettingzoo as adapter
 from rookery.runners.envs.base_env import Actions, End, EnvOutputs
-from rookery.runners.envs.conversion import make_env_group
+from rookery.runners.envs.conversion import make_transport
 from rookery.runners.envs.multi_agent import MultiAgentBaseEnv
 from rookery.runners.envs.pettingzoo import as_dict_env, pettingzoo_factory, pettingzoo_names
-from rookery.runners.transports.transport import LocalTransport
+from rookery.runners.transports.local import LocalTransport
 from tests.runner_envs import ParityAgent, make_runner
 
 pettingzoo = pytest.importorskip("pettingzoo")
@@ -39,7 +39,7 @@ def any_allowed(agent: str, step: int, obs: Any) -> int:
 
 def make(name: str, episode_length: int | None = None, **kwargs: Any) -> MultiAgentBaseEnv:
     factory = pettingzoo_factory(name, episode_length, render=False, kwargs=kwargs)
-    return MultiAgentBaseEnv(make_env_group(factory))
+    return MultiAgentBaseEnv(make_transport(factory))
 
 
 def play(base_env: MultiAgentBaseEnv, seed: int, action_fn: ActionFn = any_allowed) -> list[EnvOutputs]:
@@ -281,8 +281,8 @@ def test_an_env_that_parallel_api_test_accepts_runs() -> None:
 
 def test_in_other_processes_it_is_the_same() -> None:
     factory = pettingzoo_factory("mpe2.simple_spread_v3", 5, render=False, kwargs={"N": 2})
-    here = play(MultiAgentBaseEnv(make_env_group(factory)), seed=8)
-    base_env = MultiAgentBaseEnv(make_env_group(factory, processes=True))
+    here = play(MultiAgentBaseEnv(make_transport(factory)), seed=8)
+    base_env = MultiAgentBaseEnv(make_transport(factory, processes=True))
     try:
         there = play(base_env, seed=8)
     finally:

@@ -10,9 +10,9 @@ import pytest
 from rookery.errors import InvalidInputError
 from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, End, EnvOutputs
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
-from rookery.runners.envs.vector_env import GroupVectorEnv, VectorEnv, VectorReset, VectorStep
+from rookery.runners.envs.vector_env import TransportVectorEnv, VectorEnv, VectorReset, VectorStep
 from rookery.runners.faults import FaultKind, Phase
-from rookery.runners.transports.transport import LocalTransport
+from rookery.runners.transports.local import LocalTransport
 from rookery.spaces import Box, Dict, Discrete
 from rookery.testing.misbehaving_envs import (
     CountingEnv,
@@ -168,7 +168,7 @@ class TellingStartEnv(CountingEnv):
         return super().reset(seed=seed)[0], {"story": self.story}
 
 
-class WatchedEnvs(GroupVectorEnv):
+class WatchedEnvs(TransportVectorEnv):
     """Notes which resets are waited for."""
 
     def __init__(self, *envs: gymnasium.Env) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from rookery.errors import InvalidInputError, ShapeError
 from rookery.runners.envs.validation import CALLS_PER_CHECK
-from rookery.runners.envs.vector_env import GroupVectorEnv, Reset, VectorEnv, VectorStep
+from rookery.runners.envs.vector_env import Reset, TransportVectorEnv, VectorEnv, VectorStep
 from rookery.runners.faults import EnvFaultError, Failed, FaultKind, Phase
-from rookery.runners.transports.transport import LocalTransport
+from rookery.runners.transports.local import LocalTransport
 from rookery.spaces import Box, Dict, Discrete, from_gymnasium
 from rookery.testing.misbehaving_envs import (
     CountingEnv,
@@ -252,7 +252,7 @@ class NervousEnvs(LocalTransport):
 
 
 def test_what_nobody_asked_for_is_not_taken_for_the_answer_to_the_next_request() -> None:
-    vector_env = GroupVectorEnv(NervousEnvs([CountingEnv, CountingEnv]))
+    vector_env = TransportVectorEnv(NervousEnvs([CountingEnv, CountingEnv]))
     vector_env.vector_reset()
     assert vector_env.vector_step(np.zeros(1, np.int64), np.array([0])).failed == {}
     step = vector_env.vector_step(np.zeros(2, np.int64))
@@ -368,7 +368,7 @@ def test_a_flag_that_is_neither_true_nor_false_fails_its_env_alone(wrong: Any, n
 
 
 def test_a_step_that_a_time_limit_ends_is_not_quiet() -> None:
-    vector_env = GroupVectorEnv(LocalTransport([CountingEnv, CountingEnv]), time_limit=2)
+    vector_env = TransportVectorEnv(LocalTransport([CountingEnv, CountingEnv]), time_limit=2)
     vector_env.vector_reset()
     steps = [vector_env.vector_step(np.zeros(2, np.int64)) for _ in range(2)]
     assert [step.is_quiet for step in steps] == [True, False]

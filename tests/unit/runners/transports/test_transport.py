@@ -8,7 +8,8 @@ import pytest
 
 from rookery.errors import InvalidInputError
 from rookery.runners.faults import Failed, FaultKind, Phase
-from rookery.runners.transports.transport import EnvCallError, LocalTransport, describe_env
+from rookery.runners.transports.local import LocalTransport
+from rookery.runners.transports.transport import EnvCallError, describe_env
 from rookery.testing.misbehaving_envs import CountingEnv, FaultyEnv
 
 BOX = gymnasium.spaces.Box(0.0, 1.0, (2,))

@@ -11,8 +11,9 @@ import pytest
 
 from rookery.errors import InvalidInputError
 from rookery.runners.faults import Failed, FaultKind, Phase
+from rookery.runners.transports.local import LocalTransport
 from rookery.runners.transports.subprocesses import ProcessTransport
-from rookery.runners.transports.transport import EnvCallError, EnvTransport, LocalTransport
+from rookery.runners.transports.transport import EnvCallError, EnvTransport
 from rookery.testing.misbehaving_envs import (
     BadCloseEnv,
     CountingEnv,
