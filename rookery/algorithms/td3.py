@@ -71,9 +71,7 @@ class TD3Agent(ReplayAgent):
 
     def make_network(self, obs_space: Space, action_space: Space) -> ActorCriticsNetwork:
         if not isinstance(action_space, Box) or not action_space.bounded:
-            raise InvalidInputError(
-                f"a deterministic policy needs actions in a Box with finite bounds: {action_space}."
-            )
+            raise InvalidInputError(f"DDPG and TD3 need actions in a Box with finite bounds: {action_space}.")
         return ActorCriticsNetwork(obs_space, action_space, self.config)
 
     def init(self, obs_space: Space, action_space: Space, key: Key) -> AgentState:

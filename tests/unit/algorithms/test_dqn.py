@@ -349,9 +349,7 @@ class CountingUp(DQN):
     def gradient_step(self, state: Any, part: str, *_: Any) -> tuple[LossInfo, Any]:
         """Stand for a gradient step: every parameter grows by 1."""
         params = jax.tree.map(lambda leaf: leaf + 1.0, state.agent_state.params)
-        return LossInfo(errors=jnp.zeros((1, 4))), state.replace_learner(
-            agent_state=state.agent_state.replace(params=params)
-        )
+        return LossInfo(errors=jnp.zeros((1, 4))), state.replace(agent_state=state.agent_state.replace(params=params))
 
 
 @pytest.mark.parametrize("interval", [1, 4, None])
