@@ -40,7 +40,9 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
     if arguments.video is not None and arguments.video.suffix.lower() not in FORMATS:
         raise InvalidInputError(f"--video={arguments.video}: the name must end in {', '.join(FORMATS)}.")
     console = make_console()
-    with contextlib.closing(build_from_run(RunDirectory.open(arguments.run), devices=None)) as workflow:
+    with contextlib.closing(
+        build_from_run(RunDirectory.open(arguments.run), arguments.episodes, devices=None)
+    ) as workflow:
         state = workflow.restore(arguments.step)
         if arguments.best:
             agents = workflow.training.agents(state)

@@ -55,11 +55,14 @@ def resume(path: Path, step: int | None, console: Console, on_all_hosts: bool = 
     return _complete(workflow, lambda: workflow.resume(step), console)
 
 
-def build_from_run(run: RunDirectory, **changes: Any) -> Workflow:
-    """Build the workflow of a run, even if its directory was moved; `changes` override its config."""
+def build_from_run(run: RunDirectory, evaluation_episodes: int | None = None, **changes: Any) -> Workflow:
+    """Build the workflow of a run, even if its directory was moved; `changes` override its config.
+
+    With `evaluation_episodes` it plays that many episodes first, and starts no other host environments.
+    """
     config = run.config | {"run_dir": str(run.path)} | changes
     prepare_jax(config)
-    return build_workflow(config)
+    return build_workflow(config, evaluation_episodes=evaluation_episodes)
 
 
 def prepare_jax(*configs: Mapping[str, Any]) -> None:

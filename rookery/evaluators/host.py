@@ -47,7 +47,8 @@ class HostEvaluator:
     are played. An episode that fails is played again with another seed. After `max_restarts` such faults it is left out
     of the result, which is NaN if no episode is left. What a lost env leaves, the others play.
 
-    With `policy_of`, which names the policy of each agent, states are given by policy.
+    With `policy_of`, which names the policy of each agent, states are given by policy. `opened` environments are used
+    by the first evaluation if it needs as many.
     """
 
     num_left_out: int = 0
@@ -60,6 +61,7 @@ class HostEvaluator:
         num_envs: int,
         policy_of: Mapping[AgentID, PolicyID] | None = None,
         *,
+        opened: BaseEnv | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -68,7 +70,14 @@ class HostEvaluator:
         self.max_episode_steps = env.episode_length or MAX_EPISODE_STEPS
         self._players: Any = GreedyPlayers(agent) if policy_of is None else GreedyTeams(agent, policy_of)
         self._policies = None if policy_of is None else list(dict.fromkeys(policy_of.values()))
+        self._opened = opened
         self._clock, self._sleep = clock, sleep
+
+    def close(self) -> None:
+        """Close environments that were opened and not used; calling it twice does no harm."""
+        if self._opened is not None:
+            self._opened.close()
+        self._opened = None
 
     def evaluate(
         self, agent_state: AgentState | Mapping[PolicyID, AgentState], key: Key, num_episodes: int
@@ -76,7 +85,7 @@ class HostEvaluator:
         """Play exactly `num_episodes` episodes; return the return and the length of each."""
         check_count("num_episodes", num_episodes)
         num_envs = min(num_episodes, self._num_envs)
-        with contextlib.closing(make_envs(self._env, num_envs, is_evaluation=True)) as base_env:
+        with contextlib.closing(self._take_envs(num_envs)) as base_env:
             restart = RestartPolicy(max_restarts=self._env.runner.max_restarts)
             engine, recorder = self._begin(base_env, agent_state, key, num_episodes, restart)
             try:
@@ -118,6 +127,15 @@ class HostEvaluator:
                 if engine.schedule.is_finished(engine.states):
                     return
                 engine.act()
+
+    def _take_envs(self, num_envs: int) -> BaseEnv:
+        """Return the opened environments, or new ones."""
+        opened = self._opened
+        if opened is not None and opened.num_envs == num_envs:
+            self._opened = None
+            return opened
+        self.close()
+        return make_envs(self._env, num_envs, is_evaluation=True)
 
     def _begin(
         self,

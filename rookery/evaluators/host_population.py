@@ -24,8 +24,9 @@ from rookery.runners.callbacks import FaultNotices
 from rookery.runners.engine import EpisodeEngine
 from rookery.runners.envs.base_env import SINGLE_AGENT, BaseEnv, End, EnvOutputs
 from rookery.runners.faults import EnvFaultError, fault_report
+from rookery.runners.group import Description, check_one_agent
 from rookery.runners.health import RestartPolicy
-from rookery.runners.host_envs import check_one_agent, check_one_host, make_envs
+from rookery.runners.host_envs import check_one_host, make_envs
 from rookery.runners.ledger import Steps
 from rookery.runners.recording.episode import LiveEpisode
 from rookery.runners.recording.returns import ReturnsRecorder
@@ -47,6 +48,8 @@ class HostPopulation:
     A fault within an episode counts against the episode, which is played again with another seed. After `max_restarts`
     such faults its return is NaN: a policy may be what breaks a simulator. A fault before the first action counts
     against the env, which is given up after `max_restarts` failed restarts in a row.
+
+    Environments are made to be described, or with the first generation if a `description` is given.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class HostPopulation:
         track_obs: bool,
         measures: tuple[Measure, ...] = (),
         *,
+        description: Description | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -77,9 +81,14 @@ class HostPopulation:
         self._fault_notices = FaultNotices()
         self._clock, self._sleep = clock, sleep
         self._engine: EpisodeEngine | None = None
-        self._base_env: BaseEnv | None = make_envs(env, num_slots)
-        check_one_agent(env, self._base_env)
-        self.obs_space, self.action_space = self._base_env.spaces[SINGLE_AGENT]
+        self._base_env: BaseEnv | None = None
+        if description is None:
+            self._base_env = make_envs(env, num_slots)
+            description = Description.of(self._base_env)
+        if description.is_multi_agent:
+            self.close()
+            check_one_agent(env, description)
+        self.obs_space, self.action_space = description.spaces[SINGLE_AGENT]
         self._policy = PopulationPolicy(agent, self.obs_space, num_slots, explore, track_obs)
 
     def play(self, agent_state: AgentState, population: Params, key: Key, num_episodes: int) -> PopulationEpisodes:

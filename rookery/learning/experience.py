@@ -1,6 +1,6 @@
 """Experience: what a learner learns from, whichever source it came from."""
 
-from typing import Any
+from typing import Any, no_type_check
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ class Weighted(PyTreeData):
         return Mean.where(jnp.isfinite(share), share)
 
 
+@no_type_check  # at run time it also holds NumPy arrays, or partition specs
 class Experience(Weighted):
     """A trajectory `[T, B]` and the recurrent state of the agent before its first row.
 
@@ -51,6 +52,7 @@ class Experience(Weighted):
         return Experience(trajectory=trajectory, first_carry=first_carry, weights=weights)
 
 
+@no_type_check
 class JointExperience(PyTreeData):
     """The experience of several policies in the same steps of the same environments."""
 

@@ -80,6 +80,7 @@ class EnvFaultError(RookeryError):
 
     def __init__(self, message: str, fault: Fault) -> None:
         super().__init__(f"{message}\n{fault.failed.traceback}" if fault.failed.traceback else message)
+        self.message = message
         self.fault = fault
 
 

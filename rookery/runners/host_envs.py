@@ -43,10 +43,3 @@ def check_one_host(env: EnvConfig) -> None:
     """Raise if there are several JAX processes: each would have its own environments."""
     if jax.process_count() > 1:
         raise InvalidInputError(f"{env.name} is on the host: training on several hosts needs a device env.")
-
-
-def check_one_agent(env: EnvConfig, base_env: BaseEnv) -> None:
-    """Close environments with several agents, and raise."""
-    if base_env.is_multi_agent:
-        base_env.close()
-        raise InvalidInputError(f"{env.name} has several agents: methods for one agent cannot train on it.")

@@ -18,19 +18,28 @@ from rookery.learners.learner import Learner
 from rookery.learners.on_policy import OnPolicyLearner
 from rookery.learners.policies import PolicyLearners
 from rookery.rollout import RolloutSource
+from rookery.runners.callbacks import FaultNotices
+from rookery.runners.envs.base_env import BaseEnv
+from rookery.runners.group import Description, EnvSpec, LocalRunners, RunnerGroup, RunnerSpec
+from rookery.runners.host_envs import check_one_host, make_envs
 from rookery.types import PyTreeDict
-from rookery.workflows.config import Settings
+from rookery.workflows.config import Settings, TrainConfig
 from rookery.workflows.device_training import DeviceTraining
 from rookery.workflows.generations import REFERENCE_ENVS, DeviceGenerations, ECConfig, HostGenerations
-from rookery.workflows.host import HostCollector, HostEnvs
+from rookery.workflows.host import HostEnvs
 from rookery.workflows.host_training import HostTraining
 from rookery.workflows.multi_policy_envs import MultiPolicyEnvs
 from rookery.workflows.programs import Layout
 from rookery.workflows.training import Training
 
 
-def train_by_gradient(settings: Settings, layout: Layout, learner: Learner) -> Training:
-    """Train a learner on the configured environment."""
+def train_by_gradient(
+    settings: Settings, layout: Layout, learner: Learner, evaluation_episodes: int | None = None
+) -> Training:
+    """Train a learner on the configured environment.
+
+    With `evaluation_episodes` the run is only evaluated: training environments on the host are not started.
+    """
     train = settings.train
     num_devices, num_envs = layout.mesh.size, learner.config.num_envs
     learner.check(num_devices)
@@ -46,24 +55,28 @@ def train_by_gradient(settings: Settings, layout: Layout, learner: Learner) -> T
             train.evaluation.num_episodes,
         )
     if train.env.has_several_agents:
-        return _train_policies(settings, layout, learner)
-    collector = HostEnvs(train, learner.agent, num_envs, learner.config.rollout_length)
-    with close_on_error(collector):
-        evaluator = HostEvaluator(train.env, learner.agent, num_envs)
+        return _train_policies(settings, layout, learner, evaluation_episodes)
+    with close_on_error() as opened:
+        envs = open_envs(train.env, num_envs, evaluation_episodes, opened)
+        group = make_group(train, num_envs, learner.config.rollout_length, envs, opened)
+        collector = HostEnvs(group, train.env, learner.agent, num_envs, learner.config.rollout_length)
+        evaluator = HostEvaluator(train.env, learner.agent, num_envs, opened=envs)
         return HostTraining(collector, learner, settings.hyperparameters, layout, evaluator, train)
 
 
-def _train_policies(settings: Settings, layout: Layout, learner: Learner) -> Training:
+def _train_policies(settings: Settings, layout: Layout, learner: Learner, evaluation_episodes: int | None) -> Training:
     """Train several policies in the same environments, each by its own copy of a learner."""
     if not isinstance(learner, OnPolicyLearner):
         raise several_agents_error(settings)
     train, agent, config = settings.train, learner.agent, learner.config
-    collector = MultiPolicyEnvs(train, agent, config.num_envs, config.rollout_length)
-    with close_on_error(collector):
-        learners = {policy: with_num_envs(learner, collector.num_lanes(policy)) for policy in collector.policies}
+    with close_on_error() as opened:
+        envs = open_envs(train.env, config.num_envs, evaluation_episodes, opened)
+        group = make_group(train, config.num_envs, config.rollout_length, envs, opened)
+        collector = MultiPolicyEnvs(group, train.env, agent, config.num_envs, config.rollout_length)
+        learners = {policy: with_num_envs(learner, collector.num_columns(policy)) for policy in collector.policies}
         joint = PolicyLearners(agent=agent, config=config, learners=PyTreeDict(learners))
         joint.check(layout.mesh.size)
-        evaluator = HostEvaluator(train.env, agent, config.num_envs, collector.policy_of)
+        evaluator = HostEvaluator(train.env, agent, config.num_envs, collector.policy_of, opened=envs)
         return HostTraining(collector, joint, settings.hyperparameters, layout, evaluator, train)
 
 
@@ -73,9 +86,14 @@ def with_num_envs(learner: OnPolicyLearner, num_envs: int) -> OnPolicyLearner:
 
 
 def train_by_evolution(
-    settings: Settings, layout: Layout, optimizer: EvoOptimizer, agent: NetworkAgent, config: ECConfig
+    settings: Settings,
+    layout: Layout,
+    optimizer: EvoOptimizer,
+    agent: NetworkAgent,
+    config: ECConfig,
+    evaluation_episodes: int | None = None,
 ) -> Training:
-    """Evolve the parameters of an agent on the configured environment."""
+    """Evolve the parameters of an agent on the configured environment; `evaluation_episodes` as for gradients."""
     train, num_episodes = settings.train, settings.train.evaluation.num_episodes
     common = optimizer, agent, config, settings.hyperparameters, layout
     if train.env.has_several_agents:
@@ -85,16 +103,46 @@ def train_by_evolution(
         if config.fixed_obs_statistics:
             reference_env = make_env(train.env, REFERENCE_ENVS, AutoresetMode.NORMAL)
         return DeviceGenerations(*common, make_evaluator(settings, agent), num_episodes, reference_env)
-    player = HostPopulation(
-        train.env,
-        agent,
-        num_slots=min(config.num_lanes, config.population_size * config.num_episodes),
-        explore=config.explore,
-        track_obs=config.normalize_obs and not config.fixed_obs_statistics,
-        measures=tuple(Measure.parse(text) for text in optimizer.measures),
+    num_slots = min(config.num_lanes, config.population_size * config.num_episodes)
+    with close_on_error() as opened:
+        envs = open_envs(train.env, num_slots, evaluation_episodes, opened)
+        player = HostPopulation(
+            train.env,
+            agent,
+            num_slots,
+            explore=config.explore,
+            track_obs=config.normalize_obs and not config.fixed_obs_statistics,
+            measures=tuple(Measure.parse(text) for text in optimizer.measures),
+            description=None if envs is None else Description.of(envs),
+        )
+        opened.callback(player.close)
+        evaluator = HostEvaluator(train.env, agent, num_slots, opened=envs)
+        return HostGenerations(*common, player, evaluator, num_episodes)
+
+
+def open_envs(
+    env: EnvConfig, num_envs: int, evaluation_episodes: int | None, opened: contextlib.ExitStack
+) -> BaseEnv | None:
+    """Make the environments of the evaluation that follows, which describe the others; None if training follows."""
+    check_one_host(env)
+    if evaluation_episodes is None:
+        return None
+    envs = make_envs(env, min(num_envs, evaluation_episodes), is_evaluation=True)
+    opened.callback(envs.close)
+    return envs
+
+
+def make_group(
+    train: TrainConfig, num_envs: int, rollout_length: int, envs: BaseEnv | None, opened: contextlib.ExitStack
+) -> RunnerGroup:
+    """Make the runners that collect; environments that are open already describe theirs."""
+    group = LocalRunners(
+        RunnerSpec(EnvSpec(train.env, num_envs), rollout_length, train.seed),
+        description=None if envs is None else Description.of(envs),
+        callbacks=FaultNotices(),
     )
-    with close_on_error(player):
-        return HostGenerations(*common, player, HostEvaluator(train.env, agent, player.num_slots), num_episodes)
+    opened.callback(group.close)
+    return group
 
 
 def several_agents_error(settings: Settings) -> InvalidInputError:
@@ -134,10 +182,8 @@ def make_evaluator(settings: Settings, agent: Agent) -> Evaluator:
 
 
 @contextlib.contextmanager
-def close_on_error(environments: HostCollector | HostPopulation) -> Iterator[None]:
-    """Close environments if what is built on them cannot be built."""
-    try:
-        yield
-    except BaseException:
-        environments.close()
-        raise
+def close_on_error() -> Iterator[contextlib.ExitStack]:
+    """Call the callbacks of a stack if what is built on open environments cannot be built."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+        stack.pop_all()

@@ -38,7 +38,7 @@ class ECWorkflow(Workflow):
         config = self.config
         agent = self.agent_class(config=config.network, normalize_obs=config.normalize_obs)
         optimizer = self.make_optimizer(config, self.settings.hyperparameters)
-        return train_by_evolution(self.settings, self.layout, optimizer, agent, config)
+        return train_by_evolution(self.settings, self.layout, optimizer, agent, config, self.evaluation_episodes)
 
     def make_optimizer(self, config: Any, hyperparameters: Any) -> EvoOptimizer:
         """Build the strategy from the settings that it declares."""

@@ -376,6 +376,7 @@ class HostGenerations(Generations):
 
     def close(self) -> None:
         self.player.close()
+        self.evaluator.close()
 
     def play(self, state: TrainingState, population: Params, key: Key) -> PopulationEpisodes:
         """Play the episodes of a population; agents act on one device."""

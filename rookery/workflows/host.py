@@ -2,38 +2,44 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from rookery.agent import Agent, AgentState, Carry
+from rookery.agent import Agent, AgentState
+from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError
 from rookery.learning.experience import Experience, trajectory_shapes
 from rookery.metrics import Mean
 from rookery.rollout.source import TRAINING_FIELDS, episode_metrics
-from rookery.runners.acting.actor import on_one_device
 from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID
-from rookery.runners.callbacks import FaultNotices
-from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, BaseEnv
+from rookery.runners.acting.roles import TRAIN, RoleID
+from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID
 from rookery.runners.faults import fault_report
-from rookery.runners.health import RestartPolicy
-from rookery.runners.host_envs import check_one_agent, check_one_host, host_library, make_envs
-from rookery.runners.runner import EnvRunner
-from rookery.runners.sampling import RunnerConfig, Sample
+from rookery.runners.group import (
+    ActingSpec,
+    FragmentRequest,
+    Reply,
+    RunnerFailed,
+    RunnerGroup,
+    RunnerReport,
+    RunnerState,
+    check_one_agent,
+    merge_columns,
+)
+from rookery.runners.host_envs import host_library
+from rookery.runners.sampling import Sample
 from rookery.runs.log import SECONDS_AHEAD
 from rookery.sample_batch import SampleBatch
-from rookery.spaces import Shape, Space
-from rookery.types import Key, PyTreeData, PyTreeDict, pytree_field
-from rookery.workflows.config import TrainConfig
+from rookery.spaces import Space
+from rookery.types import PyTreeDict
 from rookery.workflows.programs import experience_specs
 
 FIELDS = (*TRAINING_FIELDS, "t")
 """The entries of `env_extras` that training looks at; `t` is the step of the episode in which an action was taken."""
-PERF_DECAY = 0.99
-"""How fast the milliseconds of a runner's step forget: the first one, which compiles, would spoil a mean for long."""
 
 
 def blank_experience(
@@ -50,35 +56,10 @@ def blank_experience(
     return Experience(trajectory=trajectory, first_carry=first_carry)
 
 
-class Role(PyTreeData):
-    """Which agent acts, and with what."""
-
-    agent: Agent = pytree_field(static=True)
-    agent_state: AgentState
-
-
-class Player(Agent):
-    """Acts as the agent that its state names, so that within an episode another one can take over."""
-
-    agent: Agent
-
-    def init(self, obs_space: Space, action_space: Space, key: Key) -> Any:
-        return Role(agent=self.agent, agent_state=self.agent.init(obs_space, action_space, key))
-
-    def compute_actions(self, agent_state: Any, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
-        return agent_state.agent.compute_actions(agent_state.agent_state, sample_batch, key)
-
-    def evaluate_actions(self, agent_state: Any, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
-        return agent_state.agent.evaluate_actions(agent_state.agent_state, sample_batch, key)
-
-    def initial_carry(self, batch_shape: Shape = ()) -> Carry:
-        return self.agent.initial_carry(batch_shape)
-
-
 class HostCollector(ABC):
-    """The environments that a workflow trains on, and the runner that collects from them.
+    """Collects experience for training from a group of runners.
 
-    Their episodes start when they are needed, and anew after `close` or `set_state`: simulators cannot be saved.
+    Episodes start when they are needed, and again after `close` or `set_state`: simulators cannot be saved.
     """
 
     obs_space: Space
@@ -86,28 +67,34 @@ class HostCollector(ABC):
     policy_of: Mapping[AgentID, PolicyID] | None = None
     """The policy of each agent; None where there is one agent."""
 
-    def __init__(self, train: TrainConfig, agent: Agent, num_envs: int, rollout_length: int) -> None:
+    def __init__(self, group: RunnerGroup, env: EnvConfig, agent: Agent, num_envs: int, rollout_length: int) -> None:
         self.num_envs = num_envs
-        self._train = train
+        self.group = group
+        self._env = env
         self._agent = agent
         self._rollout_length = rollout_length
-        check_one_host(train.env)
-        self._base_env: BaseEnv | None = make_envs(train.env, num_envs)
-        self._runner: EnvRunner | None = None
-        self._runner_state: dict[str, Any] = {}
+        self._agents: Mapping[RoleID, Agent] = {TRAIN: agent}
+        self._is_started = False
+        self._states: list[RunnerState] = []
+        """The last state of each runner."""
+        self._reports: dict[int, RunnerReport] = {}
+        """The last report of each runner since the group was started."""
         self._counts: Counter[str] = Counter()
-        """What runners before the present one counted."""
-        self._told: dict[str, Mean] = {}
-        """What environments and callbacks told of the episodes that ended since the last record."""
-        self._fault_notices = FaultNotices()
+        """The counts before the group was started."""
+        self._episode_metrics: dict[str, Mean] = {}
+        """Numbers that environments and callbacks reported with episodes since the last record."""
         self.seconds_ahead = 0.0
-        """How long it took to collect the steps that no state has seen yet, with `overlap`."""
-        self.spaces = self._base_env.spaces
-        self._clips_rewards = host_library(train.env).clips_rewards(train.env.kwargs)
+        """With `overlap`, the seconds that collecting took for steps that no state includes yet."""
+        self.spaces = group.describe().spaces
+        self._clips_rewards = host_library(env).clips_rewards(env.kwargs)
 
     @property
     def env_name(self) -> str:
-        return self._train.env.name
+        return self._env.name
+
+    def set_agents(self, agents: Mapping[RoleID, Agent]) -> None:
+        """Set the agents that act, by role, before the first step."""
+        self._agents = agents
 
     @abstractmethod
     def example(self) -> Any:
@@ -118,104 +105,93 @@ class HostCollector(ABC):
         """Return how experience is split over the devices."""
 
     @abstractmethod
-    def collect(self, agent: Agent, agent_state: Any, rollout_length: int, staleness: int = 0) -> tuple[Any, int]:
+    def collect(self, role: RoleID, agent_state: Any, rollout_length: int, staleness: int = 0) -> tuple[Any, int]:
         """Act in all environments for `rollout_length` steps; return the experience and its env steps."""
 
-    def sample(self, agents: Mapping[PolicyID, tuple[Agent, AgentState]], rollout_length: int) -> Sample:
-        """Let agents act for their policies, for so many steps of each environment."""
-        check_not_traced(self._train.env.name, dict(agents))
-        runner = self._running()
-        roles: Any = {
-            policy: Role(agent=agent, agent_state=on_one_device(state)) for policy, (agent, state) in agents.items()
-        }
-        runner.set_agent_states(roles)
-        if rollout_length == self._rollout_length:
-            sample = runner.sample()
-        else:
-            sample = runner.sample(num_steps=rollout_length * self.num_envs)
-        for episode in sample.episodes:
-            for name, value in episode.metrics.items():
-                self._told[name] = jax.tree.map(np.add, self._told.get(name, mean_of([])), mean_of([value]))
-        return with_clipped_rewards(sample) if self._clips_rewards else sample
+    def sample(self, role: RoleID, agent_states: Mapping[PolicyID, AgentState], rollout_length: int) -> list[Sample]:
+        """Let the agents of a role act for `rollout_length` steps of each env; return the sample of each runner."""
+        check_not_traced(self._env.name, agent_states)
+        self._start()
+        request = FragmentRequest(role, agent_states, rollout_length)
+        for index in range(self.group.num_runners):
+            self.group.send(index, request)
+        replies: dict[int, Reply] = {}
+        while len(replies) < self.group.num_runners:
+            replies |= self.group.receive()
+        self._reports |= {index: reply.report for index, reply in replies.items()}
+        self._states = [self._reports[index].state for index in range(self.group.num_runners)]
+        samples = [sample_of(replies[index]) for index in range(self.group.num_runners)]
+        for sample in samples:
+            self._note_metrics(sample)
+        return list(map(with_clipped_rewards, samples)) if self._clips_rewards else samples
 
     def discard(self, num_steps: int) -> None:
         """Count steps that were collected and are not learned from."""
         self._counts["steps_discarded"] += num_steps
 
     def pop_episode_metrics(self) -> dict[str, float]:
-        """Average what was told of the episodes since this was last called, such as `rollout/game_return` of Atari."""
-        told, self._told = self._told, {}
-        return {f"rollout/{name}": float(mean.value) for name, mean in told.items()}
+        """Return the means of numbers reported with episodes since the last call, such as `rollout/game_return`."""
+        metrics, self._episode_metrics = self._episode_metrics, {}
+        return {f"rollout/{name}": float(mean.value) for name, mean in metrics.items()}
 
     def report(self) -> dict[str, float]:
-        """What a record tells of the environments: faults, lost steps, and the milliseconds of a runner's step."""
-        report = fault_report(self._counted(), 0 if self._runner is None else self._runner.num_lost_envs)
-        phases = {} if self._runner is None else self._runner.perf.milliseconds()
-        if self._train.env.runner.overlap:
+        """Return the faults, lost envs and steps, and milliseconds of a runner's step, under their names in records."""
+        reports = list(self._reports.values())
+        report = fault_report(self._counted(), sum(report.num_lost_envs for report in reports))
+        if self._env.runner.overlap:
             report[SECONDS_AHEAD] = self.seconds_ahead
-        return report | {f"time/{phase}_ms": milliseconds for phase, milliseconds in phases.items()}
+        phases = reports[0].milliseconds if reports else ()
+        return report | {
+            f"time/{phase}_ms": float(np.mean([report.milliseconds[phase] for report in reports])) for phase in phases
+        }
 
     def get_state(self, steps_ahead: int = 0) -> dict[str, Any]:
-        """Return all but the simulators, as JSON can hold it.
+        """Return everything but the simulators, as JSON can hold it.
 
-        `steps_ahead` were collected for training that goes on: one that goes on from here will discard them.
+        `steps_ahead` were collected for the present run: one that resumes from here has to discard them.
         """
-        runner_state = self._runner_state if self._runner is None else self._runner.get_state()
         return {
-            "runner": jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), runner_state),
+            "runners": jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), self._states),
             "counts": self._counted() + Counter(steps_discarded=steps_ahead),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from `get_state`, with environments that start anew."""
-        if self._runner is not None:
+        """Go on from `get_state`, with new episodes."""
+        if self._is_started:
             self.close()
-        self._runner_state, self._counts = state["runner"], Counter(state["counts"])
+        self._states = state["runners"] if "runners" in state else [state["runner"]]
+        self._counts = Counter(state["counts"])
 
     def close(self) -> None:
         """Close the environments; calling it twice does no harm."""
-        if self._base_env is not None:
-            self._runner_state, self._counts = self.get_state()["runner"], self._counted()
-            self._base_env.close()
-        self._base_env = self._runner = None
+        self.group.close()
+        self._counts, self._reports = self._counted(), {}
+        self._is_started = False
+
+    def _start(self) -> None:
+        if not self._is_started:
+            self.group.start(ActingSpec(self._agents, self.policy_of), self._states)
+            self._is_started = True
 
     def _counted(self) -> Counter[str]:
         counts = Counter(self._counts)
-        if self._runner is not None:
-            counts.update(self._runner.fault_counts)
-            counts["steps_discarded"] += self._runner.ledger.env_steps.discarded
+        for report in self._reports.values():
+            counts.update(report.counts)
         return counts
 
-    def _running(self) -> EnvRunner:
-        if self._runner is None:
-            settings = self._train.env.runner
-            config = RunnerConfig(
-                rollout_fragment_length=self._rollout_length,
-                on_invalid=settings.on_invalid,
-                restart=RestartPolicy(max_restarts=settings.max_restarts),
-                perf_decay=PERF_DECAY,
-            )
-            self._base_env = self._base_env or make_envs(self._train.env, self.num_envs)
-            policy_of, mapping_fn = self.policy_of, None
-            if policy_of is not None:
-                mapping_fn = lambda agent, episode: policy_of[agent]  # noqa: E731
-            names = [DEFAULT_POLICY] if policy_of is None else dict.fromkeys(policy_of.values())
-            players = {policy: Player(agent=self._agent) for policy in names}
-            self._runner = EnvRunner(
-                self._base_env, players, mapping_fn, config, callbacks=self._fault_notices, seed=self._train.seed
-            )
-            if self._runner_state:
-                self._runner.set_state(self._runner_state)
-        return self._runner
+    def _note_metrics(self, sample: Sample) -> None:
+        metrics = self._episode_metrics
+        for episode in sample.episodes:
+            for name, value in episode.metrics.items():
+                metrics[name] = jax.tree.map(np.add, metrics.get(name, mean_of([])), mean_of([value]))
 
 
 class HostEnvs(HostCollector):
     """Environments with one agent."""
 
-    def __init__(self, train: TrainConfig, agent: Agent, num_envs: int, rollout_length: int) -> None:
-        super().__init__(train, agent, num_envs, rollout_length)
-        assert self._base_env is not None, "it has just been made"
-        check_one_agent(train.env, self._base_env)
+    def __init__(self, group: RunnerGroup, env: EnvConfig, agent: Agent, num_envs: int, rollout_length: int) -> None:
+        super().__init__(group, env, agent, num_envs, rollout_length)
+        check_one_agent(env, group.describe())
         self.obs_space, self.action_space = self.spaces[SINGLE_AGENT]
 
     def example(self) -> Experience:
@@ -230,17 +206,25 @@ class HostEnvs(HostCollector):
         return experience_specs()
 
     def collect(
-        self, agent: Agent, agent_state: AgentState, rollout_length: int, staleness: int = 0
+        self, role: RoleID, agent_state: AgentState, rollout_length: int, staleness: int = 0
     ) -> tuple[Experience, int]:
-        sample = self.sample({DEFAULT_POLICY: (agent, agent_state)}, rollout_length)
+        samples = self.sample(role, {DEFAULT_POLICY: agent_state}, rollout_length)
+        trajectory, first_carry = merge_columns(
+            [(sample.batch.batches[DEFAULT_POLICY], sample.first_carries[DEFAULT_POLICY]) for sample in samples]
+        )
         experience = Experience(
-            trajectory=trajectory_of(sample.batch.batches[DEFAULT_POLICY]),
-            first_carry=sample.first_carries[DEFAULT_POLICY],
-            metrics=metrics_of(sample, staleness),
+            trajectory=trajectory_of(trajectory), first_carry=first_carry, metrics=metrics_of(samples, staleness)
         )
         shape = experience.trajectory.rewards.shape
-        assert shape == (rollout_length, self.num_envs), f"a runner sampled {shape} rows and columns"
-        return experience, sample.env_steps
+        assert shape == (rollout_length, self.num_envs), f"runners sampled {shape} rows and columns"
+        return experience, sum(sample.env_steps for sample in samples)
+
+
+def sample_of(reply: Reply) -> Sample:
+    """Return the sample of a delivery; raise the error of a runner that failed."""
+    if isinstance(reply, RunnerFailed):
+        raise reply.error()
+    return reply.sample
 
 
 def check_not_traced(env_name: str, tree: Any) -> None:
@@ -263,9 +247,9 @@ def with_clipped_rewards(sample: Sample) -> Sample:
     return replace(sample, batch=sample.batch.replace(batches=PyTreeDict(clipped)))
 
 
-def metrics_of(sample: Sample, staleness: int) -> dict[str, Mean]:
-    """Say what became of the episodes of a sample; those that failed are not averaged in."""
-    episodes = [episode for episode in sample.episodes if not episode.is_faulty]
+def metrics_of(samples: Sequence[Sample], staleness: int) -> dict[str, Mean]:
+    """Return the mean return and length of the episodes, without those that failed."""
+    episodes = [episode for sample in samples for episode in sample.episodes if not episode.is_faulty]
     returns = mean_of([episode.episode_return for episode in episodes])
     lengths = mean_of([episode.episode_length for episode in episodes])
     return episode_metrics(returns, lengths) | {"rollout/staleness": mean_of([staleness])}

@@ -18,6 +18,7 @@ from rookery.learners.learner import Learner, LearnerState, Metrics
 from rookery.learning.counter import Counter
 from rookery.learning.experience import Experience, JointExperience
 from rookery.metrics import EvaluateMetric
+from rookery.runners.acting.roles import TRAIN, WARM_UP
 from rookery.types import Array, Key
 from rookery.workflows.config import TrainConfig
 from rookery.workflows.host import HostCollector
@@ -46,6 +47,11 @@ class HostTraining(Training):
         self.agent = learner.agent
         self.layout = layout
         self.evaluator = evaluator
+        self._warmup_role, agents = TRAIN, {TRAIN: learner.agent}
+        warmup_agent = learner.warmup_agent(collector.obs_space, collector.action_space)
+        if warmup_agent is not learner.agent:
+            self._warmup_role, agents = WARM_UP, agents | {WARM_UP: warmup_agent}
+        collector.set_agents(agents)
         self.evaluation = self._make_evaluation(train.evaluation.num_episodes, is_compiled=False)
         self._hyperparameters = hyperparameters
         self._specs = specs = self.specs()
@@ -104,6 +110,7 @@ class HostTraining(Training):
 
     def close(self) -> None:
         self.collector.close()
+        self.evaluator.close()
 
     # What `HostAdvance` calls.
 
@@ -113,9 +120,8 @@ class HostTraining(Training):
 
     def collect(self, agent_state: AgentState, staleness: int = 0) -> tuple[Experience | JointExperience, int]:
         """Collect one batch; return it, placed on the devices, and its env steps."""
-        experience, num_steps = self.collector.collect(
-            self.learner.agent, agent_state, self.learner.config.rollout_length, staleness
-        )
+        rollout_length = self.learner.config.rollout_length
+        experience, num_steps = self.collector.collect(TRAIN, agent_state, rollout_length, staleness)
         return self._place(experience), num_steps
 
     def update_program(self) -> Program:
@@ -145,10 +151,9 @@ class HostTraining(Training):
 
         specs = self._specs
         program = self.layout.program(store, (specs, self._given), specs, donate=(0,), options=run_once_options())
-        agent = self.learner.warmup_agent(self.collector.obs_space, self.collector.action_space)
         num_steps = 0
         while num_steps < self.learner.warmup_steps:
-            experience, num_new = self.collector.collect(agent, state.agent_state, rollout_length=1)
+            experience, num_new = self.collector.collect(self._warmup_role, state.agent_state, rollout_length=1)
             state = program(state, self._place(experience))
             num_steps += num_new
         return state

@@ -1,22 +1,24 @@
 """Collecting for several policies at once, from host environments in which several agents act."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from rookery.agent import Agent, AgentState
+from rookery.agent import Agent, AgentState, Carry
 from rookery.distributed import SAME
+from rookery.envs.config import EnvConfig
 from rookery.learning.experience import Experience, JointExperience
 from rookery.metrics import Mean
 from rookery.runners.acting.policy_map import PolicyID
+from rookery.runners.acting.roles import RoleID
 from rookery.runners.envs.base_env import AgentID
+from rookery.runners.group import RunnerGroup, merge_columns
 from rookery.runners.sampling import Sample
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Dict
 from rookery.types import PyTreeDict
-from rookery.workflows.config import TrainConfig
 from rookery.workflows.host import HostCollector, blank_experience, mean_of, metrics_of, trajectory_of
 from rookery.workflows.policies import agents_of, assign_policies
 from rookery.workflows.programs import experience_specs
@@ -25,31 +27,27 @@ from rookery.workflows.programs import experience_specs
 class MultiPolicyEnvs(HostCollector):
     """Environments with several agents, each of which has one of the policies.
 
-    The rows of a policy lie in as many lanes as it has agents in all environments together. Where fewer are there, or
-    an agent acts less often than others, there are rows that hold nothing (`autoreset`).
+    A policy has one column for each of its agents in all environments. Where agents are absent, or act less often than
+    others, rows are dead (`autoreset`).
     """
 
     obs_space: Dict
     action_space: Dict
     policy_of: Mapping[AgentID, PolicyID]
 
-    def __init__(self, train: TrainConfig, agent: Agent, num_envs: int, rollout_length: int) -> None:
-        super().__init__(train, agent, num_envs, rollout_length)
-        try:
-            self.policy_of = assign_policies(train.env.policies, self.spaces)
-        except BaseException:
-            self.close()
-            raise
+    def __init__(self, group: RunnerGroup, env: EnvConfig, agent: Agent, num_envs: int, rollout_length: int) -> None:
+        super().__init__(group, env, agent, num_envs, rollout_length)
+        self.policy_of = assign_policies(env.policies, self.spaces)
         self.policies = list(dict.fromkeys(self.policy_of.values()))
         spaces = {policy: self.spaces[agents_of(policy, self.policy_of)[0]] for policy in self.policies}
         self.obs_space = Dict({policy: obs_space for policy, (obs_space, _) in spaces.items()})
         self.action_space = Dict({policy: action_space for policy, (_, action_space) in spaces.items()})
         self._nothing: JointExperience | None = None
-        self._last_episodes: dict[PolicyID, np.ndarray] = {}
-        """The number of the episode that each lane was in last."""
+        self._last_episodes: dict[tuple[int, PolicyID], np.ndarray] = {}
+        """The number of the episode that each column was in last, by runner and policy."""
 
-    def num_lanes(self, policy: PolicyID) -> int:
-        """How many agents have this policy in all environments together."""
+    def num_columns(self, policy: PolicyID) -> int:
+        """Return the number of agents with this policy in all environments."""
         return self.num_envs * len(agents_of(policy, self.policy_of))
 
     def example(self) -> JointExperience:
@@ -70,25 +68,23 @@ class MultiPolicyEnvs(HostCollector):
         return JointExperience(experiences=experiences, metrics=SAME, env_steps=SAME)  # type: ignore[arg-type]
 
     def collect(
-        self, agent: Agent, agent_state: Mapping[PolicyID, AgentState], rollout_length: int, staleness: int = 0
+        self, role: RoleID, agent_state: Mapping[PolicyID, AgentState], rollout_length: int, staleness: int = 0
     ) -> tuple[JointExperience, int]:
-        sample = self.sample({policy: (agent, agent_state[policy]) for policy in self.policies}, rollout_length)
-        nothing = self.example().experiences
+        samples = self.sample(role, {policy: agent_state[policy] for policy in self.policies}, rollout_length)
+        env_steps = sum(sample.env_steps for sample in samples)
         experience = JointExperience(
-            experiences=PyTreeDict(
-                {policy: self._experience_of(sample, policy, nothing[policy]) for policy in self.policies}
-            ),
-            metrics=metrics_of(sample, staleness) | self._returns_of(sample),
-            env_steps=np.int32(sample.env_steps),  # type: ignore[arg-type]
+            experiences=PyTreeDict({policy: self._experience_of(samples, policy) for policy in self.policies}),
+            metrics=metrics_of(samples, staleness) | self._returns_of(samples),
+            env_steps=np.int32(env_steps),  # type: ignore[arg-type]
         )
-        return experience, sample.env_steps
+        return experience, env_steps
 
     def close(self) -> None:
         super().close()
         self._last_episodes = {}
 
     def _nothing_of(self, policy: PolicyID) -> Experience:
-        num_columns, rollout_length = self.num_lanes(policy), self._rollout_length
+        num_columns, rollout_length = self.num_columns(policy), self._rollout_length
         experience = blank_experience(
             self._agent, self.obs_space[policy], self.action_space[policy], num_columns, rollout_length
         )
@@ -96,56 +92,64 @@ class MultiPolicyEnvs(HostCollector):
         env_extras.autoreset = np.ones_like(env_extras.autoreset)
         return experience
 
-    def _experience_of(self, sample: Sample, policy: PolicyID, nothing: Experience) -> Experience:
-        """Take the rows of a policy out of a sample; lanes in which nobody ever was are filled up."""
+    def _experience_of(self, samples: Sequence[Sample], policy: PolicyID) -> Experience:
+        """Take the rows of a policy out of the samples of all runners."""
+        nothing = self.example().experiences[policy]
+        parts = [self._part_of(index, sample, policy, nothing) for index, sample in enumerate(samples)]
+        trajectory, first_carry = merge_columns(parts)
+        return Experience(trajectory=trajectory, first_carry=first_carry)
+
+    def _part_of(self, runner: int, sample: Sample, policy: PolicyID, nothing: Experience) -> tuple[SampleBatch, Carry]:
+        """Take the rows of a policy out of one sample; columns that no agent ever had are filled with dead rows."""
+        num_rows, num_columns = nothing.trajectory.rewards.shape
+        num_columns //= self.group.num_runners
+        nothing_here = _columns(nothing.trajectory, 1, 0, num_columns), _columns(nothing.first_carry, 0, 0, num_columns)
         if policy not in sample.batch.batches:
-            return nothing
+            return nothing_here
         batch: SampleBatch = sample.batch.batches[policy]
-        trajectory = trajectory_of(batch)
-        trajectory.extras.env_extras.t = self._times_of(policy, batch)
-        num_rows, num_lanes = trajectory.rewards.shape
-        shape = nothing.trajectory.rewards.shape
-        assert num_rows == shape[0], f"a runner sampled {num_rows} rows for {shape[0]}"
-        assert num_lanes <= shape[1], f"a runner sampled {num_lanes} lanes for {shape[1]}"
-        experience = Experience(trajectory=trajectory, first_carry=sample.first_carries[policy])
-        if num_lanes == shape[1]:
-            return experience
+        trajectory, first_carry = trajectory_of(batch), sample.first_carries[policy]
+        trajectory.extras.env_extras.t = self._times_of(runner, policy, batch)
+        num_sampled = trajectory.rewards.shape[1]
+        assert len(trajectory.rewards) == num_rows, f"a runner sampled {len(trajectory.rewards)} rows for {num_rows}"
+        assert num_sampled <= num_columns, f"a runner sampled {num_sampled} columns for {num_columns}"
+        if num_sampled == num_columns:
+            return trajectory, first_carry
+        absent = _columns(nothing_here[0], 1, num_sampled), _columns(nothing_here[1], 0, num_sampled)
+        return merge_columns([(trajectory, first_carry), absent])
 
-        def fill_up(axis: int, tree: Any, nothing: Any) -> Any:
-            absent = (slice(None),) * axis + (slice(num_lanes, None),)
-            return jax.tree.map(lambda leaf, empty: np.concatenate([leaf, empty[absent]], axis), tree, nothing)
-
-        return experience.replace(
-            trajectory=fill_up(1, trajectory, nothing.trajectory),
-            first_carry=fill_up(0, experience.first_carry, nothing.first_carry),
-        )
-
-    def _times_of(self, policy: PolicyID, batch: SampleBatch) -> np.ndarray:
-        """Return the steps of the episodes `[T, lanes]`; 0 in the first row of a lane that is in another episode now.
+    def _times_of(self, runner: int, policy: PolicyID, batch: SampleBatch) -> np.ndarray:
+        """Return the steps of the episodes `[T, columns]`; 0 in the first row of a column with another episode now.
 
         An agent may join an episode late, and an env that failed may have begun another one without any row that says
-        so: learning is told by this that nothing goes on.
+        so: a 0 tells learning that nothing continues here.
         """
         env_extras = batch.extras.env_extras
         num_rows = np.sum(env_extras.autoreset == 0, axis=0)
-        lanes, episodes = np.arange(len(num_rows)), env_extras.episode
+        columns, episodes = np.arange(len(num_rows)), env_extras.episode
         before = np.full(len(num_rows), -1, np.int64)
-        known = self._last_episodes.get(policy, before[:0])
+        known = self._last_episodes.get((runner, policy), before[:0])
         before[: len(known)] = known
         times = env_extras.t.copy()
         times[0, episodes[0] != before] = 0
-        last = episodes[np.maximum(num_rows - 1, 0), lanes]
-        self._last_episodes[policy] = np.where(num_rows > 0, last, before)
+        last = episodes[np.maximum(num_rows - 1, 0), columns]
+        self._last_episodes[runner, policy] = np.where(num_rows > 0, last, before)
         return times
 
-    def _returns_of(self, sample: Sample) -> dict[str, Mean]:
-        """Average over the episodes what all agents of each policy got together."""
-        episodes = [episode.agent_returns for episode in sample.episodes if not episode.is_faulty]
+    def _returns_of(self, samples: Sequence[Sample]) -> dict[str, Mean]:
+        """Return the mean return of an episode for each policy, summed over its agents."""
+        finished = [episode for sample in samples for episode in sample.episodes if not episode.is_faulty]
+        episodes = [episode.agent_returns for episode in finished]
         returns = {policy: [0.0] * len(episodes) for policy in self.policies}
         for index, agent_returns in enumerate(episodes):
             for agent, agent_return in agent_returns.items():
                 returns[self.policy_of[agent]][index] += agent_return
         return {_return_name(policy): mean_of(values) for policy, values in returns.items()}
+
+
+def _columns(tree: Any, axis: int, start: int, stop: int | None = None) -> Any:
+    """Return some columns of a tree of arrays."""
+    index = (slice(None),) * axis + (slice(start, stop),)
+    return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 def _return_name(policy: PolicyID) -> str:

@@ -31,4 +31,4 @@ class OffPolicyWorkflow(Workflow):
             max_rows=2 * max_rows if resets_in_a_row else max_rows,
             has_dead_rows=resets_in_a_row or train.env.is_on_host,
         )
-        return train_by_gradient(self.settings, self.layout, learner)
+        return train_by_gradient(self.settings, self.layout, learner, self.evaluation_episodes)

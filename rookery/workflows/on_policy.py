@@ -14,4 +14,6 @@ class OnPolicyWorkflow(Workflow):
     learner_class: ClassVar[type[OnPolicyLearner]]
 
     def make_training(self) -> Training:
-        return train_by_gradient(self.settings, self.layout, self.learner_class.of(self.config))
+        return train_by_gradient(
+            self.settings, self.layout, self.learner_class.of(self.config), self.evaluation_episodes
+        )

@@ -56,7 +56,9 @@ class Workflow(ABC):
                 "learn_batch in a subclass of ReplayLearner), and set learner_class of the workflow to that."
             )
 
-    def __init__(self, settings: Settings, num_devices: int, enable_jit: bool) -> None:
+    def __init__(
+        self, settings: Settings, num_devices: int, enable_jit: bool, evaluation_episodes: int | None = None
+    ) -> None:
         train = settings.train
         self.settings = settings
         self.config = settings.method
@@ -71,6 +73,7 @@ class Workflow(ABC):
             train.total_timesteps, train.record_interval, train.evaluation.interval, train.checkpoint.interval
         )
         self.recorders = [make_recorder(name) for name in (train.recorders if jax.process_index() == 0 else ())]
+        self.evaluation_episodes = evaluation_episodes
         self.training = self.make_training()
 
     @abstractmethod
@@ -86,14 +89,22 @@ class Workflow(ABC):
         return self.training.evaluator
 
     @classmethod
-    def build_from_config(cls, config: Any, enable_multi_devices: bool = False, enable_jit: bool = True) -> "Workflow":
+    def build_from_config(
+        cls,
+        config: Any,
+        enable_multi_devices: bool = False,
+        enable_jit: bool = True,
+        evaluation_episodes: int | None = None,
+    ) -> "Workflow":
         """Check a config and build the workflow; nothing is compiled yet.
 
         The config's `devices` is the number of devices. If it is null, that is one, or with `enable_multi_devices` all.
+        With `evaluation_episodes` the workflow is to play that many episodes first: on the host, only the environments
+        that play them are started.
         """
         settings = settings_from(config, cls.agent_name, cls.config_class, cls.hyperparameters_class)
         num_devices = settings.train.devices or (jax.device_count() if enable_multi_devices else 1)
-        return cls(settings, device_mesh(num_devices).size, enable_jit)
+        return cls(settings, device_mesh(num_devices).size, enable_jit, evaluation_episodes)
 
     def make_key(self) -> Key:
         """Make the key of the configured seed, or the keys of all seeds."""
