@@ -42,7 +42,7 @@ class Declaration:
     help: str = ""
     low: float | None = None
     high: float | None = None
-    choices: tuple[str, ...] = ()
+    choices: Collection[str] = ()
     schedule: bool = False
 
     def describe(self) -> str:
@@ -78,7 +78,7 @@ def setting(
     Range and choices of a list hold for each of its entries. A subclass that only changes the default writes the field
     without `setting`: range, choices and help are inherited.
     """
-    metadata = declared(Declaration(help, low, high, tuple(choices)), static=True)
+    metadata = declared(Declaration(help, low, high, choices), static=True)
     if isinstance(default, dict):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)  # type: ignore[return-value]
     return dataclasses.field(default=default, metadata=metadata)

@@ -31,7 +31,12 @@ gc.set_threshold(50_000, 20, 100)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Shapes in annotations are checked. This works only before the first import of the package: none of the above needs it.
-jaxtyping.install_import_hook(["rookery.learning", "rookery.evolution", "rookery.replay_buffers"], "beartype.beartype")
+# Not those of `Experience`, which also holds host arrays, or the specs and shapes of arrays.
+LEARNING = {path.stem for path in (Path(__file__).parent.parent / "rookery" / "learning").glob("*.py")} - {"experience"}
+jaxtyping.install_import_hook(
+    [*(f"rookery.learning.{name}" for name in sorted(LEARNING)), "rookery.evolution", "rookery.replay_buffers"],
+    "beartype.beartype",
+)
 
 
 @pytest.fixture(autouse=True)
