@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.types import Array
+from rookery.types import Array, PyTree
 
 
 class Column(NamedTuple):
@@ -26,11 +26,11 @@ class Column(NamedTuple):
 class RowLayout:
     """How the leaves of a tree lie side by side: in one row per dtype, or per width of number."""
 
-    structure: Any
+    structure: jax.tree_util.PyTreeDef
     columns: tuple[Column, ...]
 
     @classmethod
-    def of(cls, tree: Any, as_bits: bool = False) -> Self:
+    def of(cls, tree: PyTree, as_bits: bool = False) -> Self:
         """Lay out trees like this one, which has no batch axes; only its shapes and dtypes matter.
 
         Leaves of the same dtype share a row. With `as_bits`, leaves of the same width share a row of unsigned integers,
@@ -61,7 +61,7 @@ class RowLayout:
             parts.setdefault(column.storage, []).append(stored)
         return {storage: jnp.concatenate(arrays, axis=-1) for storage, arrays in parts.items()}
 
-    def unpack(self, rows: Mapping[str, Array]) -> Any:
+    def unpack(self, rows: Mapping[str, Array]) -> PyTree:
         """Return the tree whose leaves `[..., *shape]` were packed; NumPy rows give NumPy leaves."""
         leaves = []
         for column in self.columns:

@@ -17,33 +17,37 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import DTypeLike
 
 from rookery.errors import InvalidInputError, ShapeError, check_count
-from rookery.types import Array, Key, PyTreeDict, as_key
+from rookery.types import Array, Key, PyTree, PyTreeDict, as_key
 
 if TYPE_CHECKING:
     import gymnasium
 
 Shape = tuple[int, ...]
+Numbers = float | Sequence | np.ndarray
+AnyArray = Any
+"""A NumPy array or a JAX array, traced or not."""
 
 
 class Space(ABC):
     """A set of values that can be sampled."""
 
     @abstractmethod
-    def sample(self, key: Key, batch_shape: Shape = ()) -> Any:
+    def sample(self, key: Key, batch_shape: Shape = ()) -> PyTree:
         """Sample uniformly if the space is bounded; `batch_shape` adds leading axes of independent samples."""
 
     @abstractmethod
-    def contains(self, x: Any) -> Any:
+    def contains(self, x: PyTree) -> bool | Array:
         """Tell whether `x` is in the space: a Python bool for concrete values, a traced bool under tracing."""
 
     @abstractmethod
-    def check(self, x: Any, what: str, batch_shape: Shape = ()) -> None:
+    def check(self, x: PyTree, what: str, batch_shape: Shape = ()) -> None:
         """Raise `ShapeError` unless `x` has this space's structure, shape and kind of dtype. Works on tracers."""
 
     @abstractmethod
-    def batch_shape_of(self, x: Any) -> Shape:
+    def batch_shape_of(self, x: PyTree) -> Shape:
         """Return the leading axes of `x`, before the shape of this space."""
 
     @property
@@ -83,10 +87,10 @@ class ArraySpace(Space):
         return math.prod(self.shape)
 
     @abstractmethod
-    def _within_bounds(self, x: Any) -> Any:
+    def _within_bounds(self, x: AnyArray) -> AnyArray:
         """Tell for each entry of a NumPy or traced array of the right shape whether it is in the space."""
 
-    def contains(self, x: Any) -> Any:
+    def contains(self, x: PyTree) -> bool | Array:
         x = _as_array(x)
         if x is None or x.shape != self.shape or not _same_kind(x.dtype, self.dtype):
             return False
@@ -94,7 +98,7 @@ class ArraySpace(Space):
             return jnp.all(self._within_bounds(x))
         return bool(np.all(self._within_bounds(np.asarray(x))))
 
-    def check(self, x: Any, what: str, batch_shape: Shape = ()) -> None:
+    def check(self, x: PyTree, what: str, batch_shape: Shape = ()) -> None:
         expected = (*batch_shape, *self.shape)
         array = _as_array(x)
         if array is None:
@@ -104,7 +108,7 @@ class ArraySpace(Space):
         if not _same_kind(array.dtype, self.dtype):
             raise ShapeError(f"{what} has dtype {array.dtype}; expected {self.dtype} for {self}.")
 
-    def batch_shape_of(self, x: Any) -> Shape:
+    def batch_shape_of(self, x: PyTree) -> Shape:
         num_batch_axes = x.ndim - len(self.shape)
         if num_batch_axes < 0 or x.shape[num_batch_axes:] != self.shape:
             raise ShapeError(
@@ -121,7 +125,9 @@ class ArraySpace(Space):
 class Box(ArraySpace):
     """An n-dimensional box; each side may be bounded, half bounded or unbounded."""
 
-    def __init__(self, low: Any, high: Any, shape: Sequence[int] | None = None, dtype: Any = np.float32) -> None:
+    def __init__(
+        self, low: Numbers, high: Numbers, shape: Sequence[int] | None = None, dtype: DTypeLike | None = np.float32
+    ) -> None:
         self.dtype = np.dtype(dtype)
         inferred = np.broadcast_shapes(np.shape(low), np.shape(high))
         self.shape = tuple(shape) if shape is not None else inferred
@@ -165,7 +171,7 @@ class Box(ArraySpace):
         normal = jax.random.normal(normal_key, shape, dtype)
         return jnp.where(has_low & has_high, uniform, jnp.where(has_low | has_high, one_sided, normal))
 
-    def _within_bounds(self, x: Any) -> Any:
+    def _within_bounds(self, x: AnyArray) -> AnyArray:
         return _between(x, self.low, self.high)
 
     @property
@@ -181,7 +187,7 @@ class Discrete(ArraySpace):
 
     shape = ()
 
-    def __init__(self, n: int, start: int = 0, dtype: Any = np.int32) -> None:
+    def __init__(self, n: int, start: int = 0, dtype: DTypeLike | None = np.int32) -> None:
         check_count("Discrete: n", n)
         self.n, self.start, self.dtype = int(n), int(start), np.dtype(dtype)
 
@@ -189,7 +195,7 @@ class Discrete(ArraySpace):
         low, high = np.asarray(self.start), np.asarray(self.start + self.n - 1)
         return _sample_integers(as_key(key), batch_shape, low, high, self.sample_dtype)
 
-    def _within_bounds(self, x: Any) -> Any:
+    def _within_bounds(self, x: AnyArray) -> AnyArray:
         return _between(x, np.asarray(self.start), np.asarray(self.start + self.n - 1))
 
     @property
@@ -203,7 +209,7 @@ class Discrete(ArraySpace):
 class MultiDiscrete(ArraySpace):
     """An array of integers, each with its own number of values `nvec` and its own first value `start`."""
 
-    def __init__(self, nvec: Any, start: Any = None, dtype: Any = np.int32) -> None:
+    def __init__(self, nvec: Numbers, start: Numbers | None = None, dtype: DTypeLike | None = np.int32) -> None:
         self.dtype = np.dtype(dtype)
         self.nvec = _frozen(np.array(nvec, self.dtype))
         self.start = _frozen(np.zeros_like(self.nvec) if start is None else np.array(start, self.dtype))
@@ -217,7 +223,7 @@ class MultiDiscrete(ArraySpace):
         shape = (*batch_shape, *self.shape)
         return _sample_integers(as_key(key), shape, self.start, self.start + self.nvec - 1, self.sample_dtype)
 
-    def _within_bounds(self, x: Any) -> Any:
+    def _within_bounds(self, x: AnyArray) -> AnyArray:
         return _between(x, self.start, self.start + (self.nvec - 1))
 
     @property
@@ -243,7 +249,7 @@ class MultiBinary(ArraySpace):
     def sample(self, key: Key, batch_shape: Shape = ()) -> Array:
         return jax.random.bernoulli(as_key(key), 0.5, (*batch_shape, *self.shape)).astype(self.dtype)
 
-    def _within_bounds(self, x: Any) -> Any:
+    def _within_bounds(self, x: AnyArray) -> AnyArray:
         return (x == 0) | (x == 1)
 
     @property
@@ -270,19 +276,19 @@ class Dict(Space):
         keys = dict(zip(sorted(self.spaces), jax.random.split(as_key(key), max(1, len(self.spaces))), strict=False))
         return PyTreeDict({name: space.sample(keys[name], batch_shape) for name, space in self.spaces.items()})
 
-    def contains(self, x: Any) -> Any:
+    def contains(self, x: PyTree) -> bool | Array:
         if not isinstance(x, Mapping) or set(x) != set(self.spaces):
             return False
         return _all_true([space.contains(x[name]) for name, space in self.spaces.items()])
 
-    def check(self, x: Any, what: str, batch_shape: Shape = ()) -> None:
+    def check(self, x: PyTree, what: str, batch_shape: Shape = ()) -> None:
         if not isinstance(x, Mapping) or set(x) != set(self.spaces):
             given = sorted(map(str, x)) if isinstance(x, Mapping) else type(x).__name__
             raise ShapeError(f"{what} is {given}; expected a dict with the entries {sorted(self.spaces)}.")
         for name, space in self.spaces.items():
             space.check(x[name], f"{what}[{name!r}]", batch_shape)
 
-    def batch_shape_of(self, x: Any) -> Shape:
+    def batch_shape_of(self, x: PyTree) -> Shape:
         if not isinstance(x, Mapping) or not set(self.spaces) <= set(x):
             given = sorted(map(str, x)) if isinstance(x, Mapping) else type(x).__name__
             raise ShapeError(f"expected a dict with the entries {sorted(self.spaces)}, got {given}.")
@@ -318,19 +324,19 @@ class Tuple(Space):
         keys = jax.random.split(as_key(key), max(1, len(self.spaces)))
         return tuple(space.sample(key, batch_shape) for space, key in zip(self.spaces, keys, strict=False))
 
-    def contains(self, x: Any) -> Any:
+    def contains(self, x: PyTree) -> bool | Array:
         if not isinstance(x, (tuple, list)) or len(x) != len(self.spaces):
             return False
         return _all_true([space.contains(item) for space, item in zip(self.spaces, x, strict=True)])
 
-    def check(self, x: Any, what: str, batch_shape: Shape = ()) -> None:
+    def check(self, x: PyTree, what: str, batch_shape: Shape = ()) -> None:
         if not isinstance(x, (tuple, list)) or len(x) != len(self.spaces):
             given = f"{len(x)} entries" if isinstance(x, (tuple, list)) else type(x).__name__
             raise ShapeError(f"{what} is {given}; expected a tuple of {len(self.spaces)} entries.")
         for index, (space, item) in enumerate(zip(self.spaces, x, strict=True)):
             space.check(item, f"{what}[{index}]", batch_shape)
 
-    def batch_shape_of(self, x: Any) -> Shape:
+    def batch_shape_of(self, x: PyTree) -> Shape:
         return _common_batch_shape([s.batch_shape_of(item) for s, item in zip(self.spaces, x, strict=True)])
 
     def __getitem__(self, index: int) -> Space:
@@ -347,7 +353,7 @@ class Tuple(Space):
         return f"Tuple({', '.join(map(str, self.spaces))})"
 
 
-def check_discrete_range(space: Space, x: Any, what: str) -> None:
+def check_discrete_range(space: Space, x: PyTree, what: str) -> None:
     """Raise if a discrete value or a batch of them is out of range; traced values are not checked."""
     match space:
         case Dict():
@@ -423,7 +429,7 @@ def _sample_integers(key: Key, shape: Shape, low: np.ndarray, high: np.ndarray, 
     return jax.random.randint(key, shape, jnp.asarray(shifted), jnp.asarray(high), wide) + 1
 
 
-def _between(x: Any, low: np.ndarray, high: np.ndarray) -> Any:
+def _between(x: AnyArray, low: np.ndarray, high: np.ndarray) -> AnyArray:
     """Tell whether `low <= x <= high`; `x` has the kind of the bounds but may have another width."""
     if np.issubdtype(low.dtype, np.floating):
         # Compare in the dtype of `x`: a float32 value equal to a rounded float64 bound is inside.
@@ -437,7 +443,7 @@ def _between(x: Any, low: np.ndarray, high: np.ndarray) -> Any:
     return (x >= low) & (x <= high)
 
 
-def _as_array(x: Any) -> Any:
+def _as_array(x: PyTree) -> Any:
     if isinstance(x, (jax.Array, np.ndarray, np.generic)):
         return x
     if isinstance(x, (bool, int, float)):
@@ -454,7 +460,7 @@ def _same_kind(dtype: np.dtype, expected: np.dtype) -> bool:
     return jnp.issubdtype(dtype, np.bool_)
 
 
-def _cast_bound(bound: Any, dtype: np.dtype) -> np.ndarray:
+def _cast_bound(bound: Numbers, dtype: np.dtype) -> np.ndarray:
     """Cast a bound to the dtype of the box; infinity becomes the limit of an integer dtype."""
     bound = np.asarray(bound)
     if not np.issubdtype(dtype, np.integer):
@@ -486,7 +492,7 @@ def _bound_text(bound: np.ndarray) -> str:
     return f"[{', '.join(shown)}{', ...' if bound.size > 8 else ''}]"
 
 
-def _all_true(results: list[Any]) -> Any:
+def _all_true(results: list[bool | Array]) -> bool | Array:
     if all(isinstance(result, bool) for result in results):
         return all(results)
     return jnp.all(jnp.stack([jnp.asarray(result) for result in results]))

@@ -17,6 +17,9 @@ from rookery.envs import EnvState
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.types import Action, Array, Obs
 
+Number = Any
+"""A NumPy or JAX array of one number or more."""
+
 PATTERN = re.compile(r"(?P<reduction>sum|mean|last):(?P<source>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)(\.(?P<index>\d+))?")
 
 
@@ -50,11 +53,11 @@ class Measure:
         value = self._look_up(action, reward, obs, info)
         return float(self._choose(np.ravel(np.asarray(value, np.float32))))
 
-    def accumulate(self, total: Any, value: Any) -> Any:
+    def accumulate(self, total: Number, value: Number) -> Number:
         """Add the value of one step."""
         return value if self.reduction == "last" else total + value
 
-    def result(self, total: Any, length: Any) -> Any:
+    def result(self, total: Number, length: Number) -> Number:
         """Return the measure of a whole episode."""
         return total / length.astype(total.dtype) if self.reduction == "mean" else total
 
@@ -66,7 +69,7 @@ class Measure:
             value = value[name]
         return value
 
-    def _choose(self, numbers: Any) -> Any:
+    def _choose(self, numbers: Number) -> Number:
         if self.index is None and numbers.size != 1:
             raise InvalidInputError(f"measure {self.source} has {numbers.size} numbers: choose one, {self.source}.0.")
         if self.index is not None and self.index >= numbers.size:

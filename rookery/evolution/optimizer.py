@@ -6,7 +6,7 @@ not see it.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -44,8 +44,11 @@ class ECState(PyTreeData):
     best_params: Params
     best_fitness: Array
     num_invalid: Array
-    asked: Any = None
+    asked: Params = None
     is_valid: Any = None
+
+
+StateT = TypeVar("StateT", bound=ECState)
 
 
 class EvoOptimizer(PyTreeNode, ABC):
@@ -111,13 +114,13 @@ class EvoOptimizer(PyTreeNode, ABC):
 
     # Users call:
 
-    def ask(self, state: Any) -> tuple[Params, Any]:
+    def ask(self, state: StateT) -> tuple[Params, StateT]:
         """Return the individuals to evaluate, and the state to pass to `tell`."""
         key, sample_key = jax.random.split(state.key)
         population = self.sample(state, sample_key)
         return population, state.replace(key=key, asked=population)
 
-    def tell(self, state: Any, fitness: Array) -> Any:
+    def tell(self, state: StateT, fitness: Array) -> StateT:
         """Update the search with the fitness of the individuals that `ask` returned, in their order."""
         if state.asked is None:
             raise InvalidInputError("tell needs the state that ask returned: this one has no population.")
@@ -233,7 +236,7 @@ class EvoOptimizer(PyTreeNode, ABC):
             return chosen
         return jax.lax.psum(where_tree(is_own, chosen, jax.tree.map(jnp.zeros_like, chosen)), self.axis_name)
 
-    def _with_best(self, state: Any, fitness: Array, is_valid: Array) -> Any:
+    def _with_best(self, state: StateT, fitness: Array, is_valid: Array) -> StateT:
         """Store the fittest individual so far; with several objectives there is no best."""
         if fitness.ndim > 1:
             return state

@@ -6,7 +6,7 @@ for indexes in epoch_indexes(key, num_samples, num_minibatches):    # one key pe
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from rookery.learning.experience import Weighted
 from rookery.learning.updates import num_chunks_for
 from rookery.metrics import Mean
 from rookery.packing import RowLayout
-from rookery.types import Key, PyTreeData, as_one_key, pytree_field
+from rookery.types import Key, PyTree, PyTreeData, as_one_key, pytree_field
 
 State = TypeVar("State")
 Samples = TypeVar("Samples", bound=Weighted)
@@ -118,7 +118,7 @@ class Packed(PyTreeData):
     rows: dict[str, Shaped[Array, "N columns"]]
     layout: RowLayout = pytree_field(static=True)
 
-    def take(self, indexes: Shaped[Array, " M"]) -> Any:
+    def take(self, indexes: Shaped[Array, " M"]) -> PyTree:
         """Return the samples at `indexes`, which must be in range, as a tree like the packed one."""
         return self.layout.unpack(
             {
@@ -128,7 +128,7 @@ class Packed(PyTreeData):
         )
 
 
-def pack(samples: Any) -> Packed:
+def pack(samples: PyTree) -> Packed:
     """Pack a tree of numbers and booleans `[N, ...]` for `Packed.take`."""
     paths_and_leaves, _ = jax.tree.flatten_with_path(samples)
     for path, leaf in paths_and_leaves:

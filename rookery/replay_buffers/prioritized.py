@@ -3,8 +3,6 @@
 The proportional variant (section 3.3) with stratified sampling (appendix B.2.1) and importance weights (section 3.4).
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +11,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from rookery.errors import check_count
 from rookery.replay_buffers import sum_tree
 from rookery.replay_buffers.replay_buffer import ReplayBuffer, ReplaySample, ReplayState
-from rookery.types import Key, PyTreeData, as_one_key, pytree_field
+from rookery.types import Key, PyTree, PyTreeData, as_one_key, pytree_field
 
 EPSILON = 1e-6
 """Added to every priority, so that a window with error 0 can be sampled again."""
@@ -38,11 +36,11 @@ class PrioritizedBuffer(ReplayBuffer):
 
     axis_name: str | None = pytree_field(static=True, default=None)
 
-    def init(self, transition: Any) -> ReplayState:
+    def init(self, transition: PyTree) -> ReplayState:
         levels = sum_tree.build(jnp.zeros((self.num_envs, self.rows), jnp.float32))
         return super().init(transition).replace(priorities=Priorities(levels=levels, max_priority=jnp.ones(())))
 
-    def add(self, state: ReplayState, transitions: Any) -> ReplayState:
+    def add(self, state: ReplayState, transitions: PyTree) -> ReplayState:
         state = super().add(state, transitions)
         num_added = jax.tree.leaves(transitions)[0].shape[0]
         # Windows that the new rows complete or overwrite, backwards from the one that starts at the newest row.

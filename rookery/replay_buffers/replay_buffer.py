@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
 from rookery.errors import InvalidInputError, ShapeError, check_count
 from rookery.packing import RowLayout
-from rookery.types import Key, PyTreeData, PyTreeNode, as_one_key, pytree_field
+from rookery.types import Key, PyTree, PyTreeData, PyTreeNode, as_one_key, pytree_field
 
 
 class ReplayState(PyTreeData):
@@ -28,7 +28,7 @@ class ReplayState(PyTreeData):
 class ReplaySample(PyTreeData):
     """N windows sampled from a buffer."""
 
-    sequence: Any
+    sequence: PyTree
     """Consecutive rows, time-major like a trajectory: leaves `[L, N, ...]`."""
     indexes: Int32[Array, " N"]
     """The windows for `update_priorities`: `env * R + row` of their first row."""
@@ -68,7 +68,7 @@ class ReplayBuffer(PyTreeNode, ABC):
         """The number of rows stored per env: R."""
         return self.capacity // self.num_envs
 
-    def init(self, transition: Any) -> ReplayState:
+    def init(self, transition: PyTree) -> ReplayState:
         """Make an empty buffer for transitions like this one, which has no time and env axes.
 
         Its leaves may be arrays or `jax.ShapeDtypeStruct`; the buffer keeps their dtypes.
@@ -83,7 +83,7 @@ class ReplayBuffer(PyTreeNode, ABC):
             num_rows=jnp.zeros((), jnp.int32),
         )
 
-    def add(self, state: ReplayState, transitions: Any) -> ReplayState:
+    def add(self, state: ReplayState, transitions: PyTree) -> ReplayState:
         """Append transitions `[T, B, ...]`, which continue those added before; they replace the oldest."""
         leaves = _checked_leaves(state.layout, transitions, self.num_envs)
         num_added = leaves[0].shape[0]
@@ -126,7 +126,7 @@ class ReplayBuffer(PyTreeNode, ABC):
     ) -> ReplayState:
         """From now on, sample the windows at `indexes` in proportion to `priorities ** exponent`."""
 
-    def windows(self, state: ReplayState, indexes: Int[Array, " N"]) -> Any:
+    def windows(self, state: ReplayState, indexes: Int[Array, " N"]) -> PyTree:
         """Read the windows at these indexes: leaves `[L, N, ...]`."""
         steps = jnp.arange(self.sequence_length, dtype=jnp.int32)[:, None]
         envs = jnp.broadcast_to(indexes // self.rows, (self.sequence_length, *indexes.shape))
@@ -156,7 +156,7 @@ def multiply_high(left: UInt32[Array, "*N"], right: UInt32[Array, ""]) -> UInt32
     return left_high * right_high + (low_and_middle >> 16) + (middle >> 16)
 
 
-def _layout_of(transition: Any) -> RowLayout:
+def _layout_of(transition: PyTree) -> RowLayout:
     layout = RowLayout.of(jax.eval_shape(lambda transition: transition, transition))
     if not layout.columns:
         raise InvalidInputError(f"the transition {transition!r} has no arrays: there is nothing to store.")
@@ -166,7 +166,7 @@ def _layout_of(transition: Any) -> RowLayout:
     return layout
 
 
-def _checked_leaves(layout: RowLayout, transitions: Any, num_envs: int) -> list[Array]:
+def _checked_leaves(layout: RowLayout, transitions: PyTree, num_envs: int) -> list[Array]:
     """Return the leaves of transitions `[T, B, ...]`; raise if one of them does not match the layout."""
     paths_and_leaves, structure = jax.tree.flatten_with_path(transitions)
     if structure != layout.structure:

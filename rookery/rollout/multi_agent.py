@@ -6,7 +6,6 @@ dicts, so all rollouts and `Evaluator` accept it.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from rookery.envs import EnvState
 from rookery.errors import InvalidInputError, ShapeError
 from rookery.rollout.single_agent import ActionFn, EnvFn, is_recurrent, recurrent_rollout
 from rookery.sample_batch import MultiAgentBatch, SampleBatch
-from rookery.types import Array, Key, PyTreeDict
+from rookery.types import Array, Key, PyTree, PyTreeDict
 
 PolicyMapping = Mapping[str, str]
 """The policy of each agent: agent name -> policy name."""
@@ -82,7 +81,7 @@ def split_by_policy(trajectory: SampleBatch, policy_mapping: PolicyMapping) -> M
     for policy in sorted(set(policy_mapping.values())):
         agents = agents_of(policy, policy_mapping)
 
-        def side_by_side(shared_or_per_agent: Any, agents: list[str] = agents) -> Any:
+        def side_by_side(shared_or_per_agent: PyTree, agents: list[str] = agents) -> PyTree:
             return _join([_of_agent(shared_or_per_agent, agent, policy_mapping) for agent in agents], axis=1)
 
         extras = trajectory.extras
@@ -110,7 +109,7 @@ class _JointActionFn:
     action_fns: tuple[tuple[str, ActionFn], ...]
     policy_mapping: tuple[tuple[str, str], ...]
 
-    def __call__(self, agent_states: Any, sample_batch: SampleBatch, key: Key) -> tuple[PyTreeDict, PyTreeDict]:
+    def __call__(self, agent_states: PyTree, sample_batch: SampleBatch, key: Key) -> tuple[PyTreeDict, PyTreeDict]:
         mapping = dict(self.policy_mapping)
         _check_names("agents of policy_mapping", mapping, "agents of the environment", sample_batch.obs)
         inputs = sample_batch.extras.policy_extras
@@ -152,14 +151,14 @@ def _num_env_steps(trajectory: SampleBatch) -> Array:
     return jnp.sum(dead == 0, dtype=jnp.int32)
 
 
-def _of_agent(shared_or_per_agent: Any, agent: str, policy_mapping: PolicyMapping) -> Any:
+def _of_agent(shared_or_per_agent: PyTree, agent: str, policy_mapping: PolicyMapping) -> PyTree:
     """Return the agent's entry of values keyed by agent; other values belong to the env and are shared."""
     if isinstance(shared_or_per_agent, Mapping) and set(shared_or_per_agent) == set(policy_mapping):
         return shared_or_per_agent[agent]
     return shared_or_per_agent
 
 
-def _join(parts: list[Any], axis: int) -> Any:
+def _join(parts: list[PyTree], axis: int) -> PyTree:
     """Concatenate the values of several agents on the batch axis."""
 
     def concatenate(*arrays: Array) -> Array:
@@ -172,7 +171,7 @@ def _join(parts: list[Any], axis: int) -> Any:
     return jax.tree.map(concatenate, *parts)
 
 
-def _split(joined: Any, num_parts: int) -> list[Any]:
+def _split(joined: PyTree, num_parts: int) -> list[PyTree]:
     """Undo `_join` along the first axis."""
     leaves, structure = jax.tree.flatten(joined)
     pieces = [jnp.split(leaf, num_parts) for leaf in leaves]

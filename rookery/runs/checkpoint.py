@@ -24,6 +24,7 @@ import numpy as np
 
 from rookery.errors import InvalidInputError, RookeryError, check_count
 from rookery.runs.directory import sync_to_disk, write_atomically
+from rookery.types import PyTree
 
 FORMAT_VERSION = 1
 ARRAYS, MANIFEST = "arrays", "manifest.json"
@@ -54,7 +55,7 @@ class Checkpoints:
         self.folder = Path(folder)
         self.keep = keep
 
-    def save(self, tree: Any, step: int, metadata: Mapping[str, Any]) -> Path:
+    def save(self, tree: PyTree, step: int, metadata: Mapping[str, Any]) -> Path:
         """Write a pytree of arrays, random keys and numbers as the checkpoint of `step`, and return its folder.
 
         When `save` returns, the checkpoint is on disk; until then, a previous checkpoint of the same step stays valid.
@@ -82,7 +83,7 @@ class Checkpoints:
                 _remove(self._path(old))
         return self._path(step)
 
-    def restore(self, template: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
+    def restore(self, template: PyTree, step: int | None = None) -> tuple[PyTree, dict[str, Any]]:
         """Read the checkpoint of `step`, by default the last; return the tree and the metadata passed to `save`.
 
         `template` is a tree of the same structure, shapes and dtypes; its arrays may be `jax.ShapeDtypeStruct`. Each
@@ -198,7 +199,7 @@ def _name(key_path: Any) -> str:
     return "state" + jax.tree_util.keystr(key_path)
 
 
-def _describe(tree: Any) -> list[Leaf]:
+def _describe(tree: PyTree) -> list[Leaf]:
     leaves = []
     for key_path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
@@ -206,7 +207,7 @@ def _describe(tree: Any) -> list[Leaf]:
     return leaves
 
 
-def _to_host(tree: Any) -> tuple[list[Leaf], dict[str, np.ndarray]]:
+def _to_host(tree: PyTree) -> tuple[list[Leaf], dict[str, np.ndarray]]:
     """Describe the leaves and copy them to the host as NumPy arrays by path; random keys as their data."""
     described, leaves = _describe(tree), jax.tree.leaves(tree)
     data = []

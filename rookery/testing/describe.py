@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.spaces import ArraySpace, Box, Dict, Shape, Space, Tuple
+from rookery.types import PyTree
 
 TOLERANCE = 1e-4
 """The tolerance for two computations of the same number: mapped code sums in a different order."""
@@ -39,13 +40,13 @@ def count_text(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def tree_text(tree: Any) -> str:
+def tree_text(tree: PyTree) -> str:
     """Describe a tree of arrays by dtypes and shapes."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return ", ".join(f"{jax.tree_util.keystr(path)} {leaf_text(leaf)}".strip() for path, leaf in leaves) or "nothing"
 
 
-def first_mismatch(one: Any, other: Any, name_of_one: str, name_of_other: str) -> str | None:
+def first_mismatch(one: PyTree, other: PyTree, name_of_one: str, name_of_other: str) -> str | None:
     """Describe the first leaf that differs in shape or dtype between two trees, or that only one of them has."""
     leaves_of_one, leaves_of_other = (
         {jax.tree_util.keystr(path): leaf_text(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
@@ -61,7 +62,7 @@ def first_mismatch(one: Any, other: Any, name_of_one: str, name_of_other: str) -
     return None
 
 
-def first_difference(one: Any, other: Any, tolerance: float = 0.0) -> str | None:
+def first_difference(one: PyTree, other: PyTree, tolerance: float = 0.0) -> str | None:
     """Describe the first leaf in which two trees differ, in structure or in value; NaN equals NaN."""
     if mismatch := first_mismatch(one, other, "in one", "in the other"):
         return mismatch
@@ -78,7 +79,7 @@ def first_difference(one: Any, other: Any, tolerance: float = 0.0) -> str | None
     return None
 
 
-def with_spaces(space: Space, tree: Any, what: str) -> Iterator[tuple[str, ArraySpace, np.ndarray]]:
+def with_spaces(space: Space, tree: PyTree, what: str) -> Iterator[tuple[str, ArraySpace, np.ndarray]]:
     """Iterate over the arrays of an element of a space, each with its name and space."""
     match space:
         case Dict():
@@ -91,7 +92,7 @@ def with_spaces(space: Space, tree: Any, what: str) -> Iterator[tuple[str, Array
             yield what, space, np.asarray(tree)
 
 
-def first_outside(space: Space, tree: Any, what: str, batch_shape: Shape = ()) -> str | None:
+def first_outside(space: Space, tree: PyTree, what: str, batch_shape: Shape = ()) -> str | None:
     """Describe the first entry of `tree` outside of the space; NaN is ignored."""
     for name, subspace, array in with_spaces(space, tree, what):
         for row in np.ndindex(batch_shape):

@@ -11,7 +11,7 @@ from rookery.envs.env import Env, EnvState, Wrapper
 from rookery.envs.wrappers.episode import check_inside_episodes
 from rookery.errors import InvalidInputError, check_count
 from rookery.spaces import ArraySpace, Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
-from rookery.types import Action, Array, Key, Obs, PyTreeDict
+from rookery.types import Action, Array, Key, Obs, PyTree, PyTreeDict
 
 
 class ObsFlattenWrapper(Wrapper):
@@ -86,11 +86,11 @@ class FrameStackWrapper(Wrapper):
             state, jax.tree.map(lambda stack, part: jnp.concatenate([stack[1:], part[None]]), frames, state.obs)
         )
 
-    def _show(self, state: EnvState, frames: Any) -> EnvState:
+    def _show(self, state: EnvState, frames: PyTree) -> EnvState:
         obs = self._joined(self.env.obs_space, frames)
         return state.replace(obs=obs, _internal=state._internal.replace(frames=frames))
 
-    def _joined(self, space: Space, frames: Any) -> Any:
+    def _joined(self, space: Space, frames: PyTree) -> PyTree:
         match space:
             case Dict():
                 return PyTreeDict(

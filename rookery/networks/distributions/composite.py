@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from rookery.networks.distributions.distribution import Distribution, Raw
 from rookery.spaces import Dict, Shape, Tuple
-from rookery.types import Action, Array, Key, PyTreeDict, pytree_field
+from rookery.types import Action, Array, Key, PyTree, PyTreeDict, pytree_field
 
 
 class Composite(Distribution):
@@ -46,10 +46,10 @@ class Composite(Distribution):
     def raw_of(self, action: Action) -> Raw:
         return like_space(self.space, [part.raw_of(part_action) for part, part_action in self._with_parts(action)])
 
-    def _list_of(self, tree: Any) -> list[Any]:
+    def _list_of(self, tree: PyTree) -> list[PyTree]:
         return [tree[name] for name in entry_names(self.space)]
 
-    def _with_parts(self, tree: Any) -> list[tuple[Distribution, Any]]:
+    def _with_parts(self, tree: PyTree) -> list[tuple[Distribution, PyTree]]:
         return list(zip(self._list_of(self.parts), self._list_of(tree), strict=True))
 
 
@@ -58,7 +58,7 @@ def entry_names(space: Dict | Tuple) -> list[Any]:
     return sorted(space) if isinstance(space, Dict) else list(range(len(space)))
 
 
-def like_space(space: Dict | Tuple, values: list[Any]) -> Any:
+def like_space(space: Dict | Tuple, values: list[PyTree]) -> PyTree:
     """Arrange values in the order of `entry_names` as an element of the space."""
     return PyTreeDict(zip(entry_names(space), values, strict=True)) if isinstance(space, Dict) else tuple(values)
 
