@@ -14,6 +14,14 @@ class EvaluateMetric(PyTreeData):
     episode_returns: Array
     episode_lengths: Array
 
+    def summary(self, prefix: str) -> dict[str, Array]:
+        """Return the metrics of these episodes for a record."""
+        return {
+            f"{prefix}mean_reward": jnp.mean(self.episode_returns),
+            f"{prefix}std_reward": jnp.std(self.episode_returns),
+            f"{prefix}mean_ep_length": jnp.mean(self.episode_lengths.astype(jnp.float32)),
+        }
+
 
 class Mean(PyTreeData):
     """A mean as total and weight.

@@ -50,7 +50,7 @@ def resume(path: Path, step: int | None, console: Console, on_all_hosts: bool = 
     if not on_all_hosts:
         prepare_jax(run.config)
     workflow = build_workflow(run.config | {"run_dir": str(run.path)}, enable_multi_devices=on_all_hosts)
-    if restart := workflow.training.describe_restart():
+    if restart := workflow.training.environments.describe_restart():
         print_line(console, restart)
     return _complete(workflow, lambda: workflow.resume(step), console)
 

@@ -34,10 +34,23 @@ MAX_EPISODE_STEPS = 108_000
 logger = logging.getLogger(__name__)
 
 
-class MultiPolicyEvaluateMetric(EvaluateMetric):
+class HostEvaluateMetric(EvaluateMetric):
+    """The episodes that could be finished, and the number of those that could not."""
+
+    num_left_out: int
+
+    def summary(self, prefix: str) -> dict[str, Array]:
+        return super().summary(prefix) | {f"{prefix}episodes_left_out": jnp.float32(self.num_left_out)}
+
+
+class MultiPolicyEvaluateMetric(HostEvaluateMetric):
     """`episode_returns` are those of all agents together; `policy_returns` those of the agents of each policy."""
 
     policy_returns: PyTreeDict
+
+    def summary(self, prefix: str) -> dict[str, Array]:
+        returns = {f"{name}/{prefix}mean_reward": jnp.mean(values) for name, values in self.policy_returns.items()}
+        return super().summary(prefix) | returns
 
 
 class HostEvaluator:
@@ -50,9 +63,6 @@ class HostEvaluator:
     With `policy_of`, which names the policy of each agent, states are given by policy. `opened` environments are used
     by the first evaluation if it needs as many.
     """
-
-    num_left_out: int = 0
-    """The number of episodes that the last evaluation left out."""
 
     def __init__(
         self,
@@ -81,7 +91,7 @@ class HostEvaluator:
 
     def evaluate(
         self, agent_state: AgentState | Mapping[PolicyID, AgentState], key: Key, num_episodes: int
-    ) -> EvaluateMetric:
+    ) -> HostEvaluateMetric:
         """Play exactly `num_episodes` episodes; return the return and the length of each."""
         check_count("num_episodes", num_episodes)
         num_envs = min(num_episodes, self._num_envs)
@@ -93,21 +103,25 @@ class HostEvaluator:
             except EnvsLostError as error:
                 logger.warning("The evaluation is incomplete: %s", _first_line(error))
         finished = np.flatnonzero(recorder.is_finished)
-        self.num_left_out = num_episodes - len(finished)
         counted = finished if len(finished) else slice(1)
-        return self.result_of(recorder.returns[counted], recorder.lengths[counted])
+        num_left_out = num_episodes - len(finished)
+        return self.result_of(recorder.returns[counted], recorder.lengths[counted], num_left_out)
 
-    def result_of(self, returns: np.ndarray, lengths: np.ndarray) -> EvaluateMetric:
+    def result_of(self, returns: np.ndarray, lengths: np.ndarray, num_left_out: int = 0) -> HostEvaluateMetric:
         """Make the result from returns `[episode, policy]` and lengths `[episode]`."""
 
         def as_array(numbers: np.ndarray) -> Array:
             return jnp.asarray(numbers, jnp.float32)
 
-        metric = EvaluateMetric(episode_returns=as_array(returns.sum(axis=1)), episode_lengths=jnp.asarray(lengths))
+        fields: dict[str, Any] = {
+            "episode_returns": as_array(returns.sum(axis=1)),
+            "episode_lengths": jnp.asarray(lengths),
+            "num_left_out": num_left_out,
+        }
         if self._policies is None:
-            return metric
+            return HostEvaluateMetric(**fields)
         by_policy = {policy: as_array(returns[:, index]) for index, policy in enumerate(self._policies)}
-        return MultiPolicyEvaluateMetric(**vars(metric), policy_returns=PyTreeDict(by_policy))
+        return MultiPolicyEvaluateMetric(**fields, policy_returns=PyTreeDict(by_policy))
 
     def frames(
         self, agent_state: AgentState | Mapping[PolicyID, AgentState], key: Key, max_steps: int

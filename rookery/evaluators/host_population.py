@@ -162,6 +162,9 @@ class HostPopulation:
         self._counts = Counter(state["counts"])
         self._counts.subtract(self._engine_counts())
 
+    def describe_restart(self) -> str:
+        return f"{self._env.name} restarts, as in every generation"
+
     def close(self) -> None:
         """Close the environments, which the next generation makes again; calling it twice does no harm."""
         if self._base_env is not None:

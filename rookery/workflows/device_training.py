@@ -16,6 +16,7 @@ from rookery.rollout import RolloutSource, RolloutState
 from rookery.types import Array, Key
 from rookery.workflows.programs import Layout, experience_specs
 from rookery.workflows.training import (
+    NoEnvironments,
     Training,
     TrainingState,
     advance_program,
@@ -29,6 +30,8 @@ ROWS_TO_TIME = 128
 
 class DeviceTraining(Training):
     """Collects from a compiled source and learns; all iterations between two records are one program."""
+
+    environments = NoEnvironments()
 
     def __init__(
         self,
@@ -62,9 +65,6 @@ class DeviceTraining(Training):
 
     def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
         return self._step(state)
-
-    def state_shape(self, key: Key) -> TrainingState:
-        return jax.eval_shape(self._init, key)
 
     def specs(self) -> TrainingState:
         learner: LearnerState = jax.eval_shape(self._start_learner, jax.random.key(0))

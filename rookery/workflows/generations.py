@@ -26,14 +26,14 @@ from rookery.hyperparameters import Hyperparameters, values_at
 from rookery.learners.learner import LearnerState, Metrics
 from rookery.learning import running_statistics
 from rookery.learning.counter import Counter
-from rookery.metrics import EvaluateMetric, Mean
+from rookery.metrics import Mean
 from rookery.networks.policy import PolicyConfig
 from rookery.rollout import rollout
 from rookery.spaces import Space
 from rookery.types import Array, Key, Params, as_one_key
 from rookery.workflows.host import check_not_traced
 from rookery.workflows.programs import Layout, Program
-from rookery.workflows.training import Training, TrainingState, advance_program, state_specs, timed
+from rookery.workflows.training import NoEnvironments, Training, TrainingState, advance_program, state_specs, timed
 
 REFERENCE_ENVS, REFERENCE_STEPS = 64, 128
 """The batch of random play for `fixed_obs_statistics`."""
@@ -105,15 +105,11 @@ class Generations(Training):
         self.tracks_obs = config.normalize_obs and not config.fixed_obs_statistics
 
     agent: NetworkAgent
-    _init: Program
 
     @property
     @abstractmethod
     def spaces(self) -> tuple[Space, Space]:
         """The spaces of observations and of actions."""
-
-    def state_shape(self, key: Key) -> TrainingState:
-        return jax.eval_shape(self._init, key)
 
     def specs(self) -> TrainingState:
         fields: dict[str, Any] = dict.fromkeys(field_names(EvolutionState), SAME)
@@ -127,7 +123,8 @@ class Generations(Training):
 
     def counters(self, state: TrainingState) -> dict[str, Counter]:
         counts = state.learner.evo_state.num_invalid.astype(jnp.uint32)  # type: ignore[attr-defined]
-        return super().counters(state) | {"evolution/num_invalid": Counter(low=counts, high=jnp.zeros_like(counts))}
+        num_updates = {"train/n_updates": state.num_updates}
+        return num_updates | {"evolution/num_invalid": Counter(low=counts, high=jnp.zeros_like(counts))}
 
     def populations(self, state: TrainingState) -> list[dict[str, Any]]:
         described = map(self.optimizer.describe, self.layout.seeds_of(state.learner.evo_state))  # type: ignore[attr-defined]
@@ -210,6 +207,8 @@ class Generations(Training):
 
 class DeviceGenerations(Generations):
     """Plays the episodes of a population inside of the compiled program."""
+
+    environments = NoEnvironments()
 
     def __init__(
         self,
@@ -321,7 +320,7 @@ class HostGenerations(Generations):
         num_episodes: int,
     ) -> None:
         super().__init__(optimizer, agent, config, hyperparameters, layout)
-        self.player = player
+        self.player = self.environments = player
         self.evaluator = evaluator
         self.evaluation = self._make_evaluation(num_episodes, is_compiled=False)
         self._init = layout.program(self._start, (SAME,), SAME, options=run_once_options())
@@ -357,26 +356,6 @@ class HostGenerations(Generations):
 
     def collect_seconds(self, state: TrainingState) -> float:
         return self.advance.collect_seconds
-
-    def describe_episodes(self, episodes: EvaluateMetric, prefix: str) -> dict[str, Array]:
-        left_out = {f"{prefix}episodes_left_out": jnp.float32(self.evaluator.num_left_out)}
-        return super().describe_episodes(episodes, prefix) | left_out
-
-    def report(self) -> dict[str, float]:
-        return self.player.report()
-
-    def get_state(self) -> dict[str, Any]:
-        return self.player.get_state()
-
-    def set_state(self, outside: dict[str, Any]) -> None:
-        self.player.set_state(outside)
-
-    def describe_restart(self) -> str:
-        return f"{self.player.env_name} restarts, as in every generation"
-
-    def close(self) -> None:
-        self.player.close()
-        self.evaluator.close()
 
     def play(self, state: TrainingState, population: Params, key: Key) -> PopulationEpisodes:
         """Play the episodes of a population; agents act on one device."""

@@ -85,12 +85,10 @@ class HostCollector(ABC):
         """Numbers that environments and callbacks reported with episodes since the last record."""
         self.seconds_ahead = 0.0
         """With `overlap`, the seconds that collecting took for steps that no state includes yet."""
+        self.steps_ahead = 0
+        """With `overlap`, the number of these steps."""
         self.spaces = group.describe().spaces
         self._clips_rewards = host_library(env).clips_rewards(env.kwargs)
-
-    @property
-    def env_name(self) -> str:
-        return self._env.name
 
     def set_agents(self, agents: Mapping[RoleID, Agent]) -> None:
         """Set the agents that act, by role, before the first step."""
@@ -129,15 +127,12 @@ class HostCollector(ABC):
         """Count steps that were collected and are not learned from."""
         self._counts["steps_discarded"] += num_steps
 
-    def pop_episode_metrics(self) -> dict[str, float]:
-        """Return the means of numbers reported with episodes since the last call, such as `rollout/game_return`."""
-        metrics, self._episode_metrics = self._episode_metrics, {}
-        return {f"rollout/{name}": float(mean.value) for name, mean in metrics.items()}
-
     def report(self) -> dict[str, float]:
-        """Return the faults, lost envs and steps, and milliseconds of a runner's step, under their names in records."""
+        """Return faults, lost envs and steps, milliseconds of a step, and what was reported with episodes since."""
         reports = list(self._reports.values())
         report = fault_report(self._counted(), sum(report.num_lost_envs for report in reports))
+        report |= {f"rollout/{name}": float(mean.value) for name, mean in self._episode_metrics.items()}
+        self._episode_metrics = {}
         if self._env.runner.overlap:
             report[SECONDS_AHEAD] = self.seconds_ahead
         phases = reports[0].milliseconds if reports else ()
@@ -145,14 +140,11 @@ class HostCollector(ABC):
             f"time/{phase}_ms": float(np.mean([report.milliseconds[phase] for report in reports])) for phase in phases
         }
 
-    def get_state(self, steps_ahead: int = 0) -> dict[str, Any]:
-        """Return everything but the simulators, as JSON can hold it.
-
-        `steps_ahead` were collected for the present run: one that resumes from here has to discard them.
-        """
+    def get_state(self) -> dict[str, Any]:
+        """Return everything but the simulators, as JSON data; a resumed run discards the steps ahead."""
         return {
             "runners": jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), self._states),
-            "counts": self._counted() + Counter(steps_discarded=steps_ahead),
+            "counts": self._counted() + Counter(steps_discarded=self.steps_ahead),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -161,6 +153,9 @@ class HostCollector(ABC):
             self.close()
         self._states = state["runners"] if "runners" in state else [state["runner"]]
         self._counts = Counter(state["counts"])
+
+    def describe_restart(self) -> str:
+        return f"{self._env.name} restarts with new episodes and new seeds: simulator state is not checkpointed"
 
     def close(self) -> None:
         """Close the environments; calling it twice does no harm."""

@@ -12,14 +12,13 @@ import numpy as np
 from rookery.agent import AgentState
 from rookery.compilation import run_once_options
 from rookery.distributed import SAME
-from rookery.evaluators.host import HostEvaluator, MultiPolicyEvaluateMetric
+from rookery.evaluators.host import HostEvaluator
 from rookery.hyperparameters import Hyperparameters
 from rookery.learners.learner import Learner, LearnerState, Metrics
 from rookery.learning.counter import Counter
 from rookery.learning.experience import Experience, JointExperience
-from rookery.metrics import EvaluateMetric
 from rookery.runners.acting.roles import TRAIN, WARM_UP
-from rookery.types import Array, Key
+from rookery.types import Key
 from rookery.workflows.config import TrainConfig
 from rookery.workflows.host import HostCollector
 from rookery.workflows.programs import Layout, Program
@@ -42,7 +41,7 @@ class HostTraining(Training):
         train: TrainConfig,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.collector = collector
+        self.collector = self.environments = collector
         self.learner = learner
         self.agent = learner.agent
         self.layout = layout
@@ -70,9 +69,6 @@ class HostTraining(Training):
         experience, _ = self.collect(self.acting_state(state))
         return self._learn(state, experience)
 
-    def state_shape(self, key: Key) -> TrainingState:
-        return jax.eval_shape(self._init, key)
-
     def specs(self) -> TrainingState:
         learner: LearnerState = jax.eval_shape(self._start_learner, jax.random.key(0))
         return state_specs(self.learner.specs(learner))
@@ -85,32 +81,6 @@ class HostTraining(Training):
 
     def collect_seconds(self, state: TrainingState) -> float:
         return self.advance.collect_seconds
-
-    def describe_episodes(self, episodes: EvaluateMetric, prefix: str) -> dict[str, Array]:
-        described = super().describe_episodes(episodes, prefix)
-        described[f"{prefix}episodes_left_out"] = jnp.float32(self.evaluator.num_left_out)
-        if isinstance(episodes, MultiPolicyEvaluateMetric):
-            for policy, returns in episodes.policy_returns.items():
-                described[f"{policy}/{prefix}mean_reward"] = jnp.mean(returns)
-        return described
-
-    def report(self) -> dict[str, float]:
-        return self.collector.report() | self.collector.pop_episode_metrics()
-
-    def get_state(self) -> dict[str, Any]:
-        return self.collector.get_state(self.advance.steps_ahead)
-
-    def set_state(self, outside: dict[str, Any]) -> None:
-        self.collector.set_state(outside)
-
-    def describe_restart(self) -> str:
-        return (
-            f"{self.collector.env_name} restarts with new episodes and new seeds: simulator state is not checkpointed"
-        )
-
-    def close(self) -> None:
-        self.collector.close()
-        self.evaluator.close()
 
     # What `HostAdvance` calls.
 
@@ -234,18 +204,15 @@ class HostAdvance:
                 num_done += 1
         if collected is not None:
             self._ahead = (state.key, *collected)
-        self._training.collector.seconds_ahead = 0.0 if collected is None else self._last_seconds
+        collector = self._training.collector
+        collector.seconds_ahead = 0.0 if collected is None else self._last_seconds
+        collector.steps_ahead = 0 if collected is None else collected[1]
         return state, metrics
 
     @property
     def collect_seconds(self) -> float:
         """The mean time of collecting one batch."""
         return self._seconds / max(self._num_collected, 1)
-
-    @property
-    def steps_ahead(self) -> int:
-        """The number of env steps that were collected and not learned from yet."""
-        return 0 if self._ahead is None else self._ahead[2]
 
     def _collect(self, agent_state: AgentState, staleness: int = 0) -> tuple[Any, int]:
         jax.block_until_ready(agent_state)  # a running update is not time of collecting
@@ -261,6 +228,7 @@ class HostAdvance:
         if self._ahead is None:
             return None
         (key, experience, num_steps), self._ahead = self._ahead, None
+        self._training.collector.steps_ahead = 0
         if key is state.key:
             return experience, num_steps
         self._training.collector.discard(num_steps)

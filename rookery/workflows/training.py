@@ -15,7 +15,6 @@ from rookery.evaluators.host import HostEvaluator
 from rookery.hyperparameters import Hyperparameters
 from rookery.learners.learner import LearnerState, Metrics
 from rookery.learning.counter import Counter
-from rookery.metrics import EvaluateMetric
 from rookery.types import Array, Key, PyTreeDict, State
 from rookery.workflows.programs import Layout, Program
 
@@ -68,15 +67,55 @@ class Advance(Protocol):
     def __call__(self, *args: Any) -> Any: ...
 
 
+class Environments(Protocol):
+    """Environments on the host: they change outside of the state."""
+
+    def report(self) -> dict[str, float]:
+        """Return figures of the environments for a record."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what is saved with the state, as JSON data."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from what `get_state` returned."""
+
+    def describe_restart(self) -> str:
+        """Describe what a resumed run starts again because checkpoints do not contain it."""
+
+    def close(self) -> None:
+        """Close the environments; calling it twice does no harm."""
+
+
+class NoEnvironments:
+    """Environments on the device are part of the state: outside of it there is nothing."""
+
+    def report(self) -> dict[str, float]:
+        return {}
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        pass
+
+    def describe_restart(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        pass
+
+
 class Training(ABC):
     """Makes iterations. A workflow chooses one, and asks it for everything that depends on where environments are."""
 
     agent: Agent
     layout: Layout
+    environments: Environments
     evaluator: Evaluator | HostEvaluator
     evaluation: Program
     """`evaluation(agents, eval_key)` plays greedy episodes; returns metrics and the next key."""
     advance: Advance
+    _init: Program
 
     @abstractmethod
     def init(self, key: Key) -> TrainingState:
@@ -85,10 +124,6 @@ class Training(ABC):
     @abstractmethod
     def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
         """Train for one iteration; the state that is given stays valid."""
-
-    @abstractmethod
-    def state_shape(self, key: Key) -> TrainingState:
-        """Return the shapes of what `init` returns."""
 
     @abstractmethod
     def specs(self) -> TrainingState:
@@ -102,45 +137,34 @@ class Training(ABC):
     def collect_seconds(self, state: TrainingState) -> float:
         """Return how long one iteration spends on gathering experience."""
 
+    @abstractmethod
+    def counters(self, state: TrainingState) -> dict[str, Counter]:
+        """Return the counts of a record besides env steps and iterations."""
+
+    def close(self) -> None:
+        """Close all environments on the host; calling it twice does no harm."""
+        self.environments.close()
+        if isinstance(self.evaluator, HostEvaluator):
+            self.evaluator.close()
+
+    def state_shape(self, key: Key) -> TrainingState:
+        """Return the shapes of what `init` returns."""
+        return jax.eval_shape(self._init, key)
+
     def agents(self, state: TrainingState) -> dict[str, AgentState]:
         """Return the agents that `evaluate` plays with, by the prefix of their metrics."""
         return {"eval/": state.agent_state}
 
-    def counters(self, state: TrainingState) -> dict[str, Counter]:
-        """Return the counts of a record besides env steps and iterations."""
-        return {"train/n_updates": state.num_updates}
-
     def populations(self, state: TrainingState) -> list[dict[str, Any]]:
         """Describe the final population of each seed as JSON data for the report; empty without populations."""
         return []
-
-    # What changes outside of the state. Environments on the device are part of the state.
-
-    def report(self) -> dict[str, float]:
-        """Return figures of the environments for a record."""
-        return {}
-
-    def get_state(self) -> dict[str, Any]:
-        """Return what changes outside of the state and is saved with it, as JSON data."""
-        return {}
-
-    def set_state(self, outside: dict[str, Any]) -> None:  # noqa: B027
-        """Continue from what `get_state` returned."""
-
-    def describe_restart(self) -> str:
-        """Describe what a resumed run starts again because checkpoints do not contain it; empty if nothing."""
-        return ""
-
-    def close(self) -> None:  # noqa: B027
-        """Close environments; calling it twice does no harm."""
 
     def _make_evaluation(self, num_episodes: int, is_compiled: bool) -> Program:
         def evaluate(agents: dict[str, AgentState], eval_key: Key) -> tuple[PyTreeDict, Key]:
             next_key, play_key = jax.random.split(eval_key)
             metrics = PyTreeDict()
             for prefix, agent_state in agents.items():  # the same episodes for all, so that they can be compared
-                episodes = self.evaluator.evaluate(agent_state, play_key, num_episodes)
-                metrics |= self.describe_episodes(episodes, prefix)
+                metrics |= self.evaluator.evaluate(agent_state, play_key, num_episodes).summary(prefix)
             return metrics, next_key
 
         return Program(
@@ -148,14 +172,6 @@ class Training(ABC):
             self.layout.enable_jit and is_compiled,
             compiler_options=self.layout.compiler_options,
         )
-
-    def describe_episodes(self, episodes: EvaluateMetric, prefix: str) -> dict[str, Array]:
-        """Return the metrics of the episodes of an evaluation."""
-        return {
-            f"{prefix}mean_reward": jnp.mean(episodes.episode_returns),
-            f"{prefix}std_reward": jnp.std(episodes.episode_returns),
-            f"{prefix}mean_ep_length": jnp.mean(episodes.episode_lengths.astype(jnp.float32)),
-        }
 
 
 def advance_program(layout: Layout, iterate: Callable, specs: TrainingState) -> Program:

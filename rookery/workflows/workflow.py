@@ -35,7 +35,7 @@ from rookery.workflows.training import Training, TrainingState
 SECONDS_PER_CALL = 0.5
 """How long the device works between two checks of the clock and of signals; it does not change results."""
 OUTSIDE = "outside"
-"""The entry of a checkpoint's metadata for `Training.get_state`."""
+"""The entry of a checkpoint's metadata for `Environments.get_state`."""
 
 
 class Workflow(ABC):
@@ -185,7 +185,7 @@ class Workflow(ABC):
                 tree = gather((self._saved(state), metrics))
                 if run is not None:
                     log.sync()
-                    metadata = log.progress.to_mapping() | {OUTSIDE: training.get_state()}
+                    metadata = log.progress.to_mapping() | {OUTSIDE: training.environments.get_state()}
                     self._checkpoints(run).save(tree, env_steps, metadata)
 
             if resumed is None:
@@ -233,7 +233,7 @@ class Workflow(ABC):
         counters = {"time/total_timesteps": state.env_steps, "time/iterations": state.iterations}
         counters |= self.training.counters(state)
         counts: dict[str, list[Any]] = {name: counts_of(counter) for name, counter in counters.items()}
-        return counts | {name: [value] for name, value in self.training.report().items()}
+        return counts | {name: [value] for name, value in self.training.environments.report().items()}
 
     def _no_metrics(self, state: TrainingState) -> Metrics:
         """Return metrics to add to."""
@@ -249,7 +249,7 @@ class Workflow(ABC):
         shape = self.training.state_shape(self.make_key())
         wanted = self._saved(shape), self.training.metrics_shape(shape)
         (state, metrics), metadata = self._checkpoints(existing_run(self.settings)).restore(wanted, step)
-        self.training.set_state(metadata.pop(OUTSIDE, {}))
+        self.training.environments.set_state(metadata.pop(OUTSIDE, {}))
         state = self.layout.place(state, self._saved(self.training.specs()))
         if state.learner.lacks_replay:
             # Rows of a buffer continue one another, so the environments that fill it are new as well.

@@ -11,7 +11,7 @@ import pytest
 
 from rookery.agent import AgentState
 from rookery.envs.config import EnvConfig, RunnerSettings
-from rookery.evaluators.host import HostEvaluator
+from rookery.evaluators.host import HostEvaluateMetric, HostEvaluator
 from rookery.evaluators.host_population import HostPopulation
 from rookery.runners.envs import libraries
 from rookery.runners.faults import EnvFaultError
@@ -80,9 +80,9 @@ def env_with(
     return env_with
 
 
-def evaluate(env: EnvConfig, times: FakeTime, num_episodes: int) -> tuple[HostEvaluator, Any]:
+def evaluate(env: EnvConfig, times: FakeTime, num_episodes: int) -> HostEvaluateMetric:
     evaluator = HostEvaluator(env, ParityAgent(), NUM_ENVS, clock=times.clock, sleep=times.sleep)
-    return evaluator, evaluator.evaluate(AgentState(params=jnp.zeros(())), jax.random.key(0), num_episodes)
+    return evaluator.evaluate(AgentState(params=jnp.zeros(())), jax.random.key(0), num_episodes)
 
 
 @pytest.fixture
@@ -106,12 +106,12 @@ FAULTS = pytest.mark.parametrize("step", [None, 2], ids=["at reset", "within the
 def test_a_failing_env_does_not_hold_up_the_others_of_an_evaluation(
     env_with: Any, times: FakeTime, ended: dict[int, list[float]], step: int | None
 ) -> None:
-    evaluator, result = evaluate(env_with(first_tries_fail(0, step, num_failures=4)), times, num_episodes=9)
+    result = evaluate(env_with(first_tries_fail(0, step, num_failures=4)), times, num_episodes=9)
     assert ended[1] == ended[2] == [0.0] * 3
     np.testing.assert_allclose(times.naps, [0.1, 0.2, 0.4])
     np.testing.assert_allclose(ended[0], [0.7] * 3)
     np.testing.assert_array_equal(result.episode_returns, np.full(9, LENGTH))
-    assert evaluator.num_left_out == 0
+    assert result.num_left_out == 0
 
 
 @FAULTS
@@ -130,10 +130,10 @@ def test_a_failing_env_does_not_hold_up_the_others_of_a_population(
 def test_the_others_play_the_episodes_of_an_env_that_is_lost(
     env_with: Any, times: FakeTime, ended: dict[int, list[float]]
 ) -> None:
-    evaluator, result = evaluate(env_with(first_tries_fail(0, None, 2), max_restarts=1), times, num_episodes=8)
+    result = evaluate(env_with(first_tries_fail(0, None, 2), max_restarts=1), times, num_episodes=8)
     assert [len(ended[env]) for env in range(NUM_ENVS)] == [0, 5, 3]
     np.testing.assert_array_equal(result.episode_returns, np.full(8, LENGTH))
-    assert evaluator.num_left_out == 0
+    assert result.num_left_out == 0
 
 
 def test_an_evaluation_without_any_env_left_has_no_result_and_says_why(
@@ -142,9 +142,9 @@ def test_an_evaluation_without_any_env_left_has_no_result_and_says_why(
     def fault(env: int, step: int | None) -> None:
         raise ValueError("no display")
 
-    evaluator, result = evaluate(env_with(fault, max_restarts=1), times, num_episodes=4)
+    result = evaluate(env_with(fault, max_restarts=1), times, num_episodes=4)
     assert np.isnan(result.episode_returns).all()
-    assert evaluator.num_left_out == 4
+    assert result.num_left_out == 4
     (message,) = caplog.messages
     assert message.startswith("The evaluation is incomplete: all 3 environments are lost; the first fault: env 0")
 

@@ -628,10 +628,11 @@ def test_an_environment_that_fails_plays_its_episode_again(workflow: Any, log: L
     assert log.num_faults == 3
     assert result.episode_returns.shape == (9,)
     np.testing.assert_allclose(sorted(result.episode_returns), sorted(log.returns), rtol=1e-5)
-    assert faulty.evaluator.num_left_out == 0
+    assert result.num_left_out == 0
     hopeless = make(env={"kwargs": {"fails_always": True}, "runner": {"max_restarts": 0}})
-    assert np.isnan(hopeless.evaluator.evaluate(state.agent_state, jax.random.key(3), 3).episode_returns).all()
-    assert hopeless.evaluator.num_left_out == 3
+    result = hopeless.evaluator.evaluate(state.agent_state, jax.random.key(3), 3)
+    assert np.isnan(result.episode_returns).all()
+    assert result.num_left_out == 3
 
 
 def test_an_evaluation_tells_how_many_episodes_it_left_out(workflow: Any, log: Log) -> None:

@@ -447,9 +447,13 @@ def test_no_name_of_a_policy_hides_what_all_agents_got() -> None:
     names = set(workflow.training.metrics_like(jax.eval_shape(workflow.init, workflow.make_key())))
     assert names >= {"rollout/ep_rew_mean", "ep/rollout/ep_rew_mean", "best/rollout/ep_rew_mean"}
     episodes = workflow.evaluator.result_of(np.array([[1.0, 2.0]]), np.array([3]))
-    told = workflow.describe_episodes(episodes, "eval/")
-    assert (told["eval/mean_reward"], told["ep/eval/mean_reward"], told["best/eval/mean_reward"]) == (3.0, 1.0, 2.0)
-    assert "eval/best_mean_reward" not in told
+    summary = episodes.summary("eval/")
+    assert (summary["eval/mean_reward"], summary["ep/eval/mean_reward"], summary["best/eval/mean_reward"]) == (
+        3.0,
+        1.0,
+        2.0,
+    )
+    assert "eval/best_mean_reward" not in summary
     workflow.close()
 
 
@@ -468,8 +472,8 @@ def test_agents_with_a_memory_are_evaluated_with_one_each(begin: Callable[..., A
                 extras = PyTreeDict(carry=memories.get(name, agent.initial_carry((1,))), episode_start=starts)
                 batch = SampleBatch(obs=jnp.asarray(obs[name])[None], extras=PyTreeDict(policy_extras=extras))
                 agent_state = agent_states[name.partition("_")[0]]
-                actions[name], told = act(agent_state, batch, jax.random.key(0))
-                memories[name] = told.carry
+                actions[name], summary = act(agent_state, batch, jax.random.key(0))
+                memories[name] = summary.carry
             obs, *_ = env.step(actions)
         return env.totals
 
