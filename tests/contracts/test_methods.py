@@ -14,7 +14,10 @@ from rookery.configuration import field_names
 from rookery.registry import AGENTS, build_workflow, workflow_class
 from rookery.runs.directory import RunDirectory
 from rookery.types import PyTreeDict
+from rookery.workflows import choice
+from rookery.workflows.device_training import DeviceTraining
 from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.generations import DeviceGenerations
 from rookery.workflows.off_policy import OffPolicyWorkflow
 from rookery.workflows.on_policy import OnPolicyWorkflow
 from rookery.workflows.workflow import Workflow
@@ -96,11 +99,13 @@ def test_every_method_belongs_to_a_family_that_is_tested_here() -> None:
     + [(method, "counter") for method in EVOLUTION if method != "openes"]
     + [(method, kind) for method, kinds in KINDS_OF_OFF_POLICY.items() for kind in kinds],
 )
-def test_it_can_be_traced_with_its_defaults_on_environments_of_every_kind(method: str, kind: str) -> None:
+def test_it_can_be_traced_with_its_defaults_on_environments_of_every_kind(
+    method: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     family = "evolution" if method in EVOLUTION else "on-policy" if method in ON_POLICY else "off-policy"
     overrides = [*ENV_OVERRIDES[kind], *OVERRIDES_OF_FAMILIES[family].get(kind, []), *MEASURES.get(method, [])]
     workflow = build_workflow(compose([f"agent={method}", *overrides, "env.episode_length=10"]))
-    workflow.make_env = None  # environments are built before anything is traced
+    monkeypatch.setattr(choice, "create_env", None)  # environments are built before anything is traced
     state = jax.eval_shape(workflow.init, workflow.make_key())
     metrics, after = jax.eval_shape(workflow.step, state)
     assert jax.tree.structure(after) == jax.tree.structure(state)
@@ -205,8 +210,8 @@ def params_of(state: Any) -> np.ndarray:
 @pytest.fixture
 def nothing_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the program that times how experience is gathered: it is the same for all methods of a family."""
-    for workflow in (OnPolicyWorkflow, OffPolicyWorkflow, ECWorkflow):
-        monkeypatch.setattr(workflow, "collect_seconds", Workflow.collect_seconds)
+    for training in (DeviceTraining, DeviceGenerations):
+        monkeypatch.setattr(training, "collect_seconds", lambda self, state: 0.0)
 
 
 @pytest.mark.usefixtures("nothing_timed")
@@ -279,5 +284,5 @@ def test_of_every_family_one_is_stepped_evaluated_and_timed_by_itself(
     evaluation, evaluated = workflow.evaluate(stepped)
     assert set(evaluation) == evaluation_of(method)
     assert np.any(jax.random.key_data(evaluated.eval_key) != jax.random.key_data(stepped.eval_key))
-    assert workflow.collect_seconds(stepped) > 0.0
+    assert workflow.training.collect_seconds(stepped) > 0.0
     workflow.close()

@@ -66,16 +66,17 @@ agent |= {"normalize_obs": True, "prioritized": True}
 one, four = build(1, dict(agent), env), build(4, dict(agent), env)
 key = jax.random.key(7)
 state, state_on_four = one.init(key), four.init(key)
-for part in ("hyperparameters", "target_params", "optimizer_states", "key", "num_updates"):
-    assert_close(getattr(state, part), getattr(state_on_four, part), rtol=0, atol=0)
+for part in ("hyperparameters", "target_params", "optimizer_states", "num_updates"):
+    assert_close(getattr(state.learner, part), getattr(state_on_four.learner, part), rtol=0, atol=0)
+assert_close(state.key, state_on_four.key, rtol=0, atol=0)
 assert_close(state.agent_state.params, state_on_four.agent_state.params, rtol=0, atol=0)
-assert state.learner.buffer_state.storage["float32"].shape == state_on_four.buffer_state.storage["float32"].shape
+buffers = [s.learner.buffer_state for s in (state, state_on_four)]
+assert buffers[0].storage["float32"].shape == buffers[1].storage["float32"].shape
+all_rows = [host(buffer.layout.unpack(buffer.storage)) for buffer in buffers]
 # The envs start at the same places; then every device acts at random by itself.
-first_rows = [host(s.buffer_state.layout.unpack(s.buffer_state.storage).obs)[:, 0] for s in (state, state_on_four)]
-np.testing.assert_array_equal(*first_rows)
-for s in (state, state_on_four):
-    rows = host(s.buffer_state.layout.unpack(s.buffer_state.storage))
-    num_rows = int(s.buffer_state.num_rows)
+np.testing.assert_array_equal(all_rows[0].obs[:, 0], all_rows[1].obs[:, 0])
+for s, rows in zip((state, state_on_four), all_rows):
+    num_rows = int(s.learner.buffer_state.num_rows)
     actions = rows.actions[:, :num_rows].reshape(8, -1)
     assert len(np.unique(actions, axis=0)) > 2, "the devices draw different actions"
     live = 1.0 - rows.extras.env_extras.autoreset[:, :num_rows]
@@ -96,8 +97,7 @@ def update_of(workflow):
     return workflow.layout.program(update, (SAME, split, SAME), (SAME, PartitionSpec(None, DEVICE_AXIS), SAME)), split
 
 
-rows = host(state.learner.buffer_state.layout.unpack(state.learner.buffer_state.storage))
-windows = jax.tree.map(lambda leaf: leaf[:, :6].swapaxes(0, 1).reshape(1, 48, *leaf.shape[2:]), rows)
+windows = jax.tree.map(lambda leaf: leaf[:, :6].swapaxes(0, 1).reshape(1, 48, *leaf.shape[2:]), all_rows[0])
 dead_on_each = windows.extras.env_extras.autoreset.reshape(4, 12).sum(axis=1)
 assert len(set(dead_on_each)) > 1, "the devices count different numbers of rows"
 replayed = ReplayBatch(windows=windows, importance=np.linspace(0.1, 1.0, 48, dtype=np.float32))

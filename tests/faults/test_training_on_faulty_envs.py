@@ -60,7 +60,7 @@ def test_cartpole_is_learned_although_a_quarter_of_the_envs_fails(monkeypatch: p
     workflow = build_workflow(config | {"run_dir": None})
     samples: list[Any] = []
     state = workflow.init(workflow.make_key())
-    runner = workflow.host._running()
+    runner = workflow.training.collector._running()
     sample = runner.sample
     monkeypatch.setattr(
         runner, "sample", lambda *args, **kwargs: samples.append(sample(*args, **kwargs)) or samples[-1]

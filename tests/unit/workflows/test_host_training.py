@@ -232,7 +232,7 @@ def test_a_step_learns_from_what_the_runner_collected(workflow: Any, collected: 
     rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), trajectory)
     check_transitions(rows, env_extras.termination.ravel() > 0, rows.extras.env_extras.ori_obs)
     assert int(after.env_steps) == log.num_steps == trajectory.rewards.size == 18
-    learned_metrics, learned = workflow.training._learn_from(state, experience)
+    learned_metrics, learned = workflow.training._learn(state, experience)
     jax.tree.map(np.testing.assert_array_equal, learned.agent_state, after.agent_state)
     assert float(learned_metrics["train/loss"].value) == float(metrics["train/loss"])
 
@@ -727,7 +727,7 @@ def test_a_batch_is_split_over_two_devices() -> None:
         ({"env": {"autoreset_mode": "envpool"}}, "env.autoreset_mode=envpool is for environments on the device"),
         ({"env": {"runner": {"step_timeout": 3}}}, "env.runner.step_timeout=3 has no effect without processes=true"),
         ({"env": {"runner": {"envs_per_process": 2}}}, "env.runner.envs_per_process=2 has no effect without"),
-        ({"env": {"runner": {"max_restarts": -1}}}, "env.runner.max_restarts=-1 must be at least 0"),
+        ({"env": {"runner": {"max_restarts": -1}}}, "env.runner.max_restarts=-1 must be an integer of at least 0"),
         ({"env": {"runner": {"on_invalid": "ignore"}}}, "env.runner.on_invalid='ignore': expected one of abort, raise"),
         ({"env": {"runner": {"proceses": True}}}, "env.runner: unknown key 'proceses'. Did you mean 'processes'?"),
         (

@@ -27,11 +27,12 @@ from rookery.algorithms.impala import IMPALAWorkflow
 from rookery.algorithms.ppo import PPOWorkflow
 from rookery.errors import InvalidInputError, UnknownNameError
 from rookery.evaluators.host import HostEvaluator, MultiPolicyEvaluateMetric
+from rookery.learning.experience import JointExperience
 from rookery.runs.directory import RunDirectory
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Discrete
 from rookery.types import PyTreeDict
-from rookery.workflows.multi_policy_envs import JointExperience, MultiPolicyEnvs
+from rookery.workflows.multi_policy_envs import MultiPolicyEnvs
 from rookery.workflows.policies import assign_policies
 from tests.host_training import advance, is_live, used_anew, watch_collecting
 
@@ -226,7 +227,7 @@ def test_each_policy_is_given_the_rows_of_its_own_agents(
             # The learner bootstraps where a lane ends before the others.
             live = is_live(trajectory)
             assert (trajectory.dones[:-1][live[:-1] & ~live[1:]] == 1).all()
-    num_discarded = workflow.host.report()["rollout/steps_discarded"]
+    num_discarded = workflow.training.report()["rollout/steps_discarded"]
     assert log.num_faults == len(faults)
     assert (num_discarded > 0) is bool(faults)
     assert int(state.env_steps) == log.num_steps - num_discarded
@@ -252,12 +253,12 @@ def test_a_lane_says_when_it_is_in_another_episode(workflow: Any, log: Log) -> N
     log.faults = (9, 20, 31, 45)
     agent_state = workflow.init(workflow.make_key()).agent_state
     short = make(agent={"rollout_length": 3})
-    collected = [short.host.collect(short.source, agent_state)[0] for _ in range(12)]
+    collected = [short.training.collect(agent_state)[0] for _ in range(12)]
     short.close()
     assert log.num_faults == 4
     num_going_on = 0
     for policy in ("left", "right"):
-        before = np.full(short.host.num_lanes(policy), -1.0)
+        before = np.full(short.training.collector.num_lanes(policy), -1.0)
         for joint in collected:
             trajectory = joint.experiences[policy].trajectory
             live, starts = is_live(trajectory), trajectory.obs[..., 0]
@@ -283,7 +284,7 @@ def test_agents_with_a_memory_learn_from_what_they_did(
         return distribution.log_prob(trajectory.extras.policy_extras.raw_action)
 
     for _ in range(5):
-        agent_states = jax.tree.map(jnp.copy, workflow.acting_state(state))
+        agent_states = jax.tree.map(jnp.copy, workflow.training.acting_state(state))
         state, _ = advance(workflow, state, 1)
         for policy, experience in collected[-1].experiences.items():
             trajectory, live = experience.trajectory, is_live(experience.trajectory)
@@ -302,7 +303,7 @@ def test_a_frozen_policy_stays_as_it_is_while_the_other_learns(workflow: Any) ->
     left = state.learner.policies.left
     never = jax.tree.map(jnp.zeros_like, left.hyperparameters.learning_rate)
     frozen = left.replace(hyperparameters=left.hyperparameters.replace(learning_rate=never))
-    state = state.replace(policies=state.learner.policies.replace(left=frozen))
+    state = state.replace_learner(policies=state.learner.policies.replace(left=frozen))
     before = jax.tree.map(np.asarray, state.agent_state)
     state, _ = advance(workflow, state, 3)
     assert_same(state.agent_state.left, before.left)
@@ -317,9 +318,9 @@ def test_what_one_policy_experiences_makes_no_difference_to_another(
     joint = collected[0]
     right = joint.experiences.right
     other = right.replace(trajectory=right.trajectory.replace(rewards=right.trajectory.rewards + np.float32(5)))
-    _, changed = workflow.training._learn_from(state, joint.replace(experiences=joint.experiences.replace(right=other)))
-    assert_same(changed.policies.left.agent_state, after.learner.policies.left.agent_state)
-    assert differ(changed.policies.right.agent_state, after.learner.policies.right.agent_state)
+    _, changed = workflow.training._learn(state, joint.replace(experiences=joint.experiences.replace(right=other)))
+    assert_same(changed.learner.policies.left.agent_state, after.learner.policies.left.agent_state)
+    assert differ(changed.learner.policies.right.agent_state, after.learner.policies.right.agent_state)
 
 
 def test_rows_that_hold_nothing_weigh_nothing(workflow: Any, collected: list[JointExperience]) -> None:
@@ -338,18 +339,18 @@ def test_rows_that_hold_nothing_weigh_nothing(workflow: Any, collected: list[Joi
         obs=spoil(trajectory.obs), actions=spoil(trajectory.actions), rewards=spoil(trajectory.rewards)
     )
     experiences = collected[0].experiences.replace(right=right.replace(trajectory=spoilt))
-    _, same = workflow.training._learn_from(state, collected[0].replace(experiences=experiences))
+    _, same = workflow.training._learn(state, collected[0].replace(experiences=experiences))
     assert_same(same.agent_state, after.agent_state)
 
 
 def test_a_policy_without_a_row_stays_as_it_is_and_counts_on(workflow: Any, collected: list[JointExperience]) -> None:
     _, state = workflow.step(workflow.init(workflow.make_key()))  # so that the optimizer has momentum
     workflow.step(state)
-    nothing = workflow.host.example(workflow.source).experiences.right
+    nothing = workflow.training.collector.example().experiences.right
     experiences = collected[1].experiences.replace(right=nothing)
-    metrics, after = workflow.training._learn_from(state, collected[1].replace(experiences=experiences))
+    metrics, after = workflow.training._learn(state, collected[1].replace(experiences=experiences))
     before, right = state.learner.policies.right, after.learner.policies.right
-    assert_same((right.agent_state, right.optimizer_state), (before.agent_state, before.learner.optimizer_state))
+    assert_same((right.agent_state, right.optimizer_state), (before.agent_state, before.optimizer_state))
     assert int(right.num_updates) == 1
     assert int(right.env_steps) == 36
     assert int(right.iterations) == 2
@@ -372,12 +373,12 @@ def test_agents_that_share_a_policy_have_one_set_of_parameters(workflow: Any) ->
         ({"left_*": "both", "right_0": "alone"}, {"both", "alone"}),
     ):
         sharing = make(env={"policies": policies})
-        assert set(jax.eval_shape(sharing.init, sharing.make_key()).policies) == expected
+        assert set(jax.eval_shape(sharing.init, sharing.make_key()).learner.policies) == expected
         sharing.close()
     # Each lane holds one agent, and both of them are there in every env.
     agent_state = workflow.init(workflow.make_key()).agent_state
     of_policies = PyTreeDict(both=agent_state.left, alone=agent_state.right)
-    joint, _ = sharing.host.collect(sharing.source, of_policies)
+    joint, _ = sharing.training.collect(of_policies)
     starts = np.sort(joint.experiences.both.trajectory.obs[0, :, 0])
     np.testing.assert_allclose(starts[3:], starts[:3] + 8.0, rtol=1e-6)
     sharing.close()
@@ -423,7 +424,7 @@ def test_a_resumed_run_goes_on_with_all_policies(tmp_path: Path, log: Log, monke
 def test_with_overlap_every_step_is_learned_from() -> None:
     workflow = make(env={"runner": {"overlap": True}})
     state = workflow.learn(workflow.init(workflow.make_key()))
-    assert workflow.host._runner.ledger.env_steps.taken == int(state.env_steps) == 414
+    assert workflow.training.collector._runner.ledger.env_steps.taken == int(state.env_steps) == 414
     workflow.close()
 
 
@@ -444,16 +445,12 @@ def test_an_evaluation_plays_so_many_episodes_and_tells_who_got_what(workflow: A
 
 def test_no_name_of_a_policy_hides_what_all_agents_got() -> None:
     workflow = make(env={"policies": {"left_*": "ep", "right_*": "best"}})
-    names = set(workflow.training.metrics_like(jax.eval_shape(workflow.init, workflow.make_key())))
+    names = set(workflow.training.metrics_shape(jax.eval_shape(workflow.init, workflow.make_key())))
     assert names >= {"rollout/ep_rew_mean", "ep/rollout/ep_rew_mean", "best/rollout/ep_rew_mean"}
     episodes = workflow.evaluator.result_of(np.array([[1.0, 2.0]]), np.array([3]))
-    summary = episodes.summary("eval/")
-    assert (summary["eval/mean_reward"], summary["ep/eval/mean_reward"], summary["best/eval/mean_reward"]) == (
-        3.0,
-        1.0,
-        2.0,
-    )
-    assert "eval/best_mean_reward" not in summary
+    told = episodes.summary("eval/")
+    assert (told["eval/mean_reward"], told["ep/eval/mean_reward"], told["best/eval/mean_reward"]) == (3.0, 1.0, 2.0)
+    assert "eval/best_mean_reward" not in told
     workflow.close()
 
 
