@@ -17,13 +17,14 @@ from rookery.algorithms.sac import SACConfig, SACWorkflow
 from rookery.algorithms.td3 import TD3
 from rookery.envs import Env, EnvState
 from rookery.errors import InvalidInputError
-from rookery.learners.replay import priorities_of
+from rookery.learners.replay import priorities_of, rows_of, with_last_rows_done
 from rookery.learning.experience import Experience
 from rookery.metrics import Mean
+from rookery.replay_buffers import UniformBuffer
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Space
 from rookery.testing.probe_envs import PROBES
-from rookery.types import Key, as_key
+from rookery.types import Key, PyTreeDict, as_key
 from rookery.workflows.off_policy import OffPolicyWorkflow
 
 TIME_LIMIT = 4
@@ -237,6 +238,25 @@ def test_rows_follow_each_other_in_the_order_of_time(states: list[Any]) -> None:
     goes_on = rows.dones[:, :-1] == 0
     np.testing.assert_array_equal(rows.obs[:, 1:][goes_on], rows.next_obs[:, :-1][goes_on])
     assert np.all(rows.obs[:, 1:, 1][~goes_on] == 0)
+
+
+def test_no_window_goes_on_behind_a_row_that_was_marked() -> None:
+    buffer = UniformBuffer(capacity=10, num_envs=2, sequence_length=2)
+
+    def row(number: float) -> SampleBatch:
+        numbers = jnp.full((1, 2), number)
+        extras = PyTreeDict(policy_extras={}, env_extras={"termination": 0 * numbers, "ori_obs": numbers + 1})
+        return rows_of(SampleBatch(obs=numbers, actions=numbers, rewards=numbers, dones=0 * numbers, extras=extras))
+
+    state = buffer.init(jax.tree.map(lambda leaf: leaf[0, 0], row(0.0)))
+    for number in range(7):  # more than the ring holds
+        state = buffer.add(state, row(float(number)))
+    before = buffer.windows(state, jnp.array([1, 6]))
+    marked = with_last_rows_done(state, jnp.array([False, True]))
+    after = buffer.windows(marked, jnp.array([1, 6]))
+    np.testing.assert_array_equal(after.dones[0], [0.0, 1.0])
+    np.testing.assert_array_equal(after.obs[0], [6.0, 6.0])
+    jax.tree.map(np.testing.assert_array_equal, after.replace(dones=before.dones), before)
 
 
 def test_transitions_bootstrap_from_the_true_successor_after_a_truncation_only(
