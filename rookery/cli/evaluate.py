@@ -28,36 +28,31 @@ def add_evaluate(commands: Any) -> None:
 
 
 def run_evaluate(arguments: argparse.Namespace) -> int:
-    from rookery.cli.training import agent_state_of, build_from_run, describe_returns, record_episode
+    from rookery.cli.training import build_from_run, describe_returns, record_episode
     from rookery.errors import InvalidInputError, check_count
     from rookery.evaluators.host import MultiPolicyEvaluateMetric
     from rookery.report.video import FORMATS
     from rookery.runs.directory import RunDirectory
+    from rookery.runs.load_agent import load_agent
     from rookery.types import make_key
-    from rookery.workflows.workflow import env_steps_of
 
     check_count("--episodes", arguments.episodes)
     if arguments.video is not None and arguments.video.suffix.lower() not in FORMATS:
         raise InvalidInputError(f"--video={arguments.video}: the name must end in {', '.join(FORMATS)}.")
     console = make_console()
-    with contextlib.closing(
-        build_from_run(RunDirectory.open(arguments.run), arguments.episodes, devices=None)
-    ) as workflow:
-        state = workflow.restore(arguments.step)
-        if arguments.best:
-            agents = workflow.training.agents(state)
-            if "eval/best_" not in agents:
-                raise InvalidInputError(f"--best: {workflow.agent_name} has no best individual.")
-            state = state.replace_learner(agent_state=agents["eval/best_"])
-        train = workflow.settings.train
+    run = RunDirectory.open(arguments.run)
+    with contextlib.closing(build_from_run(run, arguments.episodes, devices=None)) as workflow:
+        train, training = workflow.settings.train, workflow.training
+        if arguments.best and not training.has_best:
+            raise InvalidInputError(f"--best: {workflow.agent_name} has no best individual.")
+        loaded = load_agent(run, training.agent_shape(), train.num_seeds, arguments.step, arguments.best)
         key = make_key(arguments.seed)
         results = [
-            workflow.evaluator.evaluate(agent_state_of(workflow, state, index), key, arguments.episodes)
-            for index in range(train.num_seeds)
+            workflow.evaluator.evaluate(agent_state, key, arguments.episodes) for agent_state in loaded.agent_states
         ]
         print_line(
             console,
-            f"{workflow.settings.agent_name} on {train.env.name} after {env_steps_of(state):,} env steps, "
+            f"{workflow.settings.agent_name} on {train.env.name} after {loaded.env_steps:,} env steps, "
             f"{arguments.episodes:,} greedy episodes",
         )
         print_table(console, HEADER, [row(seed, result) for seed, result in zip(train.seeds, results, strict=True)])
@@ -67,7 +62,7 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
         if train.num_seeds > 1:
             print_line(console, describe_returns([float(result.episode_returns.mean()) for result in results]))
         if arguments.video is not None:
-            record_episode(workflow, agent_state_of(workflow, state, 0), key, arguments.video)
+            record_episode(workflow, loaded.agent_states[0], key, arguments.video)
             print_line(console, str(arguments.video))
     return SUCCESS
 

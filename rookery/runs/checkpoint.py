@@ -1,4 +1,4 @@
-"""Checkpoints: complete training states on disk, verified before they are read.
+"""Checkpoints: complete training states on disk, verified before they or parts of them are read.
 
 A checkpoint is a folder named after its step. It contains `arrays/`, one array per leaf in Orbax format, and
 `manifest.json` with the leaves and the size and hash of every file. It is written to a temporary folder, flushed to
@@ -23,10 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.errors import InvalidInputError, RookeryError, check_count
-from rookery.runs.directory import sync_to_disk, write_atomically
+from rookery.runs.directory import RunDirectory, sync_to_disk, write_atomically
 from rookery.types import PyTree
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Format 1 holds the state of a learner in that of its workflow; format 2 under `learner`."""
 ARRAYS, MANIFEST = "arrays", "manifest.json"
 # Suffixes of folder names: the previous checkpoint of a step that is saved again, and folders to be deleted.
 REPLACED, TEMPORARY = ".replaced", ".tmp"
@@ -90,21 +91,22 @@ class Checkpoints:
         leaf is restored as the type of its template: a JAX array on the template's devices, a number, or a NumPy
         array. Random keys are always JAX arrays.
         """
+        checkpoint = self.open(step)
+        if checkpoint.format_version < FORMAT_VERSION:
+            raise CheckpointError(
+                f"checkpoint {checkpoint.step} was written by {self._writer()} in format {checkpoint.format_version}, "
+                f"and this version resumes format {FORMAT_VERSION}: the run cannot be resumed, but it can still be "
+                "evaluated and reported."
+            )
+        return checkpoint.read({"": template})[""], checkpoint.metadata
+
+    def open(self, step: int | None = None) -> "Checkpoint":
+        """Verify the checkpoint of `step`, by default the last, in order to read parts of it."""
         step = self._existing_step(step)
-        path = self._path(step)
         try:
-            manifest = _verify(path)
+            return Checkpoint(self._path(step), _verify(self._path(step)))
         except _Unusable as fault:
             raise CheckpointError(f"checkpoint {step} {fault}; {self._advice()}") from None
-        _check_structure(step, manifest["leaves"], _describe(template))
-        arrays = _read_arrays(path / ARRAYS, manifest["leaves"])
-        saved = {leaf["path"]: leaf for leaf in manifest["leaves"]}
-
-        def place(key_path: Any, like: Any) -> Any:
-            name = _name(key_path)
-            return _like_template(arrays.get(name), saved[name].get("key_implementation"), like)
-
-        return jax.tree_util.tree_map_with_path(place, template), manifest["metadata"]
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints, ascending."""
@@ -175,12 +177,49 @@ class Checkpoints:
             f"(it needs {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB free); {self._advice()}"
         )
 
+    def _writer(self) -> str:
+        """Name the Rookery that created the run."""
+        run = RunDirectory(self.folder.parent)
+        return f"Rookery {run.version}" if run.manifest_path.is_file() else "an older Rookery"
+
     def _advice(self) -> str:
         good = self.last_good_step()
         if good is None:
             return "no checkpoint is intact."
         run = shlex.quote(str(self.folder.parent))
         return f"the last intact checkpoint is {good}: `rookery resume {run} --step {good}`."
+
+
+class Checkpoint:
+    """A verified checkpoint. `Checkpoints.open` makes it."""
+
+    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        self._path = path
+        self._leaves: list[Leaf] = manifest["leaves"]
+        self.step: int = manifest["step"]
+        self.format_version: int = manifest["format_version"]
+        self.metadata: dict[str, Any] = manifest["metadata"]
+
+    def read(self, templates: Mapping[str, Any]) -> dict[str, Any]:
+        """Read parts of the tree, given a template for the path of each; the path of the whole tree is empty.
+
+        A template is like that of `Checkpoints.restore`. Leaves outside of these parts are not read.
+        """
+        leaves = [leaf for leaf in self._leaves if any(_is_in(leaf["path"], path) for path in templates)]
+        expected = [leaf for path, template in templates.items() for leaf in _describe(template, path)]
+        _check_structure(self.step, leaves, expected)
+        arrays = _read_arrays(self._path / ARRAYS, leaves)
+        saved = {leaf["path"]: leaf for leaf in leaves}
+
+        def place(name: str, like: Any) -> Any:
+            return _like_template(arrays.get(name), saved[name].get("key_implementation"), like)
+
+        return {
+            path: jax.tree_util.tree_map_with_path(
+                lambda key_path, like, path=path: place(_name(key_path, path), like), template
+            )
+            for path, template in templates.items()
+        }
 
 
 def _free_bytes(folder: Path) -> int:
@@ -195,15 +234,22 @@ def _remove(path: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def _name(key_path: Any) -> str:
-    return "state" + jax.tree_util.keystr(key_path)
+def _name(key_path: Any, part: str = "") -> str:
+    return "state" + part + jax.tree_util.keystr(key_path)
 
 
-def _describe(tree: PyTree) -> list[Leaf]:
+def _is_in(name: str, part: str) -> bool:
+    """Return whether a leaf belongs to the part of the tree at this path."""
+    start = "state" + part
+    return name == start or name.startswith((f"{start}.", f"{start}["))
+
+
+def _describe(tree: PyTree, part: str = "") -> list[Leaf]:
+    """Describe the leaves of the part of a tree at this path."""
     leaves = []
     for key_path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         array = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
-        leaves.append({"path": _name(key_path), "shape": list(array.shape), "dtype": str(array.dtype)})
+        leaves.append({"path": _name(key_path, part), "shape": list(array.shape), "dtype": str(array.dtype)})
     return leaves
 
 
@@ -344,7 +390,7 @@ def _write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _read_arrays(folder: Path, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
-    """Read all arrays except empty ones, which are not stored."""
+    """Read the arrays of these leaves, except empty ones, which are not stored."""
     import orbax.checkpoint as ocp
 
     as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
@@ -352,4 +398,5 @@ def _read_arrays(folder: Path, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
     if not wanted:
         return {}
     with _checkpointer() as checkpointer:
-        return checkpointer.restore(folder.absolute(), args=ocp.args.PyTreeRestore(restore_args=wanted))
+        args = ocp.args.PyTreeRestore(item=dict.fromkeys(wanted, 0), restore_args=wanted, partial_restore=True)
+        return checkpointer.restore(folder.absolute(), args=args)

@@ -73,9 +73,8 @@ class RunDirectory:
         version = run.manifest.get("format_version")
         if not isinstance(version, int) or version > FORMAT_VERSION:
             raise InvalidInputError(
-                f"{run.path} has format version {version}, written by Rookery "
-                f"{run.manifest.get('versions', {}).get('rookery')}; this version reads up to {FORMAT_VERSION}: "
-                "update with `pip install --upgrade rookery`."
+                f"{run.path} has format version {version}, written by Rookery {run.version}; this version reads up to "
+                f"{FORMAT_VERSION}: update with `pip install --upgrade rookery`."
             )
         return run
 
@@ -136,6 +135,11 @@ class RunDirectory:
     def manifest(self) -> dict[str, Any]:
         """Versions, platform, devices and command line at the start of the run."""
         return _read_json_object(self.manifest_path)
+
+    @property
+    def version(self) -> str | None:
+        """The version of Rookery that created the run."""
+        return self.manifest.get("versions", {}).get("rookery")
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from rookery.agent import AgentState
 from rookery.compilation import run_once_options
 from rookery.control_flow import any_true
 from rookery.distributed import DEVICE_AXIS, SAME
@@ -66,9 +67,11 @@ class DeviceTraining(Training):
     def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
         return self._step(state)
 
+    def agent_shape(self) -> AgentState:
+        return self._learner_shape().agent_state
+
     def specs(self) -> TrainingState:
-        learner: LearnerState = jax.eval_shape(self._start_learner, jax.random.key(0))
-        return state_specs(self.learner.specs(learner))
+        return state_specs(self.learner.specs(self._learner_shape()))
 
     def metrics_shape(self, state: TrainingState) -> Metrics:
         return jax.eval_shape(self._step, state)[0]
@@ -90,6 +93,9 @@ class DeviceTraining(Training):
 
     def _start_learner(self, key: Key) -> LearnerState:
         return self.learner.init(self.source.obs_space, self.source.action_space, self._hyperparameters, key)
+
+    def _learner_shape(self) -> LearnerState:
+        return jax.eval_shape(self._start_learner, jax.random.key(0))
 
     def _start_envs(self, key: Key) -> RolloutState:
         """Start this device's environments; together they are the same for any number of devices."""

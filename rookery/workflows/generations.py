@@ -90,6 +90,7 @@ class Generations(Training):
         layout: Layout,
     ) -> None:
         self.optimizer = optimizer
+        self.has_best = optimizer.has_best
         self.agent = agent
         self.config = config
         self.layout = layout
@@ -111,13 +112,16 @@ class Generations(Training):
     def spaces(self) -> tuple[Space, Space]:
         """The spaces of observations and of actions."""
 
+    def agent_shape(self) -> AgentState:
+        return jax.eval_shape(lambda key: self.agent.init(*self.spaces, key), jax.random.key(0))
+
     def specs(self) -> TrainingState:
         fields: dict[str, Any] = dict.fromkeys(field_names(EvolutionState), SAME)
         return state_specs(EvolutionState(**fields)).replace(source_state=SAME)
 
     def agents(self, state: TrainingState) -> dict[str, AgentState]:
         agents = super().agents(state)
-        if self.optimizer.has_best:
+        if self.has_best:
             agents["eval/best_"] = state.agent_state.replace(params=state.learner.evo_state.best_params)  # type: ignore[attr-defined]
         return agents
 

@@ -69,9 +69,11 @@ class HostTraining(Training):
         experience, _ = self.collect(self.acting_state(state))
         return self._learn(state, experience)
 
+    def agent_shape(self) -> AgentState:
+        return self._learner_shape().agent_state
+
     def specs(self) -> TrainingState:
-        learner: LearnerState = jax.eval_shape(self._start_learner, jax.random.key(0))
-        return state_specs(self.learner.specs(learner))
+        return state_specs(self.learner.specs(self._learner_shape()))
 
     def metrics_shape(self, state: TrainingState) -> Metrics:
         return jax.eval_shape(self._learn, state, self._example)[0]
@@ -137,6 +139,9 @@ class HostTraining(Training):
 
     def _start_learner(self, key: Key) -> LearnerState:
         return self.learner.init(self.collector.obs_space, self.collector.action_space, self._hyperparameters, key)
+
+    def _learner_shape(self) -> LearnerState:
+        return jax.eval_shape(self._start_learner, jax.random.key(0))
 
     def _learn_from(
         self, state: TrainingState, experience: Experience | JointExperience

@@ -116,6 +116,8 @@ class Training(ABC):
     """`evaluation(agents, eval_key)` plays greedy episodes; returns metrics and the next key."""
     advance: Advance
     _init: Program
+    has_best: bool = False
+    """Whether checkpoints contain the fittest individual."""
 
     @abstractmethod
     def init(self, key: Key) -> TrainingState:
@@ -124,6 +126,10 @@ class Training(ABC):
     @abstractmethod
     def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
         """Train for one iteration; the state that is given stays valid."""
+
+    @abstractmethod
+    def agent_shape(self) -> AgentState:
+        """Return the shapes of the agent state of one seed; by policy if there are several."""
 
     @abstractmethod
     def specs(self) -> TrainingState:
