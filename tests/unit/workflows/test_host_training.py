@@ -435,7 +435,7 @@ def test_with_overlap_the_next_batch_is_collected_with_the_parameters_of_before_
         assert bool(metrics["rollout/staleness"].value) is (number > 0)
     for experience, acting in zip(collected, [params[0], *params[:-1]], strict=True):
         check_replay(workflow, acting, experience)
-    assert int(state.env_steps) == log.num_steps - workflow.training.advance.steps_ahead
+    assert int(state.env_steps) == log.num_steps - workflow.training.collector.steps_ahead
     # Another state has no use for what was collected ahead.
     advance(workflow, jax.tree.map(jnp.copy, state), 1)
     assert workflow.training.report()["rollout/steps_discarded"] == 18
