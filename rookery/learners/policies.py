@@ -1,5 +1,7 @@
 """Several policies in the same environments: one learner for each."""
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 
@@ -56,19 +58,17 @@ class PolicyLearners(Learner[PoliciesState, JointExperience]):
     def init(self, obs_space: Space, action_space: Space, hyperparameters: Hyperparameters, key: Key) -> PoliciesState:
         assert isinstance(obs_space, Dict), "spaces are given by policy"
         assert isinstance(action_space, Dict), "spaces are given by policy"
-        keys = jax.random.split(key, len(self.learners))
         states = {
-            policy: learner.init(obs_space[policy], action_space[policy], hyperparameters, policy_key)
-            for (policy, learner), policy_key in zip(self.learners.items(), keys, strict=True)
+            policy: self.learners[policy].init(obs_space[policy], action_space[policy], hyperparameters, policy_key)
+            for policy, policy_key in self._keys(key)
         }
         return PoliciesState(policies=PyTreeDict(states))
 
     def learn(self, state: PoliciesState, experience: JointExperience, key: Key) -> tuple[Metrics, PoliciesState]:
         metrics, states = dict(sum_over_devices(experience.metrics)), PyTreeDict()
-        keys = jax.random.split(key, len(self.learners))
-        for (policy, learner), policy_key in zip(self.learners.items(), keys, strict=True):
+        for policy, policy_key in self._keys(key):
             before, own = state.policies[policy], experience.experiences[policy]
-            new_metrics, after = learner.learn(before, own, policy_key)
+            new_metrics, after = self.learners[policy].learn(before, own, policy_key)
             # Without a single row the gradient is 0, but the momentum of the optimizer would still move the parameters.
             has_rows = num_env_steps(own.trajectory) > 0
             states[policy] = where_tree(has_rows, after, before).replace(
@@ -93,3 +93,7 @@ class PolicyLearners(Learner[PoliciesState, JointExperience]):
 
     def counters(self, state: PoliciesState) -> dict[str, Counter]:
         return {f"{policy}/train/n_updates": own.num_updates for policy, own in state.policies.items()}
+
+    def _keys(self, key: Key) -> Iterator[tuple[str, Key]]:
+        """Give every policy its own key; the order in which policies are declared makes no difference."""
+        return zip(sorted(self.learners), jax.random.split(key, len(self.learners)), strict=True)
