@@ -4,7 +4,6 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import rookery
 from rookery.errors import InvalidInputError
@@ -13,7 +12,7 @@ SOURCE_ROOT = Path(rookery.__file__).resolve().parent.parent
 """The parent folder of the package; in a source checkout it contains the benchmarks."""
 
 
-def add_bench(commands: Any) -> None:
+def add_bench(commands: "argparse._SubParsersAction") -> None:
     command = commands.add_parser("bench", help="run the benchmarks of a source checkout")
     command.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks (default: all)")
     command.set_defaults(run_fn=run_bench)

@@ -1,7 +1,7 @@
 """`rookery check-env`: check that an environment follows its interface."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rookery.cli.console import make_console, print_line
 from rookery.cli.exit_codes import NOT_GOOD, SUCCESS
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # imported when the command runs: both take long
     from rookery.testing.check_report import Check, CheckReport, ShowFn
 
 
-def add_check_env(commands: Any) -> None:
+def add_check_env(commands: "argparse._SubParsersAction") -> None:
     command = commands.add_parser("check-env", help="check that an environment follows its interface")
     command.add_argument(
         "name", metavar="NAME", help="classic/cartpole, gymnasium/CartPole-v1, ale/Pong-v5 or CartPole-v1"

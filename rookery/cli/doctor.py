@@ -8,7 +8,6 @@ import platform
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import rookery
 from rookery.cli.compilation_cache import cache_folder, enable_compilation_cache
@@ -16,7 +15,7 @@ from rookery.cli.console import install_command, make_console, one_line, print_h
 from rookery.cli.exit_codes import NOT_GOOD, SUCCESS
 
 
-def add_doctor(commands: Any) -> None:
+def add_doctor(commands: "argparse._SubParsersAction") -> None:
     command = commands.add_parser("doctor", help="show versions, devices and missing extras")
     command.set_defaults(run_fn=run_doctor)
 

@@ -12,7 +12,7 @@ HEADER = ("seed", "return", "std", "min", "max", "length", "shortest", "longest"
 POLICY_HEADER = ("policy", "return", "std", "min", "max")
 
 
-def add_evaluate(commands: Any) -> None:
+def add_evaluate(commands: "argparse._SubParsersAction") -> None:
     command = commands.add_parser("evaluate", help="play episodes with the greedy policy of a run")
     command.add_argument("run", type=Path, metavar="RUN", help="the run directory")
     command.add_argument(

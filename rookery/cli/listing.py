@@ -1,7 +1,7 @@
 """`rookery list`: available environments and agents."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rookery.cli.console import install_command, make_console, one_line, print_columns, print_heading, print_rows
 from rookery.cli.exit_codes import SUCCESS
@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # imported when something is printed: it takes long
     from rich.console import Console
 
 
-def add_list(commands: Any) -> None:
+def add_list(commands: "argparse._SubParsersAction") -> None:
     command = commands.add_parser("list", help="list environments and agents")
     command.add_argument("kind", nargs="?", choices=("envs", "agents"), help="what to list (default: both)")
     command.add_argument("libraries", nargs="*", metavar="LIBRARY", help="only the environments of these libraries")

@@ -1,12 +1,11 @@
 """Training on several hosts: the same command on each, with the address of the first."""
 
 import argparse
-from typing import Any
 
 from rookery.errors import InvalidInputError
 
 
-def add_multi_host(command: Any) -> None:
+def add_multi_host(command: argparse.ArgumentParser) -> None:
     """Declare the arguments that connect the processes of one run."""
     group = command.add_argument_group(
         "several hosts", "the same command on every host, each with its own --process-id"

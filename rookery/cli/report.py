@@ -2,13 +2,12 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from rookery.cli.console import make_console, print_line
 from rookery.cli.exit_codes import SUCCESS
 
 
-def add_report(commands: Any) -> None:
+def add_report(commands: "argparse._SubParsersAction") -> None:
     command = commands.add_parser("report", help="write an HTML page with curves and figures of runs")
     command.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories; several are compared")
     command.add_argument(

@@ -2,14 +2,13 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from rookery.cli.console import make_console
 from rookery.cli.exit_codes import SUCCESS
 from rookery.cli.multi_host import add_multi_host, join_hosts
 
 
-def add_resume(commands: Any) -> None:
+def add_resume(commands: "argparse._SubParsersAction") -> None:
     command = commands.add_parser("resume", help="continue a stopped run")
     command.add_argument("run", type=Path, metavar="RUN", help="the run directory")
     command.add_argument(

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from typing import Any
 
 from rookery.cli.console import make_console
 from rookery.cli.exit_codes import SUCCESS
@@ -31,7 +30,7 @@ Agents and environments: rookery list
 """
 
 
-def add_train(commands: Any) -> None:
+def add_train(commands: "argparse._SubParsersAction") -> None:
     command = commands.add_parser(
         "train",
         help="train an agent",

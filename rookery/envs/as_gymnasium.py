@@ -12,6 +12,7 @@ from rookery.envs.wrappers import EpisodeWrapper
 from rookery.envs.wrappers.episode import EPISODE_INFO, has_episodes, without
 from rookery.errors import InvalidInputError
 from rookery.spaces import ArraySpace, Dict, Space, Tuple, check_discrete_range, to_gymnasium
+from rookery.types import Action, Obs, PyTree
 
 RENDER_MODE = "rgb_array"
 
@@ -63,12 +64,12 @@ class GymnasiumEnv(gymnasium.Env):
         self._step_fn = jax.jit(env.step)
         self._state: EnvState | None = None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
         super().reset(seed=seed)
         self._state = self._reset_fn(jax.random.key(int(self.np_random.integers(2**31))))
         return self._observed(self._state)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Action) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         space = self.env.action_space
         action = _as_arrays(space, action)
         space.check(action, "the action")
@@ -86,12 +87,12 @@ class GymnasiumEnv(gymnasium.Env):
             raise InvalidInputError("the environment has not been reset: call reset first.")
         return self._state
 
-    def _observed(self, state: EnvState) -> tuple[Any, dict[str, Any]]:
+    def _observed(self, state: EnvState) -> tuple[Obs, dict[str, Any]]:
         info = jax.device_get(without(state.info, EPISODE_INFO))
         return _as_arrays(self.env.obs_space, state.obs), dict(info)
 
 
-def _as_arrays(space: Space, value: Any) -> Any:
+def _as_arrays(space: Space, value: PyTree) -> PyTree:
     """Convert an element of a space to new NumPy arrays of the declared dtypes."""
     match space:
         case Dict():

@@ -17,7 +17,7 @@ from rookery.compilation import relaxed_promotion
 from rookery.errors import InvalidInputError, check_count, unknown_name
 from rookery.evolution.fitness import next_below
 from rookery.evolution.optimizer import ECState, EvoOptimizer
-from rookery.types import Array, Key, Params, PyTreeData, Tree, as_mappable_key, pytree_field
+from rookery.types import Array, Key, Params, PyTree, PyTreeData, Tree, as_mappable_key, pytree_field
 
 NEEDS_MORE_ARGUMENTS = {"RandomSearch", "SV_CMA_ES", "SV_Open_ES"}
 """Strategies that need more than a population size and a number of parameters."""
@@ -45,7 +45,7 @@ class EvosaxState(ECState):
     origin: Array
     initial_std: Array
     z: Array
-    strategy_state: Any
+    strategy_state: PyTree
     is_started: Array
     worst_fitness: Array
 
@@ -104,10 +104,10 @@ class EvosaxOptimizer(EvoOptimizer):
         costs, worst_fitness = self._costs(state, fitness)
         algorithm, strategy_params = self._algorithm(state.origin.size), self._strategy_params(state.origin.size)
 
-        def start() -> Any:
+        def start() -> PyTree:
             return with_strong_types(algorithm.init(tell_key, state.z, costs, strategy_params))
 
-        def learn() -> Any:
+        def learn() -> PyTree:
             return with_strong_types(algorithm.tell(tell_key, state.z, costs, state.strategy_state, strategy_params)[0])
 
         with relaxed_promotion():
@@ -135,7 +135,7 @@ class EvosaxOptimizer(EvoOptimizer):
     def _algorithm(self, num_dims: int) -> Any:
         return _algorithm(self.strategy, self.population_size, num_dims)
 
-    def _strategy_params(self, num_dims: int) -> Any:
+    def _strategy_params(self, num_dims: int) -> PyTree:
         """Return the parameters of the strategy: its defaults with the overrides."""
         with relaxed_promotion(), jax.ensure_compile_time_eval():
             defaults = self._algorithm(num_dims).default_params
@@ -160,7 +160,7 @@ class EvosaxOptimizer(EvoOptimizer):
         unravel = ravel_pytree(state.best_params)[1]
         return unravel(state.origin + state.initial_std * z)
 
-    def _check_matrices(self, strategy_state: Any, num_dims: int) -> None:
+    def _check_matrices(self, strategy_state: PyTree, num_dims: int) -> None:
         has_matrix = any(leaf.shape == (num_dims, num_dims) for leaf in jax.tree.leaves(strategy_state))
         if has_matrix and num_dims > MAX_MATRIX_SIZE:
             raise InvalidInputError(

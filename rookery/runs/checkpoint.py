@@ -21,9 +21,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import KeyPath
 
 from rookery.errors import InvalidInputError, RookeryError, check_count
-from rookery.runs.directory import RunDirectory, sync_to_disk, write_atomically
+from rookery.runs.directory import JsonObject, RunDirectory, sync_to_disk, write_atomically
 from rookery.types import PyTree
 
 FORMAT_VERSION = 2
@@ -32,7 +33,7 @@ ARRAYS, MANIFEST = "arrays", "manifest.json"
 # Suffixes of folder names: the previous checkpoint of a step that is saved again, and folders to be deleted.
 REPLACED, TEMPORARY = ".replaced", ".tmp"
 
-Leaf = dict[str, Any]
+Leaf = JsonObject
 """The entry of one leaf in the manifest: path, shape, dtype, and the implementation of random keys."""
 
 
@@ -84,7 +85,7 @@ class Checkpoints:
                 _remove(self._path(old))
         return self._path(step)
 
-    def restore(self, template: PyTree, step: int | None = None) -> tuple[PyTree, dict[str, Any]]:
+    def restore(self, template: PyTree, step: int | None = None) -> tuple[PyTree, JsonObject]:
         """Read the checkpoint of `step`, by default the last; return the tree and the metadata passed to `save`.
 
         `template` is a tree of the same structure, shapes and dtypes; its arrays may be `jax.ShapeDtypeStruct`. Each
@@ -198,9 +199,9 @@ class Checkpoint:
         self._leaves: list[Leaf] = manifest["leaves"]
         self.step: int = manifest["step"]
         self.format_version: int = manifest["format_version"]
-        self.metadata: dict[str, Any] = manifest["metadata"]
+        self.metadata: JsonObject = manifest["metadata"]
 
-    def read(self, templates: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, templates: Mapping[str, Any]) -> JsonObject:
         """Read parts of the tree, given a template for the path of each; the path of the whole tree is empty.
 
         A template is like that of `Checkpoints.restore`. Leaves outside of these parts are not read.
@@ -234,7 +235,7 @@ def _remove(path: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def _name(key_path: Any, part: str = "") -> str:
+def _name(key_path: KeyPath, part: str = "") -> str:
     return "state" + part + jax.tree_util.keystr(key_path)
 
 
@@ -294,7 +295,7 @@ def _write(folder: Path, leaves: list[Leaf], arrays: dict[str, np.ndarray], step
     write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1))
 
 
-def _verify(path: Path) -> dict[str, Any]:
+def _verify(path: Path) -> JsonObject:
     """Return the manifest of a checkpoint; raise `_Unusable` if its format is too new or a file is damaged."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
@@ -324,7 +325,7 @@ def _hash_of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _hash_of_manifest(manifest: dict[str, Any]) -> str:
+def _hash_of_manifest(manifest: JsonObject) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from rookery.errors import InvalidInputError, RookeryError, nearest_names
 
+JsonObject = dict[str, Any]
+
 FORMAT_VERSION = 1
 RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnasium")
 NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
@@ -119,7 +121,7 @@ class RunDirectory:
         return self.path / "lock"
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JsonObject:
         """The resolved config of the run."""
         import yaml
 
@@ -132,7 +134,7 @@ class RunDirectory:
         return config
 
     @property
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> JsonObject:
         """Versions, platform, devices and command line at the start of the run."""
         return _read_json_object(self.manifest_path)
 
@@ -168,7 +170,7 @@ class RunDirectory:
             finally:
                 file.truncate(0)
 
-    def read_metrics(self) -> list[dict[str, Any]]:
+    def read_metrics(self) -> list[JsonObject]:
         """Return the rows of `metrics.jsonl`, without an incomplete last line."""
         if not self.metrics_path.exists():
             return []
@@ -177,7 +179,7 @@ class RunDirectory:
             lines.pop()
         return [self._decode_metrics(line, number) for number, line in enumerate(lines, start=1)]
 
-    def _decode_metrics(self, line: str, number: int) -> dict[str, Any]:
+    def _decode_metrics(self, line: str, number: int) -> JsonObject:
         try:
             row = json.loads(line)
         except ValueError as error:
@@ -186,7 +188,7 @@ class RunDirectory:
             raise InvalidInputError(f"{self.metrics_path} line {number} is {row!r:.80}, expected an object.")
         return {name: NON_FINITE.get(value, value) if isinstance(value, str) else value for name, value in row.items()}
 
-    def read_timing(self) -> dict[str, Any] | None:
+    def read_timing(self) -> JsonObject | None:
         """Return the durations in `timing.json`; None until training is complete."""
         return _read_json_object(self.timing_path) if self.timing_path.exists() else None
 
@@ -221,7 +223,7 @@ def sync_to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def _manifest(backend: str | None, devices: Sequence[str]) -> dict[str, Any]:
+def _manifest(backend: str | None, devices: Sequence[str]) -> JsonObject:
     import rookery
 
     versions = {"rookery": rookery.__version__, "python": platform.python_version()}
@@ -243,7 +245,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _read_json_object(path: Path) -> dict[str, Any]:
+def _read_json_object(path: Path) -> JsonObject:
     content = _read_json(path)
     if not isinstance(content, dict):
         raise InvalidInputError(f"{path} is {content!r:.80}, expected an object.")

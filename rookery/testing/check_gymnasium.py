@@ -51,6 +51,7 @@ from rookery.testing.describe import (
     one_line,
     with_spaces,
 )
+from rookery.types import Obs
 
 GYMNASIUM_OWN_CHECK = "gymnasium's own check_env"
 COLOR_CODES = re.compile(r"\x1b\[[0-9;]*m")
@@ -115,7 +116,7 @@ class GymnasiumSnapshot:
     """The outputs of a Gymnasium env at one step; the observation is copied before the env can overwrite it."""
 
     when: str
-    obs: Any
+    obs: Obs
     info: Any
     reward: Any = 0.0
     terminated: Any = False
@@ -278,12 +279,12 @@ def _newer_version(env: gymnasium.Env) -> str | None:
     return registration.get_env_id(spec.namespace, spec.name, newest)
 
 
-def _share_memory(obs: Any, next_obs: Any) -> bool:
+def _share_memory(obs: Obs, next_obs: Obs) -> bool:
     arrays = [[leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, np.ndarray)] for tree in (obs, next_obs)]
     return any(np.may_share_memory(one, other) for one, other in itertools.product(*arrays))
 
 
-def _outside_text(gymnasium_space: gymnasium.Space, obs: Any) -> str:
+def _outside_text(gymnasium_space: gymnasium.Space, obs: Obs) -> str:
     """Describe why an observation is not in its space."""
     try:
         space = from_gymnasium(gymnasium_space)
