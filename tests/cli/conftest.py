@@ -2,7 +2,9 @@
 
 import contextlib
 import io
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import rookery
 from rookery import cli
 from rookery.envs.registration import BUILTIN_LIBRARIES, BuiltinLibrary
+from rookery.runs import checkpoint
 from rookery.runs.directory import RunDirectory
 
 ROOT = Path(rookery.__file__).parent.parent
@@ -68,6 +71,28 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
 def seeds_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """A run of three seeds; tests leave it as it is."""
     return train(tmp_path_factory.mktemp("runs") / "three", "num_seeds=3", "seed=5")
+
+
+def as_before_learners(run: str, copy: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Copy a run and write its checkpoints in format 1, which held the state of a learner without a name."""
+    shutil.copytree(run, copy)
+    for path in (copy / "checkpoints").iterdir():
+        manifest = json.loads((path / "manifest.json").read_text())
+        saved = checkpoint._read_arrays(path / "arrays", manifest["leaves"])
+        arrays = {name.replace(".learner.", ".", 1): array for name, array in saved.items()}
+        leaves = [leaf | {"path": leaf["path"].replace(".learner.", ".", 1)} for leaf in manifest["leaves"]]
+        shutil.rmtree(path / "arrays")
+        (path / "manifest.json").unlink()
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "FORMAT_VERSION", 1)
+            checkpoint._write(path, leaves, arrays, manifest["step"], manifest["metadata"])
+    return str(copy)
+
+
+@pytest.fixture
+def as_written_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Copy a run as a version before format 2 of checkpoints wrote it; return the path of the copy."""
+    return lambda run: as_before_learners(run, tmp_path / "before", monkeypatch)
 
 
 @pytest.fixture

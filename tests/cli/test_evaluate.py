@@ -1,5 +1,6 @@
 """`rookery evaluate`."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rookery import cli
 from rookery.envs import AutoresetMode, create_env
 from rookery.registry import build_workflow
 from rookery.rollout import fast_eval_rollout_episode
+from rookery.runs.directory import RunDirectory
 
 
 def rows_of(output: str) -> list[list[str]]:
@@ -64,6 +66,46 @@ def test_every_seed_has_a_row_and_all_have_an_interquartile_mean(
     assert " ".join(summary[3:]) == "interquartile mean of 3 seeds"
 
 
+EVOLUTION = [
+    "agent=openes",
+    "agent.population_size=4",
+    "agent.num_lanes=2",
+    "agent.network.hidden_sizes=[4]",
+    "total_timesteps=500",
+]
+
+
+def test_the_best_individual_can_be_evaluated_instead_of_the_center(
+    as_written_before: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = str(tmp_path / "run")
+    assert cli.main(["train", *EVOLUTION, f"run_dir={run}"]) == 0
+    state = build_workflow(RunDirectory.open(run).config).restore()
+    capsys.readouterr()
+    outputs = []
+    for path, options in ((run, []), (run, ["--best"]), (as_written_before(run), ["--best"])):
+        assert cli.main(["evaluate", path, "--episodes", "50", *options]) == 0
+        outputs.append(capsys.readouterr().out)
+    center, best, best_before = outputs
+    assert f"after {int(state.env_steps):,} env steps" in best
+    assert center != best == best_before
+
+
+@pytest.mark.parametrize("name", ["finished_run", "seeds_run"])
+def test_a_run_of_the_version_before_is_evaluated_as_a_new_one(
+    name: str,
+    as_written_before: Callable[[str], str],
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = request.getfixturevalue(name).path
+    outputs = []
+    for path in (run, as_written_before(run)):
+        assert cli.main(["evaluate", path, "--episodes", "20", "--step", "48"]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+
+
 @pytest.mark.parametrize("name", ["out.gif", "out.webp"])
 def test_a_video_shows_an_episode(
     name: str, finished_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -97,6 +139,7 @@ def test_a_run_on_an_environment_of_the_host_has_its_video_too(
     [
         (["--episodes", "0"], "--episodes=0 must be an integer of at least 1."),
         (["--video", "out.mp4"], "--video=out.mp4: the name must end in .gif, "),
+        (["--best"], "--best: a2c has no best individual."),
         (["--step", "3"], "there is no checkpoint 3 in "),
     ],
 )

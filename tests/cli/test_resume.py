@@ -1,6 +1,7 @@
 """`rookery resume`."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,19 @@ def test_a_step_without_a_checkpoint_is_an_error_that_names_the_others(
 ) -> None:
     assert cli.main(["resume", finished_run.path, "--step", "3"]) == 2
     assert "choose one of 32, 48, 64" in capsys.readouterr().err
+
+
+def test_a_run_of_the_version_before_is_refused_in_one_sentence_and_left_as_it_is(
+    finished_run: Any, as_written_before: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = as_written_before(finished_run.path)
+    assert cli.main(["resume", before]) == 2
+    version = RunDirectory.open(before).version
+    assert capsys.readouterr().err == (
+        f"rookery: error: checkpoint 64 was written by Rookery {version} in format 1, and this version resumes format "
+        "2: the run cannot be resumed, but it can still be evaluated and reported.\n"
+    )
+    assert RunDirectory.open(before).read_metrics() == finished_run.directory.read_metrics()
 
 
 def test_a_folder_that_is_no_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,7 @@ import pytest
 from rookery.errors import InvalidInputError
 from rookery.runs import checkpoint
 from rookery.runs.checkpoint import CheckpointError, Checkpoints
+from rookery.runs.directory import RunDirectory
 from rookery.types import Key, PyTreeDict, State, pytree_field
 
 
@@ -254,6 +255,18 @@ def test_a_checkpoint_of_a_newer_rookery_asks_for_an_update(checkpoints: Checkpo
     manifest = json.loads(manifest_path.read_text())
     manifest_path.write_text(json.dumps({**manifest, "format_version": checkpoint.FORMAT_VERSION + 1}))
     with pytest.raises(CheckpointError, match=r"checkpoint 7 was written by a newer Rookery .*: update Rookery"):
+        checkpoints.restore({})
+
+
+def test_a_checkpoint_of_an_older_format_names_the_version_that_wrote_it(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory.create(checkpoints.folder.parent, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "FORMAT_VERSION", checkpoint.FORMAT_VERSION - 1)
+        checkpoints.save({}, 7, {})
+    writer = re.escape(f"Rookery {run.version} in format {checkpoint.FORMAT_VERSION - 1}")
+    with pytest.raises(CheckpointError, match=f"^checkpoint 7 was written by {writer}, .* still be evaluated and rep"):
         checkpoints.restore({})
 
 
