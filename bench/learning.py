@@ -18,7 +18,7 @@ from rich.table import Table
 
 from bench.learning_curves import draw_returns
 from rookery.configs import compose
-from rookery.envs.registration import HOST_LIBRARIES
+from rookery.envs.libraries import is_on_host
 from rookery.registry import build_workflow
 from rookery.report.curves import read_series
 from rookery.report.formatting import format_duration, format_number
@@ -46,7 +46,7 @@ class Study:
     def runs(self) -> list[list[str]]:
         """What follows `rookery train` to get the same: one run with all seeds, or on the host a run of each."""
         common = [f"agent={self.agent}", f"env={self.env}", *self.overrides]
-        if self.env.partition("/")[0] in HOST_LIBRARIES:
+        if is_on_host(self.env):
             return [[*common, f"seed={seed}"] for seed in range(self.num_seeds)]
         return [[*common, f"num_seeds={self.num_seeds}"]]
 

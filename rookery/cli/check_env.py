@@ -30,10 +30,10 @@ def run_check_env(arguments: argparse.Namespace) -> int:
 
 def check_by_name(name: str, show_fn: "ShowFn") -> "CheckReport":
     """Check a device or host environment."""
-    from rookery.envs.registration import HOST_LIBRARIES
+    from rookery.envs.libraries import is_on_host
     from rookery.testing.check_env import check_env_by_name
 
-    if name.partition("/")[0] not in HOST_LIBRARIES:
+    if not is_on_host(name):
         return check_env_by_name(name, show_fn)
     from rookery.runners.envs.check import check_host_env_by_name
 

@@ -86,9 +86,10 @@ def cache_text(folder: Path | None) -> str:
 
 def extras() -> dict[str, str]:
     """Return the optional extras, each with the package that it installs."""
-    from rookery.envs.registration import BUILTIN_LIBRARIES
+    from rookery.envs.libraries import LIBRARIES, is_on_host
 
-    libraries = {name: library.requires for name, library in BUILTIN_LIBRARIES.items() if library.requires is not None}
+    on_device = [library for name, library in LIBRARIES.items() if not is_on_host(name)]
+    libraries = {library.extra: library.requires for library in on_device if library.extra and library.requires}
     return libraries | {"export": "flatbuffers", "wandb": "wandb"}
 
 

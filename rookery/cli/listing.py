@@ -31,23 +31,20 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 def list_envs(console: "Console", libraries: list[str]) -> None:
     """Print the names of the environments by library."""
-    from rookery.envs import env_names, is_installed, library_names
-    from rookery.runners.envs.libraries import HOST_LIBRARIES, host_env_names
+    from rookery.envs.libraries import LIBRARIES
+    from rookery.envs.registration import all_library_names, env_names, is_installed
 
-    on_host = [library for library in HOST_LIBRARIES if library not in library_names()]
-    known = [*library_names(), *on_host]
+    known = all_library_names()
     for library in libraries:
         if library not in known:
             raise unknown_name("environment library", library, known)
     for library in libraries or known:
-        installed = HOST_LIBRARIES[library].installed if library in on_host else is_installed(library)
-        if not installed:
-            extra = HOST_LIBRARIES[library].extra if library in on_host else library
-            print_heading(console, library, f"not installed: {install_command(str(extra))}")
+        if not is_installed(library):
+            print_heading(console, library, f"not installed: {install_command(str(LIBRARIES[library].extra))}")
             continue
         try:
             with console.status(f"importing {library}"):
-                names = host_env_names(library) if library in on_host else env_names(library)
+                names = env_names(library)
         except Exception as error:
             print_heading(console, library, f"cannot be imported: {one_line(error)}")
             continue

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from rookery.agent import AgentState
 from rookery.cli.console import one_line, print_line, print_rows
-from rookery.envs.registration import HOST_LIBRARIES
+from rookery.envs.libraries import is_on_host
 from rookery.errors import InvalidInputError
 from rookery.evaluators.playback import RenderError
 from rookery.registry import build_workflow
@@ -70,7 +70,7 @@ def prepare_jax(*configs: Mapping[str, Any]) -> None:
 
     Both are possible only before the first use of JAX.
     """
-    if any(str(config["env"]["name"]).partition("/")[0] in HOST_LIBRARIES for config in configs):
+    if any(is_on_host(str(config["env"]["name"])) for config in configs):
         # Passing a program to another thread takes as long as running a small network: too long for every step.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
     num_devices = max((number for config in configs if isinstance(number := config.get("devices"), int)), default=0)

@@ -106,11 +106,12 @@ def provide_env(name: str) -> None:
     from hydra.core.config_store import ConfigStore
 
     from rookery.envs import env_names, library_names
-    from rookery.envs.registration import HOST_LIBRARIES, unknown_environment
+    from rookery.envs.libraries import is_on_host
+    from rookery.envs.registration import unknown_environment
 
     hint = "`rookery list envs` shows all."
     library, _, name_in_library = name.partition("/")
-    if library in HOST_LIBRARIES and name_in_library:
+    if is_on_host(library) and name_in_library:
         known = [name]  # its library may make more than it lists: what it cannot make is an error when it is built
     elif name_in_library or library in library_names():
         known = env_names(library)

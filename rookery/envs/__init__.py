@@ -6,8 +6,8 @@
 from typing import Any
 
 from rookery.envs.env import Env, EnvState, MultiAgentEnv, Wrapper
+from rookery.envs.libraries import LIBRARIES, is_on_host
 from rookery.envs.registration import (
-    BUILTIN_LIBRARIES,
     create_env,
     create_wrapped_brax_env,
     create_wrapped_classic_env,
@@ -66,7 +66,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for library in BUILTIN_LIBRARIES:
-        if name == f"{library.capitalize()}Adapter":
+    for library in LIBRARIES:
+        if name == f"{library.capitalize()}Adapter" and not is_on_host(library):
             return getattr(load_library(library), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.compilation import relaxed_promotion
+from rookery.envs.adapter import as_arrays
 from rookery.envs.env import Env, EnvState
-from rookery.envs.library import as_arrays
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.spaces import Box, Dict, Space
 from rookery.types import Array, Key, PyTreeDict, as_key

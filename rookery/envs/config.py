@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rookery.configuration import check_settings, field_names, setting
-from rookery.envs.registration import HOST_LIBRARIES
+from rookery.envs.libraries import find_host_library, is_on_host
 from rookery.envs.wrappers import AutoresetMode
 from rookery.errors import InvalidInputError
 
-MULTI_AGENT_LIBRARIES = ("pettingzoo",)
-"""The host libraries whose environments have several agents."""
 RESERVED_KWARGS = {"episode_length", "parallel", "autoreset_mode", "discount", "record_ori_obs", "pool_size"}
 
 
@@ -68,12 +66,13 @@ class EnvConfig:
     @property
     def is_on_host(self) -> bool:
         """Whether the environment is a Python object, which cannot be compiled."""
-        return self.name.partition("/")[0] in HOST_LIBRARIES
+        return is_on_host(self.name)
 
     @property
     def has_several_agents(self) -> bool:
         """Whether it is a host environment with several agents."""
-        return self.name.partition("/")[0] in MULTI_AGENT_LIBRARIES
+        library = find_host_library(self.name)
+        return library is not None and library.has_several_agents
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -13,8 +13,8 @@ from gymnax.environments import spaces as gymnax_spaces
 from gymnax.environments.environment import Environment, EnvParams
 
 from rookery.compilation import relaxed_promotion
+from rookery.envs.adapter import as_arrays
 from rookery.envs.env import Env, EnvState
-from rookery.envs.library import as_arrays
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.spaces import ArraySpace, Box, Dict, Discrete, Space, Tuple
 from rookery.types import Action, Array, Key, PyTreeData, PyTreeDict, as_key

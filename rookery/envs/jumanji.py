@@ -25,8 +25,8 @@ from jumanji import specs
 from PIL import Image
 
 from rookery.compilation import relaxed_promotion
+from rookery.envs.adapter import as_arrays
 from rookery.envs.env import Env, EnvState
-from rookery.envs.library import as_arrays
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.spaces import ArraySpace, Box, Dict, Discrete, MultiDiscrete, Space
 from rookery.types import Array, Key, PyTreeDict, as_key

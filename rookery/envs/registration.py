@@ -1,26 +1,22 @@
 """Environments by name: `library/name`, each library imported when one of its environments is asked for.
 
 A library is a module (or any object) with `names()`, the names it knows, and `make(name, episode_length, **kwargs)`,
-which builds one bare env. Ours are listed here; others register theirs under the entry-point group `rookery.envs`,
-where the name of the entry point is the name of the library.
+which builds one bare env. Ours are in the table of `rookery.envs.libraries`; others register theirs under the
+entry-point group `rookery.envs`, where the name of the entry point is the name of the library.
 """
 
-import importlib
 import importlib.metadata
-import importlib.util
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from rookery.envs.env import Env, check_is_env
+from rookery.envs.libraries import LIBRARIES, find_host_library, is_on_host
 from rookery.envs.wrappers import AutoresetMode, EpisodeWrapper, FastAutoresetWrapper, VectorWrapper
 from rookery.envs.wrappers.autoreset import VECTOR_WRAPPERS
-from rookery.errors import InvalidInputError, UnknownNameError, check_count, missing_extra, nearest_names, unknown_name
+from rookery.errors import InvalidInputError, UnknownNameError, check_count, nearest_names, unknown_name
 
 ENTRY_POINT_GROUP = "rookery.envs"
-HOST_LIBRARIES = ("ale", "envpool", "gymnasium", "pettingzoo")
-"""The libraries whose environments are Python objects: `rookery.runners.envs.libraries` makes those."""
 CONFIG_FOLDER = Path(__file__).parents[1] / "configs" / "env"
 """Has a file for every environment of the builtin libraries: their names, without importing the libraries."""
 
@@ -35,53 +31,37 @@ class EnvLibrary(Protocol):
         """Build one bare env; `episode_length`, where the env has a time limit of its own, replaces it."""
 
 
-@dataclass(frozen=True)
-class BuiltinLibrary:
-    """A library whose adapter is part of Rookery; `requires` is the package it wraps, and the extra's name."""
-
-    module: str
-    requires: str | None = None
-
-    @property
-    def installed(self) -> bool:
-        return self.requires is None or importlib.util.find_spec(self.requires) is not None
-
-
-BUILTIN_LIBRARIES = {
-    "classic": BuiltinLibrary("rookery.envs.classic"),
-    "probe": BuiltinLibrary("rookery.testing.probe_envs"),
-    "brax": BuiltinLibrary("rookery.envs.brax", requires="brax"),
-    "gymnax": BuiltinLibrary("rookery.envs.gymnax", requires="gymnax"),
-    "jumanji": BuiltinLibrary("rookery.envs.jumanji", requires="jumanji"),
-}
-
-
 def library_names() -> list[str]:
-    """The names of all libraries, installed or not."""
-    return [*BUILTIN_LIBRARIES, *(name for name in _entry_points() if name not in BUILTIN_LIBRARIES)]
+    """The names of the device libraries, installed or not."""
+    ours = [name for name in LIBRARIES if not is_on_host(name)]
+    return [*ours, *(name for name in _entry_points() if name not in LIBRARIES)]
+
+
+def all_library_names() -> list[str]:
+    """The names of the device libraries and the host libraries, installed or not."""
+    return [*library_names(), *filter(is_on_host, LIBRARIES)]
 
 
 def is_installed(library: str) -> bool:
     """Tell whether the package behind a library is there, without importing it."""
-    return library not in BUILTIN_LIBRARIES or BUILTIN_LIBRARIES[library].installed
+    return library not in LIBRARIES or LIBRARIES[library].installed
 
 
 def load_library(library: str) -> EnvLibrary:
-    """Import a library of environments."""
-    if library in BUILTIN_LIBRARIES:
-        builtin = BUILTIN_LIBRARIES[library]
-        if not builtin.installed:
-            raise missing_extra(cast(str, builtin.requires), extra=library)
-        return cast(EnvLibrary, importlib.import_module(builtin.module))
+    """Import a library of device environments."""
+    if library in LIBRARIES and not is_on_host(library):
+        return cast(EnvLibrary, LIBRARIES[library].load())
     entry_points = _entry_points()
     if library in entry_points:
         return cast(EnvLibrary, entry_points[library].load())
-    raise unknown_name("environment library", library, library_names(), "Names look like 'classic/cartpole'.")
+    raise unknown_name("environment library", library, all_library_names(), "Names look like 'classic/cartpole'.")
 
 
 def env_names(library: str) -> list[str]:
     """The full names of a library's environments, sorted."""
-    return sorted(f"{library}/{name}" for name in load_library(library).names())
+    host_library = find_host_library(library)
+    names_fn = getattr(host_library.load(), host_library.names_fn) if host_library else load_library(library).names
+    return sorted(f"{library}/{name}" for name in names_fn())
 
 
 def make_env(name: str, episode_length: int | None = None, **library_kwargs: Any) -> Env:
@@ -91,7 +71,7 @@ def make_env(name: str, episode_length: int | None = None, **library_kwargs: Any
     library, _, env_name = name.partition("/")
     if not env_name:
         raise unknown_environment(name)
-    if library in HOST_LIBRARIES:
+    if is_on_host(library):
         raise unknown_name(
             "device environment",
             name,
@@ -99,7 +79,7 @@ def make_env(name: str, episode_length: int | None = None, **library_kwargs: Any
             "It is a Python object, which cannot be compiled onto the device: make it with "
             f"rookery.runners.envs.libraries.make_host_env({name!r}, num_envs).",
         )
-    if library not in BUILTIN_LIBRARIES and library in library_names() and name not in env_names(library):
+    if library not in LIBRARIES and library in library_names() and name not in env_names(library):
         raise unknown_name("environment", name, env_names(library))
     return load_library(library).make(env_name, episode_length, **library_kwargs)
 
@@ -112,7 +92,7 @@ def unknown_environment(
     Those of the builtin libraries that are installed are compared without the library, `other_names` as they are.
     """
     spellings = [(other, other) for other in other_names]
-    for library in filter(is_installed, BUILTIN_LIBRARIES):
+    for library in filter(is_installed, LIBRARIES):
         stems = sorted(path.stem for path in (CONFIG_FOLDER / library).glob("*.yaml"))
         spellings.extend((stem, f"{library}/{stem}") for stem in stems)
     near = [match.casefold() for match in nearest_names(name, (short for short, _ in spellings))]

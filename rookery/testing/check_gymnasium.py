@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.envs import registration
 from gymnasium.utils import env_checker
 
-from rookery.envs.registration import HOST_LIBRARIES, library_names, unknown_environment
+from rookery.envs.registration import all_library_names, unknown_environment
 from rookery.errors import (
     EnvironmentCheckError,
     InvalidInputError,
@@ -86,7 +86,7 @@ def unknown_id(name: str) -> UnknownNameError:
     """Build the error for an unknown Gymnasium id, which may be meant for another library."""
     hint = "Names look like 'classic/cartpole' (`rookery list envs`), or 'CartPole-v1' for Gymnasium."
     library, slash, _ = name.partition("/")
-    libraries = [*library_names(), *HOST_LIBRARIES]
+    libraries = all_library_names()
     is_namespace = any(spec.namespace == library for spec in gymnasium.registry.values())
     if slash and not is_namespace and nearest_names(library, libraries):
         return unknown_name("environment library", library, libraries, hint)

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rookery.envs.adapter import make_from_table
 from rookery.envs.env import Env, EnvState, MultiAgentEnv
-from rookery.envs.library import make_from_table
 from rookery.errors import check_count
 from rookery.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 from rookery.types import Action, Array, Key, Obs, PyTreeData, PyTreeDict, as_key

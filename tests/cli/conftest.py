@@ -17,7 +17,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import rookery
 from rookery import cli
-from rookery.envs.registration import BUILTIN_LIBRARIES, BuiltinLibrary
+from rookery.envs.libraries import LIBRARIES, Library
 from rookery.runs import checkpoint
 from rookery.runs.directory import RunDirectory
 
@@ -125,5 +125,5 @@ def run_in_a_process(environment: dict[str, str]) -> Callable[..., subprocess.Co
 @pytest.fixture
 def missing_library(monkeypatch: pytest.MonkeyPatch) -> str:
     """Add a library of environments whose package is not installed."""
-    monkeypatch.setitem(BUILTIN_LIBRARIES, "absent", BuiltinLibrary("rookery.envs.absent", requires="absent_package"))
+    monkeypatch.setitem(LIBRARIES, "absent", Library("rookery.envs.absent", "absent_package", extra="absent"))
     return "absent"

@@ -3,7 +3,7 @@
 import pytest
 
 from rookery import cli
-from rookery.envs.registration import BUILTIN_LIBRARIES, BuiltinLibrary
+from rookery.envs.libraries import LIBRARIES, Library
 from rookery.registry import agent_names
 from rookery.testing import probe_envs
 
@@ -25,7 +25,7 @@ def test_list_tells_how_to_install_what_is_missing(capsys: pytest.CaptureFixture
 def test_list_goes_on_after_a_library_that_cannot_be_imported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(BUILTIN_LIBRARIES, "damaged", BuiltinLibrary("rookery.envs.no_such_module"))
+    monkeypatch.setitem(LIBRARIES, "damaged", Library("rookery.envs.no_such_module"))
     assert cli.main(["list", "envs", "damaged", "probe"]) == 0
     text = capsys.readouterr().out
     assert "damaged  cannot be imported: ModuleNotFoundError: No module named 'rookery.envs.no_such_module'" in text

@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from rookery.envs.adapter import make_from_table
 from rookery.envs.classic.acrobot import Acrobot
 from rookery.envs.classic.cartpole import CartPole
 from rookery.envs.classic.mountain_car import MountainCar, MountainCarContinuous
 from rookery.envs.classic.pendulum import Pendulum
 from rookery.envs.env import Env
-from rookery.envs.library import make_from_table
 
 __all__ = ["Acrobot", "CartPole", "MountainCar", "MountainCarContinuous", "Pendulum", "make", "names"]
 

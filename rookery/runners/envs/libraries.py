@@ -1,102 +1,34 @@
-"""Host environments by name, `library/name`: each library is imported when one of its environments is asked for."""
+"""Host environments by name, `library/name`, and those of Gymnasium. A library is imported on first use."""
 
 import copy
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import gymnasium
 
+from rookery.envs.libraries import LIBRARIES, HostLibrary, find_host_library, is_on_host
+from rookery.envs.registration import env_names
 from rookery.errors import InvalidInputError, check_count, missing_extra, unknown_name
-from rookery.runners.envs.atari import atari_names, make_atari_games
 from rookery.runners.envs.autoreset import AutoresetBaseEnv
 from rookery.runners.envs.base_env import BaseEnv
-from rookery.runners.envs.envpool import EnvPoolEnvs, envpool_names
 from rookery.runners.envs.multi_agent import MultiAgentBaseEnv
-from rookery.runners.envs.pettingzoo import pettingzoo_factory, pettingzoo_names
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
 from rookery.runners.envs.vector_env import TransportVectorEnv
 from rookery.runners.transports.making import make_transport
 
 
-@dataclass(frozen=True)
-class HostEnvRequest:
-    """What `make_host_env` was asked for."""
-
-    name: str
-    num_envs: int
-    episode_length: int | None
-    render: bool
-    processes: bool
-    envs_per_process: int
-    step_timeout: float | None
-    sample_bounds: bool
-    kwargs: dict[str, Any]
-
-    @property
-    def env_name(self) -> str:
-        """The name without that of the library."""
-        return self.name.partition("/")[2]
-
-    @property
-    def transport_options(self) -> dict[str, Any]:
-        """The options of `make_transport`."""
-        return {
-            "num_envs": self.num_envs,
-            "processes": self.processes,
-            "envs_per_process": self.envs_per_process,
-            "step_timeout": self.step_timeout,
-        }
-
-
-@dataclass(frozen=True)
-class HostLibrary:
-    """A library of host environments; `requires` is the package it needs, `extra` installs it."""
-
-    names_fn: Callable[[], Iterable[str]]
-    make_fn: Callable[[HostEnvRequest], BaseEnv]
-    requires: str = "gymnasium"
-    extra: str | None = None
-    has_threads: bool = False
-    """Whether it steps its envs in threads of its own, and cannot use processes."""
-    clipping_option: str | None = None
-    """The option that clips rewards to their sign. Workflows leave it out and clip only what is learned from."""
-    clips_by_default: bool = False
-    """Whether workflows clip if the option is not given."""
-    training_options: tuple[str, ...] = ()
-    """Options that help learning and change what an episode is: evaluation leaves them out."""
-
-    @property
-    def installed(self) -> bool:
-        return importlib.util.find_spec(self.requires) is not None
-
-    def clips_rewards(self, kwargs: Mapping[str, Any]) -> bool:
-        """Tell whether a workflow whose envs are made with these options learns from the signs of their rewards."""
-        return bool(self.clipping_option and kwargs.get(self.clipping_option, self.clips_by_default))
-
-    def kwargs_of_envs(self, kwargs: Mapping[str, Any], is_evaluation: bool) -> dict[str, Any]:
-        """Leave out the options that are none of the envs in a workflow."""
-        left_out = {self.clipping_option, *(self.training_options if is_evaluation else ())}
-        return {name: value for name, value in kwargs.items() if name not in left_out}
-
-
-def host_env_names(library: str) -> list[str]:
-    """The full names of a host library's environments, sorted."""
-    return sorted(f"{library}/{name}" for name in load_host_library(library).names_fn())
-
-
 def load_host_library(library: str) -> HostLibrary:
     """Return a host library; raise unless its package is installed."""
-    if library not in HOST_LIBRARIES:
-        raise unknown_name("host library", library, HOST_LIBRARIES, "Names look like 'gymnasium/CartPole-v1'.")
-    found = HOST_LIBRARIES[library]
-    if not found.installed:
-        raise missing_extra(found.requires, str(found.extra))
+    found = find_host_library(library)
+    if found is None:
+        known = filter(is_on_host, LIBRARIES)
+        raise unknown_name("host library", library, known, "Names look like 'gymnasium/CartPole-v1'.")
+    found.check_installed()
     return found
 
 
@@ -133,11 +65,21 @@ def make_host_env(
         raise InvalidInputError(f"step_timeout={step_timeout} can be kept in other processes only: set processes=True.")
     if render:
         _draw_without_a_screen()
-    return library.make_fn(
-        HostEnvRequest(
-            name, num_envs, episode_length, render, processes, envs_per_process, step_timeout, sample_bounds, kwargs
-        )
+    make_fn = getattr(library.load(), library.make_fn)
+    if library.has_threads:
+        make_vector_env = partial(make_fn, env_name, num_envs, episode_length, render, kwargs)
+        return AutoresetBaseEnv(make_vector_env(), name, make_vector_env, sample_bounds)
+    transport = make_transport(
+        make_fn(env_name, episode_length, render, kwargs),
+        num_envs=num_envs,
+        processes=processes,
+        envs_per_process=envs_per_process,
+        step_timeout=step_timeout,
     )
+    if library.has_several_agents:
+        return MultiAgentBaseEnv(transport, name, sample_bounds)
+    time_limit = episode_length or gymnasium_spec(name).max_episode_steps
+    return VectorBaseEnv(TransportVectorEnv(transport, sample_bounds, time_limit), name)
 
 
 def _draw_without_a_screen() -> None:
@@ -165,17 +107,21 @@ def gymnasium_names() -> list[str]:
     return [spec.id for spec in newest.values()]
 
 
-def make_gymnasium_envs(request: HostEnvRequest) -> BaseEnv:
-    """Make envs that are registered with Gymnasium; `module:MyEnv-v0` imports the module that registers them first."""
-    spec = gymnasium_spec(request.name)
+def gymnasium_factory(
+    name: str, episode_length: int | None, render: bool, kwargs: dict[str, Any]
+) -> Callable[[int], gymnasium.Env]:
+    """Return what makes an env that is registered with Gymnasium, without its time limit.
+
+    `module:MyEnv-v0` imports the module that registers the env first.
+    """
+    spec = gymnasium_spec(f"gymnasium/{name}")
     for module, (package, extra) in GYMNASIUM_EXTRAS.items():
         if str(spec.entry_point).startswith(module) and importlib.util.find_spec(package) is None:
             raise missing_extra(package, extra)
-    options = {"disable_env_checker": True, **request.kwargs}
-    if request.render and "render_mode" not in options:
+    options = {"disable_env_checker": True, **kwargs}
+    if render and "render_mode" not in options:
         _check_drawable(spec)
         options["render_mode"] = RGB_ARRAY
-    time_limit = request.episode_length or spec.max_episode_steps
     spec = copy.deepcopy(spec)
     # Wrappers that cost a call for each env and step: the order is kept by the runner, the time by the vector env.
     spec.order_enforce, spec.max_episode_steps = False, None
@@ -184,8 +130,7 @@ def make_gymnasium_envs(request: HostEnvRequest) -> BaseEnv:
     def make_env(index: int) -> gymnasium.Env:
         return gymnasium.make(spec, **options)
 
-    transport = make_transport(make_env, **request.transport_options)
-    return VectorBaseEnv(TransportVectorEnv(transport, request.sample_bounds, time_limit), request.name)
+    return make_env
 
 
 def _check_drawable(spec: gymnasium.envs.registration.EnvSpec) -> None:
@@ -215,50 +160,8 @@ def gymnasium_spec(name: str) -> gymnasium.envs.registration.EnvSpec:
     except gymnasium.error.Error:
         spec = None
     if spec is None or _is_withdrawn(spec):
-        raise unknown_name("environment", name, host_env_names("gymnasium"))
+        raise unknown_name("environment", name, env_names("gymnasium"))
     return spec
-
-
-def make_pettingzoo_envs(request: HostEnvRequest) -> BaseEnv:
-    """Make the envs of a module like `mpe2.simple_spread_v3` or `classic.tictactoe_v3`."""
-    make_env = pettingzoo_factory(request.env_name, request.episode_length, request.render, request.kwargs)
-    return MultiAgentBaseEnv(make_transport(make_env, **request.transport_options), request.name, request.sample_bounds)
-
-
-def make_threaded_envs(make_fn: Callable[..., gymnasium.vector.VectorEnv], request: HostEnvRequest) -> BaseEnv:
-    """Make a vector env of a library that steps all envs itself, in threads."""
-    make_vector_env = partial(
-        make_fn, request.env_name, request.num_envs, request.episode_length, request.render, request.kwargs
-    )
-    return AutoresetBaseEnv(make_vector_env(), request.name, make_vector_env, request.sample_bounds)
-
-
-make_ale_envs = partial(make_threaded_envs, make_atari_games)
-make_envpool_envs = partial(make_threaded_envs, EnvPoolEnvs)
-
-HOST_LIBRARIES = {
-    "gymnasium": HostLibrary(gymnasium_names, make_gymnasium_envs),
-    "ale": HostLibrary(
-        atari_names,
-        make_ale_envs,
-        requires="ale_py",
-        extra="atari",
-        has_threads=True,
-        clipping_option="reward_clipping",
-        clips_by_default=True,
-        training_options=("episodic_life",),
-    ),
-    "pettingzoo": HostLibrary(pettingzoo_names, make_pettingzoo_envs, requires="pettingzoo", extra="pettingzoo"),
-    "envpool": HostLibrary(
-        envpool_names,
-        make_envpool_envs,
-        requires="envpool",
-        extra="envpool",
-        has_threads=True,
-        clipping_option="reward_clip",
-        training_options=("episodic_life",),
-    ),
-}
 
 
 def _is_withdrawn(spec: gymnasium.envs.registration.EnvSpec) -> bool:

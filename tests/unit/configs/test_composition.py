@@ -17,7 +17,7 @@ from rookery.configs.composition import stored_names
 from rookery.configuration import plain, to_mapping
 from rookery.envs import env_names, is_installed, library_names, registration
 from rookery.envs.config import RunnerSettings
-from rookery.envs.registration import BUILTIN_LIBRARIES, BuiltinLibrary
+from rookery.envs.libraries import LIBRARIES, Library, is_on_host
 from rookery.errors import InvalidInputError, MissingExtraError, RookeryError, UnknownNameError
 from rookery.registry import agent_names, workflow_class
 from rookery.workflows.config import settings_from
@@ -158,7 +158,7 @@ def test_every_preset_belongs_to_a_method_and_an_environment_and_has_valid_setti
     settings_from(config, agent, workflow.config_class, workflow.hyperparameters_class)
 
 
-@pytest.mark.parametrize("library", BUILTIN_LIBRARIES)
+@pytest.mark.parametrize("library", [name for name in LIBRARIES if not is_on_host(name)])
 def test_every_environment_of_our_libraries_has_a_file_with_its_name(library: str) -> None:
     if not is_installed(library):
         pytest.skip(f"{library} is not installed")
@@ -179,7 +179,7 @@ def test_an_environment_of_another_library_needs_no_file(monkeypatch: pytest.Mon
 
 
 def test_an_environment_whose_library_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BUILTIN_LIBRARIES, "absent", BuiltinLibrary("rookery.envs.absent", requires="absent_package"))
+    monkeypatch.setitem(LIBRARIES, "absent", Library("rookery.envs.absent", "absent_package", extra="absent"))
     with pytest.raises(MissingExtraError, match=r"pip install 'rookery\[absent\]'"):
         compose(["env=absent/thing"])
 

@@ -1,12 +1,14 @@
 """Environments by name, and what is said about names that do not exist."""
 
+import importlib
 import subprocess
 import sys
 
 import pytest
 
 from rookery.envs import make_env
-from rookery.envs.registration import BuiltinLibrary, unknown_environment
+from rookery.envs.libraries import LIBRARIES, Library, find_host_library, is_on_host
+from rookery.envs.registration import unknown_environment
 from rookery.errors import UnknownNameError
 
 OPTIONAL = ("ale_py", "brax", "envpool", "gymnasium", "gymnax", "jumanji", "matplotlib", "mujoco", "pettingzoo")
@@ -44,13 +46,13 @@ print([library for library in {OPTIONAL!r} if library in sys.modules])
 def test_the_nearest_name_is_found_in_every_installed_library_whatever_its_prefix_and_case(
     name: str, nearest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BuiltinLibrary, "installed", True)
+    monkeypatch.setattr(Library, "installed", True)
     with pytest.raises(UnknownNameError, match=rf"unknown environment '{name}'\. Did you mean '{nearest}'"):
         make_env(name)
 
 
 def test_names_of_libraries_that_are_not_installed_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BuiltinLibrary, "installed", property(lambda library: library.requires is None))
+    monkeypatch.setattr(Library, "installed", property(lambda library: library.requires is None))
     assert "Did you mean 'classic/cartpole'? Names" in str(unknown_environment("CartPol"))
     assert "Did you mean" not in str(unknown_environment("Snake-v1"))
 
@@ -62,3 +64,19 @@ def test_names_that_look_like_nothing_get_an_example() -> None:
 def test_other_names_are_compared_as_they_are_beside_those_of_the_libraries() -> None:
     error = unknown_environment("cartpol", ["Cartpole2", "other/cartpole"], "A hint.")
     assert str(error) == "unknown environment 'cartpol'. Did you mean 'classic/cartpole' or 'Cartpole2'? A hint."
+
+
+def test_a_misspelt_library_is_compared_with_those_of_the_device_and_of_the_host() -> None:
+    with pytest.raises(
+        UnknownNameError, match=r"unknown environment library 'petingzoo'\. Did you mean 'pettingzoo'\?"
+    ):
+        make_env("petingzoo/mpe2.simple_spread_v3")
+
+
+@pytest.mark.parametrize("library", [*filter(is_on_host, LIBRARIES)])
+def test_the_functions_that_the_table_names_are_in_the_module_of_the_library(library: str) -> None:
+    found = find_host_library(library)
+    assert found is not None
+    module = importlib.import_module(found.module)
+    assert callable(getattr(module, found.names_fn))
+    assert callable(getattr(module, found.make_fn))

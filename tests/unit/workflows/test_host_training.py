@@ -24,6 +24,7 @@ from rookery import cli
 from rookery.algorithms.a2c import A2CWorkflow
 from rookery.algorithms.ddpg import DDPGWorkflow
 from rookery.algorithms.dqn import DQNWorkflow
+from rookery.envs.libraries import LIBRARIES
 from rookery.errors import InvalidInputError
 from rookery.evaluators.host import HostEvaluator
 from rookery.evaluators.playback import RenderError
@@ -31,7 +32,7 @@ from rookery.hyperparameters import values_at
 from rookery.metrics import EvaluateMetric
 from rookery.rollout import Experience
 from rookery.runners.callbacks import FaultNotices
-from rookery.runners.envs.libraries import HOST_LIBRARIES
+from rookery.runners.envs.libraries import load_host_library
 from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phase
 from rookery.runs.directory import RunDirectory
 from rookery.runs.log import RunLog
@@ -242,8 +243,8 @@ def test_rewards_are_clipped_and_normalized_for_learning_alone(
     log: Log, collected: list[Experience], monkeypatch: pytest.MonkeyPatch, clips: bool
 ) -> None:
     # As Atari has it: an option of training, of which the env itself knows nothing.
-    library = replace(HOST_LIBRARIES["gymnasium"], clipping_option="clips", clips_by_default=True)
-    monkeypatch.setitem(HOST_LIBRARIES, "gymnasium", library)
+    library = replace(load_host_library("gymnasium"), clipping_option="clips", clips_by_default=True)
+    monkeypatch.setitem(LIBRARIES, "gymnasium", library)
     workflow = make(env={"kwargs": {} if clips else {"clips": False}}, agent={"normalize_rewards": True})
     state, metrics = advance(workflow, workflow.init(workflow.make_key()), 4)
     for experience in collected:
@@ -262,8 +263,8 @@ def test_rewards_are_clipped_and_normalized_for_learning_alone(
 
 
 def test_evaluation_leaves_out_the_options_that_are_for_training(monkeypatch: pytest.MonkeyPatch, log: Log) -> None:
-    library = replace(HOST_LIBRARIES["gymnasium"], training_options=("fails_always",))
-    monkeypatch.setitem(HOST_LIBRARIES, "gymnasium", library)
+    library = replace(load_host_library("gymnasium"), training_options=("fails_always",))
+    monkeypatch.setitem(LIBRARIES, "gymnasium", library)
     workflow = make(env={"kwargs": {"fails_always": True}})
     state = workflow.init(workflow.make_key())
     workflow.evaluator.evaluate(state.agent_state, jax.random.key(0), 5)

@@ -11,16 +11,17 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rookery.envs import make_env, registration
+from rookery.envs import env_names, is_installed, make_env
+from rookery.envs.libraries import LIBRARIES, HostLibrary, is_on_host
 from rookery.errors import InvalidInputError, MissingExtraError, UnknownNameError
 from rookery.runners.envs import libraries
 from rookery.runners.envs.base_env import SINGLE_AGENT, End
-from rookery.runners.envs.libraries import HOST_LIBRARIES, host_env_names, make_host_env
+from rookery.runners.envs.libraries import load_host_library, make_host_env
 from tests.unit.runners.played_envs import column, play
 
 
 def test_names_of_host_libraries_are_told_from_those_of_the_device() -> None:
-    assert sorted(HOST_LIBRARIES) == sorted(registration.HOST_LIBRARIES)
+    assert sorted(filter(is_on_host, LIBRARIES)) == ["ale", "envpool", "gymnasium", "pettingzoo"]
     with pytest.raises(UnknownNameError, match=r"make_host_env\('ale/Pong-v5', num_envs\)"):
         make_env("ale/Pong-v5")
 
@@ -115,12 +116,14 @@ def test_drawing_looks_for_no_screen_where_there_is_none(monkeypatch: pytest.Mon
 
 
 def test_workflows_clip_the_rewards_of_atari_themselves_and_evaluate_whole_games() -> None:
-    ale, envpool = HOST_LIBRARIES["ale"], HOST_LIBRARIES["envpool"]
+    ale, envpool = LIBRARIES["ale"], LIBRARIES["envpool"]
+    assert isinstance(ale, HostLibrary)
+    assert isinstance(envpool, HostLibrary)
     assert ale.clips_rewards({})
     assert not ale.clips_rewards({"reward_clipping": False})
     assert not envpool.clips_rewards({})
     assert envpool.clips_rewards({"reward_clip": True})
-    assert not HOST_LIBRARIES["gymnasium"].clips_rewards({"reward_clipping": True})
+    assert not load_host_library("gymnasium").clips_rewards({"reward_clipping": True})
     kwargs = {"reward_clipping": True, "episodic_life": True, "frameskip": 2}
     assert ale.kwargs_of_envs(kwargs, is_evaluation=False) == {"episodic_life": True, "frameskip": 2}
     assert ale.kwargs_of_envs(kwargs, is_evaluation=True) == {"frameskip": 2}
@@ -155,7 +158,7 @@ def test_what_makes_gymnasium_envs_elsewhere_does_not_import_rookery(monkeypatch
 )
 def test_a_misspelt_name_is_an_error_with_the_nearest_one(name: str, advice: str) -> None:
     library = name.partition("/")[0]
-    if library in HOST_LIBRARIES and not HOST_LIBRARIES[library].installed:
+    if not is_installed(library):
         pytest.skip(f"{library} is not installed")
     with pytest.raises(UnknownNameError, match=advice):
         make_host_env(name, 1)
@@ -198,7 +201,7 @@ def test_a_missing_library_is_named_with_the_extra_that_installs_it(
 
 
 def test_listed_names_are_the_newest_and_can_be_made() -> None:
-    names = host_env_names("gymnasium")
+    names = env_names("gymnasium")
     assert "gymnasium/CartPole-v1" in names
     assert "gymnasium/CartPole-v0" not in names
     assert "gymnasium/HalfCheetah-v5" in names
