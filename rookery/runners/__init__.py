@@ -1,7 +1,7 @@
-"""Environments that are Python objects, may raise, hang, be killed or lie; and the runner that samples from them.
+"""Python environments, which may raise, hang, crash or return invalid data, and the runner that samples from them.
 
 `to_base_env` converts an environment of any kind, `make_host_env` makes one by its name, `EnvRunner` lets agents act in
-it. Names are imported on first use: the processes in which environments live import this package, and not JAX.
+it. Names are imported on first use: worker processes of environments import this package, but not JAX.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""What a user may hook into a runner, each hook with a typed event; hooks that are not overridden cost nothing."""
+"""Callbacks of a runner. Hooks that are not overridden cost nothing."""
 
 import logging
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class EpisodeEvent:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeEndEvent:
-    """An episode is over; `fault` says why if it failed."""
+    """An episode is over; `fault` is set if it failed."""
 
     base_env: "BaseEnv"
     episode: LiveEpisode
@@ -49,28 +49,28 @@ class SampleEvent:
 
 
 class Callbacks:
-    """Override what you need. Of each episode: created, start, every step, then end, after a fault if there was one."""
+    """Override the hooks that you need: created, start, every step and end of each episode, and its fault."""
 
     def on_episode_created(self, event: EpisodeEvent) -> None:
-        """An episode is about to be asked for: nothing of it is known but its env and its seed."""
+        """An episode is about to be requested: only its env and its seed are known."""
 
     def on_episode_start(self, event: EpisodeEvent) -> None:
-        """Its first observations are there."""
+        """The first observations of an episode have arrived."""
 
     def on_episode_step(self, event: EpisodeEvent) -> None:
-        """It made a step."""
+        """An episode made a step."""
 
     def on_env_fault(self, event: FaultEvent) -> None:
-        """Its environment failed."""
+        """An environment failed."""
 
     def on_episode_end(self, event: EpisodeEndEvent) -> None:
-        """It is over, with or without a fault."""
+        """An episode is over, with or without a fault."""
 
     def on_sample_end(self, event: SampleEvent) -> None:
         """A sample is complete."""
 
     def overridden(self) -> set[str]:
-        """The names of the hooks that do anything."""
+        """Return the names of the overridden hooks."""
         hooks = [name for name in vars(Callbacks) if name.startswith("on_")]
         return {name for name in hooks if getattr(type(self), name) is not getattr(Callbacks, name)}
 

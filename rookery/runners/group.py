@@ -174,7 +174,7 @@ class RunnerGroup(ABC):
 
     @abstractmethod
     def start(self, acting: ActingSpec, states: Sequence[RunnerState] = ()) -> None:
-        """Send the agents, once, and the states that the runners go on from; runners without one begin anew."""
+        """Send the agents, once, and the states that runners go on from; without one they begin a run."""
 
     @abstractmethod
     def send(self, index: int, request: FragmentRequest) -> None:
@@ -238,7 +238,7 @@ class LocalRunners(RunnerGroup):
         self._base_envs, self._runners, self._requests = {}, {}, {}
 
     def runner(self, index: int) -> EnvRunner:
-        """Return a runner; make it if there is none."""
+        """Return a runner; make it if needed."""
         if index not in self._runners:
             state = self._states[index] if index < len(self._states) else None
             base_env = self._envs_of(index)

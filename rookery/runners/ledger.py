@@ -1,11 +1,11 @@
-"""The ledger of a runner: every step of an environment is returned, discarded by a stated rule, or still to come."""
+"""The ledger of a runner: every env step is returned, discarded for a documented reason, or pending."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class Steps:
-    """A number of steps of envs, and of the rows that the agents in them made of these."""
+    """A number of env steps, and of the rows that agents made of them."""
 
     env_steps: int = 0
     rows: int = 0
@@ -18,12 +18,12 @@ class Steps:
 
 @dataclass(frozen=True)
 class Account:
-    """What became of some steps. Each number is counted where it happens; `is_exact` says whether they agree."""
+    """Steps by what became of them. Each number is counted on its own; `is_exact` is True if they agree."""
 
     taken: int
     returned: int
     discarded: int
-    """Steps of episodes that failed: they are never trained on."""
+    """Steps of failed episodes, which are never trained on."""
     pending: int
     """Steps that the next sample will return."""
 
@@ -34,7 +34,7 @@ class Account:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The accounts of the steps of envs and of rows."""
+    """The accounts of env steps and of rows."""
 
     env_steps: Account
     rows: Account

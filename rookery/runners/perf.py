@@ -1,4 +1,4 @@
-"""Where the time of a runner goes, phase by phase."""
+"""The time that each phase of a runner's step takes."""
 
 import enum
 import time
@@ -20,7 +20,7 @@ class Stage(enum.StrEnum):
 class Perf:
     """Milliseconds per runner step of each phase: the mean, or with `decay` an exponential moving average of it.
 
-    A phase is timed from one `mark` to the next, so nothing between two steps is missed and nothing counted twice.
+    A phase is timed from one `mark` to the next: no time is missed or counted twice.
     """
 
     def __init__(self, decay: float | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -33,7 +33,7 @@ class Perf:
         self._weight = 0.0
 
     def start(self) -> None:
-        """Start timing; what passed since the last mark belongs to nobody."""
+        """Start timing; the time since the last mark does not count."""
         self._last = self._clock()
 
     def mark(self, stage: Stage) -> None:
@@ -43,12 +43,12 @@ class Perf:
         self._last = now
 
     def end_step(self) -> None:
-        """Count a step; with `decay` it and those before it weigh less from now on."""
+        """Count a step; with `decay`, reduce the weight of all steps so far."""
         self._weight += 1.0
         if self._decay is not None:
             self._weight *= self._decay
             self._sums = {stage: self._decay * total for stage, total in self._sums.items()}
 
     def milliseconds(self) -> dict[str, float]:
-        """The milliseconds of a runner step that each phase takes."""
+        """Return the milliseconds of each phase per step."""
         return {stage.value: 1e3 * total / (self._weight or 1.0) for stage, total in self._sums.items()}

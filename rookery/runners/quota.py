@@ -1,4 +1,4 @@
-"""How much each environment has to give for a sample."""
+"""Quotas: how many steps or episodes each environment contributes to a sample."""
 
 from collections.abc import Collection
 from typing import Any
@@ -8,15 +8,15 @@ import numpy as np
 ENV_STEPS, AGENT_STEPS = "env_steps", "agent_steps"
 EPISODES, COMPLETE = "episodes", "complete_episodes"
 WHOLE_EPISODES = (EPISODES, COMPLETE)
-"""Units of which an env gives only whole ones: a number of episodes, or of steps in episodes that are complete."""
+"""Units that end with an episode: a number of episodes, or of steps in complete episodes."""
 NO_LIMIT = 2**62
 
 
 class Quota:
-    """How much each env still has to give for the present sample, in steps or episodes.
+    """The steps or episodes that each env still has to contribute to the present sample.
 
-    It is given out before, so that envs with short episodes do not give more of them; only envs whose episodes come
-    from outside share one. What all envs give alike is counted once.
+    Quotas are fixed beforehand, so that envs with short episodes do not contribute more of them. Only external envs
+    share one quota. A step that all envs make at once is counted once.
     """
 
     def __init__(
@@ -28,10 +28,10 @@ class Quota:
         self._used_by_all = 0
         self._absent = set(absent)
         self._order: list[int] = []
-        """Who gave what, one after the other, where all share."""
-        self._give_out(0 if is_shared else total)
+        """With a shared quota, the env of each step, in order."""
+        self._distribute(0 if is_shared else total)
 
-    def _give_out(self, total: int) -> None:
+    def _distribute(self, total: int) -> None:
         present = np.array([env for env in range(len(self._quotas)) if env not in self._absent], np.int64)
         if len(present):
             share, rest = divmod(total, len(present))
@@ -39,28 +39,28 @@ class Quota:
         self._set_range()
 
     def take_from(self, env: int) -> None:
-        """Give what an env cannot give any more to the others."""
+        """Distribute the rest of a lost env's quota over the others."""
         self._absent.add(env)
         if not self.is_shared:
             left = max(0, int(self._quotas[env]) - self._used_by_all)
             self._quotas[env] -= left
-            self._give_out(left)
+            self._distribute(left)
 
     def _set_range(self) -> None:
         self._least, self._most = int(self._quotas.min()), int(self._quotas.max())
 
     @property
     def largest(self) -> int:
-        """What is left of the largest quota."""
+        """The rest of the largest quota."""
         return self._most - self._used_by_all
 
     @property
-    def is_left_to_all(self) -> bool:
+    def has_left_all(self) -> bool:
         return self._least > self._used_by_all
 
     @property
     def overdraft(self) -> np.ndarray | None:
-        """How many env steps each env gave more than it had to; None if there are none."""
+        """The env steps of each env beyond its quota; None if there are none."""
         if self.unit != ENV_STEPS or self._least >= self._used_by_all:
             return None
         if self.is_shared:
@@ -68,7 +68,7 @@ class Quota:
         return np.maximum(self._used_by_all - self._quotas, 0)
 
     def credit(self, num_steps: np.ndarray) -> None:
-        """Count steps of each env that were given before; what they leave is given out anew."""
+        """Count steps of each env that were made before, and distribute the rest again."""
         if self.unit != ENV_STEPS:
             return
         if self.is_shared:
@@ -77,7 +77,7 @@ class Quota:
         total = int(self._quotas.sum())
         counted = np.clip(total - (np.cumsum(num_steps) - num_steps), 0, num_steps)
         self._quotas = counted.astype(np.int64)
-        self._give_out(total - int(counted.sum()))
+        self._distribute(total - int(counted.sum()))
         self._quotas -= num_steps
         self._set_range()
 
@@ -85,7 +85,7 @@ class Quota:
         return bool(self._quotas[env] > self._used_by_all)
 
     def use(self, unit: str, envs: Any, amount: int = 1) -> None:
-        """Note that these envs gave something; for steps of agents an env may be named several times."""
+        """Count steps or episodes of these envs; an env may be named several times for steps of agents."""
         if unit != self.unit or not len(envs):
             return
         if self.is_shared:

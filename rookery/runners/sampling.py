@@ -1,4 +1,4 @@
-"""How a runner samples, and what it returns."""
+"""The config of a runner, and the sample that it returns."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,9 +19,9 @@ ABORT, RAISE = "abort", "raise"
 class RunnerConfig:
     """How a runner samples.
 
-    A sample has `rollout_fragment_length` steps of each env, cut where they end ("truncate_episodes") or going on to
-    the end of the episode ("complete_episodes"); `count_steps_by` says whether these are steps of envs or of agents.
-    What an env returns and must not costs its episode (`on_invalid="abort"`) or the run ("raise").
+    A sample has `rollout_fragment_length` steps of each env and cuts episodes there (`batch_mode="truncate_episodes"`)
+    or goes on to their end ("complete_episodes"). `count_steps_by` counts steps of envs or of agents. On an invalid
+    observation, reward or flag, abort the episode (`on_invalid="abort"`) or raise ("raise").
     """
 
     rollout_fragment_length: int = 128
@@ -45,15 +45,15 @@ class RunnerConfig:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a runner returns: trajectories `[T, columns]` by policy, and what happened meanwhile."""
+    """Trajectories `[T, columns]` by policy, and the episodes and faults meanwhile."""
 
     batch: MultiAgentBatch
     first_carries: dict[PolicyID, Any]
     """The recurrent states before the first row, leaves `[columns, ...]`; `()` for agents without one."""
     episodes: list[EpisodeMetric]
-    """The episodes that ended, also those that failed."""
+    """The episodes that ended, failed ones included."""
     faults: list[Fault]
     env_steps: int
-    """The steps of envs that are in the batch."""
+    """The number of env steps in the batch."""
     agent_steps: int
-    """The rows in the batch that hold something."""
+    """The number of live rows in the batch."""

@@ -109,11 +109,11 @@ class QuotaSchedule(Schedule):
         if quota.largest <= 0:
             return True
         if self._has_fixed_shares and self._steps_together and quota.unit == ENV_STEPS:
-            return not quota.is_left_to_all
+            return not quota.has_left_all
         if not states.suspect and not states.lost and not states.restarting:
             return False
         absent = states.lost | states.suspect | states.restarting if self._has_fixed_shares else states.lost
-        return not any(map(quota.has_left, states.everyone - absent)) and not quota.is_left_to_all
+        return not any(map(quota.has_left, states.everyone - absent)) and not quota.has_left_all
 
     def may_begin(self, env: int) -> bool:
         return self.quota.unit not in WHOLE_EPISODES or self.quota.has_left(env)
@@ -128,7 +128,7 @@ class QuotaSchedule(Schedule):
         return self.num_episodes - 1, episode_seed(self._seed, self._runner_index, seed_number)
 
     def may_act(self, waiting: set[int]) -> set[int]:
-        if self.quota.is_left_to_all or self._steps_together:
+        if self.quota.has_left_all or self._steps_together:
             return waiting
         return set(filter(self.quota.has_left, waiting))
 

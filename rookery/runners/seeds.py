@@ -1,22 +1,22 @@
-"""Seeds of episodes: every one its own, whatever fails and is built anew."""
+"""Seeds of episodes: no two are alike, also after faults and restarts."""
 
 import functools
 import hashlib
 import struct
 
 NUM_SEEDS = 2**31
-"""Seeds are smaller: what NumPy's `RandomState` and simulators written in C take."""
+"""Seeds are below this limit, as NumPy's `RandomState` and simulators written in C require."""
 
 
 def episode_seed(run_seed: int, runner_index: int, number: int) -> int:
-    """Return the seed of an episode, by its number among those of one runner: no two of a run are alike.
+    """Return the seed of an episode, by its number in its runner: no two of a run are alike.
 
-    They repeat only if the number of runners, rounded up to a power of two, times that of their episodes exceeds 2^31.
-    Those of another `run_seed` are in another order.
+    Seeds repeat only if the number of runners, rounded up to a power of two, times the episodes of each exceeds 2^31.
+    Another `run_seed` gives them another order.
     """
     offset, first, second, third = _offset_and_keys(run_seed, runner_index)
-    # Adding a key, multiplying by an odd number and mixing the upper bits into the lower ones can all be undone, so
-    # this is a permutation of the numbers below 2^31.
+    # Adding a key, multiplying by an odd number and mixing the upper bits into the lower ones are all
+    # invertible, so this is a permutation of the numbers below 2^31.
     seed = ((number ^ offset) + first) * 0x2C1B3C6D % NUM_SEEDS
     seed = ((seed ^ seed >> 15) + second) * 0x297A2D39 % NUM_SEEDS
     seed = ((seed ^ seed >> 15) + third) * 0x2C1B3C6D % NUM_SEEDS

@@ -1,1 +1,1 @@
-"""How policies act: compiled, in batches, behind connectors."""
+"""Acting: compiled policies in batches, and the connectors around them."""

@@ -17,9 +17,9 @@ from rookery.types import Array, Key, PyTreeDict
 
 
 class Actor:
-    """One agent with its present state, compiled to act in some columns at a time.
+    """One agent with its state, compiled to act in some columns at a time.
 
-    Numbers of rows are rounded up to powers of two, so that few programs serve all of them.
+    The number of rows is rounded up to a power of two, so that few programs are compiled.
     """
 
     def __init__(self, agent: Agent, key: Key, explore: bool = True) -> None:
@@ -27,7 +27,7 @@ class Actor:
         self.is_recurrent = bool(jax.tree.leaves(agent.initial_carry((1,))))
         self.carry: Any = ()
         self.num_calls = 0
-        """How often it has acted: the random numbers of a call depend on it."""
+        """The number of calls so far, on which random numbers depend."""
         self._key_data = jax.random.key_data(key)
         self._key_impl = jax.random.key_impl(key)
         self._counter = jnp.uint32(0)
@@ -38,10 +38,10 @@ class Actor:
         self._program: Any = None
         self._explores = explore
         self._packings: dict[bool, tuple[Packing, Packing]] = {}
-        """Of the actions alone, and of the actions with the extras; by whether the actions are logged."""
+        """The packing of the actions, and of actions with extras; by whether the actions are logged."""
 
     def set_state(self, agent_state: AgentState) -> None:
-        """Act with these parameters from now on."""
+        """Act with this state from now on."""
         self._state_leaves, self._state_treedef = jax.tree.flatten(agent_state)
         if self._state_treedef not in self._programs:
             packings: dict[bool, tuple[Packing, Packing]] = {}
@@ -49,16 +49,16 @@ class Actor:
         self._program, self._packings = self._programs[self._state_treedef]
 
     def count_from(self, num_calls: int) -> None:
-        """Go on as if it had acted so often."""
+        """Continue the random numbers after `num_calls` calls."""
         self.num_calls = num_calls
         self._counter = jnp.asarray(num_calls & 0xFFFFFFFF, jnp.uint32)
 
     def reserve(self, num_columns: int) -> None:
-        """Make room for the memories of so many columns; those that are there keep theirs."""
+        """Make room for the recurrent states of `num_columns` columns; existing ones are kept."""
         self.carry = self.with_columns(self.carry, num_columns)
 
     def with_columns(self, carry: Any, num_columns: int) -> Any:
-        """Return memories for so many columns: those that are given, then new ones; `()` if there is none."""
+        """Return recurrent states of `num_columns` columns: the given ones, then initial ones; `()` without any."""
         if not self.is_recurrent:
             return ()
         fresh = self.agent.initial_carry((num_columns,))
@@ -69,22 +69,22 @@ class Actor:
     def act(
         self, obs: Any, num_rows: int, columns: np.ndarray | None, starts: np.ndarray | None, logged: Any = None
     ) -> PolicyOutput:
-        """Act on observations `[N, ...]` of these columns (None: of all); `starts` is 1 where an episode begins.
+        """Act on observations `[N, ...]` of these columns (None: of all); `starts` is True where an episode begins.
 
-        An agent without memory needs no `starts`. With `logged` these actions were taken already, and the agent says
-        what it thinks of them.
+        An agent without recurrent state needs no `starts`. `logged` actions were taken already: the agent computes
+        their extras.
         """
         if self._state_leaves is None:
-            raise InvalidInputError("a policy has no parameters yet: call set_agent_states before sampling.")
+            raise InvalidInputError("a policy has no state yet: call set_agent_states before sampling.")
         padding = 0 if columns is None else (1 << (num_rows - 1).bit_length()) - num_rows
         if padding:
             obs, logged = jax.tree.map(
                 lambda leaf: np.concatenate([leaf, np.repeat(leaf[:1], padding, axis=0)]), (obs, logged)
             )
-        memory = self._memory(num_rows, padding, columns, starts) if self.is_recurrent else None
+        recurrent = self._recurrent_inputs(num_rows, padding, columns, starts) if self.is_recurrent else None
         self.num_calls += 1
         packed, carry, self._counter = self._program(
-            self._counter, self._key_data, self._state_leaves, obs, logged, memory
+            self._counter, self._key_data, self._state_leaves, obs, logged, recurrent
         )
         if self.is_recurrent:
             self.carry = carry
@@ -94,10 +94,12 @@ class Actor:
         action_packing, packing = self._packings[logged is not None]
         return PolicyOutput(action_packing.unpack(arrays), arrays, packing)
 
-    def _memory(self, num_rows: int, padding: int, columns: np.ndarray | None, starts: np.ndarray | None) -> Any:
-        """What the agent remembers, which rows are whose, and where memory is to be cleared."""
+    def _recurrent_inputs(
+        self, num_rows: int, padding: int, columns: np.ndarray | None, starts: np.ndarray | None
+    ) -> Any:
+        """Return the recurrent states, the column of each row, and where an episode starts."""
         num_columns = len(jax.tree.leaves(self.carry)[0])
-        indexes = np.full(num_rows + padding, num_columns, np.int32)  # rows that only fill up belong to no column
+        indexes = np.full(num_rows + padding, num_columns, np.int32)  # padding belongs to no column
         indexes[:num_rows] = np.arange(num_rows) if columns is None else columns
         flags = np.zeros(num_rows + padding, np.float32)
         flags[:num_rows] = starts
@@ -112,11 +114,11 @@ class Actor:
         state_leaves: list[Any],
         obs: Any,
         logged: Any,
-        memory: Any,
+        recurrent: Any,
     ) -> tuple[list[Array], Any, Array]:
         policy_extras = PyTreeDict(carry=())
-        if memory is not None:
-            carry, columns, starts = memory
+        if recurrent is not None:
+            carry, columns, starts = recurrent
             mine = jax.tree.map(lambda leaf: leaf.at[columns].get(mode="clip"), carry)
             policy_extras = PyTreeDict(carry=mine, episode_start=starts)
         batch = SampleBatch(obs=obs, extras=PyTreeDict(policy_extras=policy_extras, env_extras=PyTreeDict()))
@@ -130,9 +132,9 @@ class Actor:
         extras = PyTreeDict(extras)
         next_carry = extras.pop("carry", ())
         carry = ()
-        if memory is not None:
+        if recurrent is not None:
             extras = extras.replace(next_carry=next_carry, episode_start=starts)
-            carry = jax.tree.map(lambda leaf, new: leaf.at[columns].set(new, mode="drop"), memory[0], next_carry)
+            carry = jax.tree.map(lambda leaf, new: leaf.at[columns].set(new, mode="drop"), recurrent[0], next_carry)
         packing = Packing.of((actions, extras))
         packings[logged is not None] = packing.first(jax.tree.structure(actions)), packing
         return packing.pack((actions, extras)), carry, counter + jnp.uint32(1)

@@ -1,4 +1,4 @@
-"""Small changes on the way from the env to the policy and back, each with a declared space; they work on whole batches.
+"""Connectors: transformations between env and policy, on whole batches, each with a declared space.
 
 What a connector keeps per column is reset with every episode. What it learns over the run, such as statistics, is its
 state, which is saved.
@@ -19,54 +19,54 @@ Tree = Any
 
 @dataclass(slots=True)
 class Rows:
-    """What the observations belong to that a connector is given."""
+    """Where the observations come from that a connector transforms."""
 
     columns: np.ndarray
     """The column of each row, `[N]`."""
     starts: np.ndarray
     """True where an episode begins, `[N]`."""
     actions: Tree
-    """What the agents of these columns did last; rows that start have no meaning. None before anybody has acted."""
+    """The last actions in these columns, meaningless where an episode starts. None before the first action."""
     rewards: np.ndarray
-    """What they got for it, `[N]`."""
+    """The rewards of these actions, `[N]`."""
 
 
 class ObsConnector(ABC):
-    """Changes what the policy sees."""
+    """Transforms the observations of the policy."""
 
     @abstractmethod
     def bind(self, obs_space: Space, action_space: Space) -> Space:
-        """Get ready for these spaces; return the space of what comes out."""
+        """Prepare for these spaces; return the space of the transformed observations."""
 
     @abstractmethod
     def __call__(self, obs: Tree, rows: Rows) -> Tree:
-        """Change the observations `[N, ...]`."""
+        """Return the transformed observations `[N, ...]`."""
 
     def reserve(self, num_columns: int) -> None:  # noqa: B027
-        """Make room for so many columns."""
+        """Make room for `num_columns` columns."""
 
     def get_state(self) -> dict[str, np.ndarray]:
-        """What was learned over the run."""
+        """Return what was learned over the run."""
         return {}
 
     def set_state(self, state: Mapping[str, np.ndarray]) -> None:  # noqa: B027
-        """Go on from what was learned before."""
+        """Continue from `get_state`."""
 
 
 class ActionConnector(ABC):
-    """Changes actions on their way to the env; what is stored is what the policy chose."""
+    """Transforms the actions for the env; the stored actions are those of the policy."""
 
     @abstractmethod
     def bind(self, action_space: Space) -> Space:
-        """Get ready for an env with this space; return the space that the policy acts in."""
+        """Prepare for an env with this action space; return the space that the policy acts in."""
 
     @abstractmethod
     def __call__(self, actions: Tree) -> Tree:
-        """Change the actions `[N, ...]`."""
+        """Return the transformed actions `[N, ...]`."""
 
 
 class FlattenObs(ObsConnector):
-    """Lays all numbers of an observation side by side; a `Discrete` entry becomes one-hot."""
+    """Flattens an observation to one vector; a `Discrete` entry becomes one-hot."""
 
     def bind(self, obs_space: Space, action_space: Space) -> Space:
         self._space = obs_space
@@ -78,7 +78,7 @@ class FlattenObs(ObsConnector):
 
 
 class FrameStack(ObsConnector):
-    """Shows the last `num_frames` observations, the oldest first, on the last axis of pixels or side by side.
+    """Stacks the last `num_frames` observations, oldest first: pixels on the last axis, vectors end to end.
 
     An episode begins with its first observation repeated.
     """
@@ -113,7 +113,7 @@ class FrameStack(ObsConnector):
 class NormalizeObs(ObsConnector):
     """Subtracts the mean and divides by the standard deviation of all observations so far, entry by entry.
 
-    `update=False` only applies what was learned, for evaluation.
+    `update=False` applies the statistics without updating them, for evaluation.
     """
 
     def __init__(self, clip: float = 10.0, update: bool = True) -> None:
@@ -152,7 +152,7 @@ class NormalizeObs(ObsConnector):
 
 
 class PreviousActionAndReward(ObsConnector):
-    """Adds what the agent did last, and what it got for it: zeros at the start of an episode."""
+    """Appends the last action and its reward: zeros at the start of an episode."""
 
     def bind(self, obs_space: Space, action_space: Space) -> Space:
         self._action_space = action_space
@@ -177,7 +177,7 @@ class PreviousActionAndReward(ObsConnector):
 
 
 class Unsquash(ActionConnector):
-    """Maps actions in [-1, 1] to the bounds of the env; what lies outside goes outside."""
+    """Maps actions in [-1, 1] to the bounds of the env, without clipping."""
 
     def bind(self, action_space: Space) -> Space:
         if not isinstance(action_space, Box) or not action_space.bounded:
@@ -192,7 +192,7 @@ class Unsquash(ActionConnector):
 
 
 class ClipActions(ActionConnector):
-    """Cuts actions off at the bounds of the env."""
+    """Clips actions to the bounds of the env."""
 
     def bind(self, action_space: Space) -> Space:
         if not isinstance(action_space, Box):
@@ -236,7 +236,7 @@ def _flatten(space: Space, values: Tree, num_rows: int) -> np.ndarray:
 
 
 def _entries(space: Dict | Tuple, values: Tree) -> list[tuple[Space, Tree]]:
-    """The spaces inside a space, each with its part of the values."""
+    """Return the spaces inside a space, each with its part of the values."""
     if isinstance(space, Dict):
         return [(part, None if values is None else values[name]) for name, part in space.spaces.items()]
     return [(part, None if values is None else values[index]) for index, part in enumerate(space.spaces)]

@@ -1,4 +1,4 @@
-"""What policies compute, laid side by side in one array: one result to fetch and one to store in each step."""
+"""Packing of policy outputs into one array: one result to fetch and to store in each step."""
 
 import functools
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Tree = Any
 
 @dataclass(frozen=True)
 class Place:
-    """Where the numbers of a leaf are: in columns of the common array, or in an array of their own."""
+    """The place of a leaf: columns of the common array, or its own array."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -29,9 +29,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Packing:
-    """How a tree of leaves `[N, ...]` lies in a list of arrays.
+    """The layout of a tree of leaves `[N, ...]` in a list of arrays.
 
-    All leaves of 32 bits share the first, uint32 `[N, columns]`, bit for bit; each of the others is by itself.
+    All leaves of 32 bits share the first array, uint32 `[N, columns]`, bit for bit. Every other leaf has its own.
     """
 
     treedef: Any
@@ -53,11 +53,11 @@ class Packing:
         return cls(treedef, tuple(places))
 
     def first(self, treedef: Any) -> "Packing":
-        """How the first part of the tree lies in the same arrays."""
+        """Return the layout of the first part of the tree in the same arrays."""
         return Packing(treedef, self.places[: treedef.num_leaves])
 
     def pack(self, tree: Tree) -> list[Array]:
-        """Lay a tree into its arrays, on the device."""
+        """Pack a tree into arrays, on the device."""
         columns, alone = [], []
         for leaf, place in zip(jax.tree.leaves(tree), self.places, strict=True):
             if place.dtype.itemsize == 4:
@@ -68,7 +68,7 @@ class Packing:
         return [jnp.concatenate(columns, axis=1), *alone] if columns else alone
 
     def unpack(self, arrays: list[np.ndarray]) -> Tree:
-        """Find the leaves in arrays that were packed; these may have any axes before the columns."""
+        """Return the tree of packed arrays, which may have any axes before the columns."""
         if self._is_one_leaf:
             return _leaf(arrays, self.places[0])
         return self.treedef.unflatten([_leaf(arrays, place) for place in self.places])

@@ -1,4 +1,4 @@
-"""The connectors of each policy, bound to the spaces that they work in."""
+"""Pipelines: the connectors of each policy, bound to their spaces."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ ActionConnectorsFn = Callable[[PolicyID], Sequence[ActionConnector]]
 
 
 class Pipeline:
-    """All connectors of one policy, each kind in the order in which it is passed."""
+    """All connectors of one policy, each kind in its order."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Pipeline:
 
 
 class PipelineMap:
-    """The pipelines of a runner by policy, built when they are first needed."""
+    """The pipelines of a runner by policy, made when they are first needed."""
 
     def __init__(
         self,
@@ -68,10 +68,10 @@ class PipelineMap:
         self._obs_connectors, self._action_connectors = obs_connectors, action_connectors
         self._pipelines: dict[PolicyID, Pipeline] = {}
         self._states: dict[PolicyID, Any] = {}
-        """Of policies whose pipelines are still to be built."""
+        """The states of pipelines that are not made yet."""
 
     def of(self, policy: PolicyID, agent: AgentID) -> Pipeline | None:
-        """The pipeline of a policy, for the spaces of the first agent that has it; None without connectors."""
+        """Return the pipeline of a policy, for the spaces of its first agent; None without connectors."""
         if policy not in self._pipelines:
             obs = self._obs_connectors(policy) if self._obs_connectors else ()
             actions = self._action_connectors(policy) if self._action_connectors else ()
@@ -83,7 +83,7 @@ class PipelineMap:
         return self._pipelines[policy]
 
     def forget(self, policy: PolicyID) -> None:
-        """Let go of the pipeline of a policy that nobody has any more."""
+        """Remove the pipeline of a policy that is not used any more."""
         self._pipelines.pop(policy, None)
 
     def get_state(self) -> dict[PolicyID, Any]:

@@ -14,7 +14,7 @@ DEFAULT_POLICY: PolicyID = "default"
 
 
 class PolicyMap:
-    """The policies of a runner. One that was removed acts on for the episodes that use it; new ones do not get it."""
+    """The policies of a runner. A removed policy acts on in the episodes that use it."""
 
     def __init__(self, agents: Mapping[PolicyID, Agent], key: Key, explore: bool) -> None:
         if not agents:
@@ -38,26 +38,26 @@ class PolicyMap:
         self._actors[policy] = actor
 
     def remove(self, policy: PolicyID) -> None:
-        """Give no new episode to a policy."""
+        """Remove a policy from new episodes."""
         self._removed[policy] = self._actors.pop(self._known(policy))
         if not self._actors:
             self._actors[policy] = self._removed.pop(policy)
             raise InvalidInputError(f"{policy!r} is the only policy: add another before removing it.")
 
     def forget_unused(self, used: set[PolicyID]) -> list[PolicyID]:
-        """Let go of the removed policies that no episode uses; return their names."""
+        """Forget the removed policies that no episode uses; return their names."""
         gone = [policy for policy in self._removed if policy not in used]
         for policy in gone:
             del self._removed[policy]
         return gone
 
     def set_states(self, agent_states: Mapping[PolicyID, AgentState]) -> None:
-        """Give some policies the parameters to act with."""
+        """Set the states that policies act with."""
         for policy, agent_state in agent_states.items():
             self[policy].set_state(agent_state)
 
     def check_may_begin(self, policy: PolicyID, used: Collection[PolicyID]) -> None:
-        """Raise unless an agent may begin with this policy, in an episode in which others are used already."""
+        """Raise unless an agent may get this policy, in an episode that uses the policies `used`."""
         if policy not in self._removed or policy not in used:
             self._known(policy)
 
@@ -65,7 +65,7 @@ class PolicyMap:
         return self._removed[policy] if policy in self._removed else self._actors[self._known(policy)]
 
     def __iter__(self) -> Iterator[PolicyID]:
-        """The policies that new episodes may get."""
+        """Iterate over the policies of new episodes."""
         return iter(self._actors)
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
-"""JAX's threefry with its rounds written out: the same numbers, in one kernel instead of a loop of small ones.
+"""JAX's threefry with unrolled rounds: the same numbers, in one kernel instead of a loop of small ones.
 
-On a CPU the loop, which compiles faster, costs as much time as a small network: too much for a program that acts once
-per call and is called for every step of the environments.
+The loop compiles faster, but on a CPU it takes as long as a small network: too long for a program that is called in
+every env step.
 """
 
 import math
@@ -17,7 +17,7 @@ PARITY = 0x1BD11BDA
 
 
 def unrolled(key: Key) -> Key:
-    """Return a threefry key that draws the same numbers by the generator written out, others as they are."""
+    """Return a threefry key with the unrolled generator, and other keys unchanged."""
     counts_elements = jax.config.jax_threefry_partitionable  # type: ignore[attr-defined]
     if jax.random.key_impl(key) != "threefry2x32" or not counts_elements:
         return key
@@ -25,7 +25,7 @@ def unrolled(key: Key) -> Key:
 
 
 def _encrypt(key: Array, high: Array, low: Array) -> tuple[Array, Array]:
-    """Threefry-2x32 with 20 rounds (Salmon et al. 2011) of counters in two words, under a key of two."""
+    """Threefry-2x32 with 20 rounds (Salmon et al. 2011): counters and key have two words each."""
     key_words = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(PARITY))
     high, low = high + key_words[0], low + key_words[1]
     for group in range(5):
@@ -39,7 +39,7 @@ def _encrypt(key: Array, high: Array, low: Array) -> tuple[Array, Array]:
 
 
 def _counted(key: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """Two words for each element of an array of less than 2^32."""
+    """Return the counters of an array with fewer than 2^32 elements, as two words each."""
     count = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
     return _encrypt(key, jnp.zeros_like(count), count)
 

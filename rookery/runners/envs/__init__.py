@@ -1,1 +1,1 @@
-"""Environments that are Python objects: one interface, and one file per library."""
+"""Python environments: one interface, and one file per library."""

@@ -12,7 +12,7 @@ from rookery.runners.envs.base_env import EPISODE_INFO
 from rookery.runners.envs.threaded import channels_last, images_channels_last, seeds_of
 
 MIN_PICTURE_HEIGHT = 252
-"""In pixels: observations are too small to be watched."""
+"""In pixels: observations are too small to watch."""
 
 
 def atari_names() -> list[str]:
@@ -26,8 +26,8 @@ def make_atari_games(
 ) -> "AtariGames":
     """Make copies of a game such as `Pong-v5`, whose observations are four gray frames of 84 by 84, channels last.
 
-    Of the `kwargs`, which else are ALE's, `episodic_life` ends an episode with each life and `reward_clipping` gives
-    the signs of the rewards; neither is the default.
+    The `kwargs` are those of ALE. `episodic_life` ends an episode with each life, `reward_clipping` replaces rewards by
+    their signs; both are off by default.
     """
     vector_env = importlib.import_module("ale_py.vector_env")
     spec = gymnasium.registry.get(f"ALE/{name}")
@@ -46,9 +46,9 @@ def make_atari_games(
 
 
 class AtariGames(gymnasium.vector.VectorEnv):
-    """ALE's games with channels last, lives as episodes if wanted, and the figures of whole games in the infos.
+    """ALE's games with channels last, optionally lives as episodes, and the figures of whole games in the infos.
 
-    ALE's own `episodic_life` begins a new game with every life, so that nobody ever plays a second one. Here the game
+    ALE's own `episodic_life` begins a new game with every life, so that second lives are never played. Here the game
     goes on: the observation after a lost life is the last of one episode and the first of the next. The score and the
     number of steps of a whole game come with its end, by the game's own rewards, whether or not they are clipped.
     """
@@ -77,19 +77,19 @@ class AtariGames(gymnasium.vector.VectorEnv):
         return self._obs, {}
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        obs, rewards, terminated, truncated, told = self.env.step(actions)
+        obs, rewards, terminated, truncated, infos = self.env.step(actions)
         self._obs = obs = channels_last(obs)
         is_game_over = terminated | truncated
         self._scores += rewards
         self._lengths += 1
         if self._episodic_life:
-            terminated = terminated | ((told["lives"] < self._lives) & ~is_game_over)
-        self._lives = told["lives"]
-        infos = self._infos(obs, terminated | truncated, is_game_over, told)
+            terminated = terminated | ((infos["lives"] < self._lives) & ~is_game_over)
+        self._lives = infos["lives"]
+        infos = self._infos(obs, terminated | truncated, is_game_over, infos)
         return obs, np.sign(rewards) if self._reward_clipping else rewards, terminated, truncated, infos
 
     def render(self) -> tuple[np.ndarray, ...]:
-        """Draw what the agents see last: the newest of the frames in an observation, each pixel as a square."""
+        """Render the newest frame of the last observation, each pixel as a square."""
         num_channels = 1 if self.env.grayscale else 3
         frames = self._obs[..., -num_channels:]
         frames = np.broadcast_to(frames, (*frames.shape[:3], 3))
@@ -100,14 +100,14 @@ class AtariGames(gymnasium.vector.VectorEnv):
         self.env.close()
 
     def _infos(
-        self, obs: np.ndarray, is_over: np.ndarray, is_game_over: np.ndarray, told: dict[str, Any]
+        self, obs: np.ndarray, is_over: np.ndarray, is_game_over: np.ndarray, infos: dict[str, Any]
     ) -> dict[str, Any]:
-        """What Gymnasium's vector envs tell of the episodes that are over, for `AutoresetMode.SAME_STEP`."""
+        """Return the final infos of Gymnasium's vector envs, for `AutoresetMode.SAME_STEP`."""
         if not is_over.any():
             return {}
         if not is_game_over.any():
             return {"final_obs": obs, "_final_obs": is_over}
-        final_obs = np.where(is_game_over[:, None, None, None], channels_last(told["final_obs"]), obs)
+        final_obs = np.where(is_game_over[:, None, None, None], channels_last(infos["final_obs"]), obs)
         games = {
             "game_return": self._scores.copy(),
             "_game_return": is_game_over,

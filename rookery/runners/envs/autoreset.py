@@ -43,17 +43,16 @@ from rookery.spaces import ArraySpace, Box, Dict, Discrete, MultiDiscrete, Space
 class AutoresetBaseEnv(BaseEnv):
     """A `gymnasium.vector.VectorEnv` in any autoreset mode, as it is; also one of EnvPool or an `AtariVectorEnv`.
 
-    Such envs step all at once: actions must be sent to all that can act. An env that is over and not asked for goes on
-    unseen, with actions that mean nothing, and is back with the first observation of a later episode; so does one that
-    returned what it must not. With `NEXT_STEP` a reset takes the place of a step of that env.
+    Such envs step all at once: actions must be sent to all that can act. An env that is over and not requested goes on
+    unseen, with arbitrary actions, and returns with the first observation of a later episode. So does an env that
+    returned invalid data. With `NEXT_STEP` a reset takes the place of a step of that env.
 
-    With `DISABLED`, every episode in Gymnasium's sync and async vector envs begins with the seed that was given for it.
-    In all others seeds are used at the first reset only, and later episodes go on from there; EnvPool takes its seed
-    when it is made.
+    With `DISABLED`, every episode in Gymnasium's sync and async vector envs begins with its own seed. In
+    all others seeds are used at the first reset only; EnvPool takes its seed when it is made.
 
-    An exception is a fault of all envs, which `make_env` then builds anew; without it they are lost. With `SAME_STEP`
-    the last observation of an episode is what the vector env gives as `final_obs`. Gymnasium's own do not copy it: for
-    an env that reuses the memory of its observations it is wrong, and another mode is needed.
+    An exception is a fault of all envs. `make_env` then restarts them; without it they are lost. With `SAME_STEP` the
+    last observation of an episode is `final_obs` of the vector env. Gymnasium's own do not copy it: it is wrong if an
+    env reuses the array of its observations. Use another mode then.
     """
 
     steps_together = True
@@ -83,17 +82,17 @@ class AutoresetBaseEnv(BaseEnv):
         self._idle_actions = _idle_actions(self._action_space, self.num_envs)
         self._actions: Any = None
         self._seeds: list[int | None] = [None] * self.num_envs
-        # Whose episode is followed; whose ended with the last step, followed or not; who is asked for a new one.
+        # Envs whose episode is followed, whose episode ended with the last step, and whose next episode is requested.
         self._is_live = np.zeros(self.num_envs, np.bool_)
         self._is_over = np.zeros(self.num_envs, np.bool_)
         self._wanted = set(range(self.num_envs))
-        # What the episodes began with that have not gone on since.
+        # The first observations of episodes without a step yet.
         self._firsts: dict[int, Reset] = {}
         self._needs_reset = True
         self._needs_rebuild = False
         self._failed: Failed | None = None
         self._is_at_work = False
-        """Whether the vector env was asked for something that it has not answered."""
+        """Whether the vector env has not answered the last call."""
 
     @property
     def spaces(self) -> Mapping[AgentID, tuple[Space, Space]]:
@@ -154,7 +153,7 @@ class AutoresetBaseEnv(BaseEnv):
         close_by_force(self.vector_env)
 
     def _go_on(self, timeout: float | None) -> EnvOutputs | None:
-        """Step if there are actions; else do what brings an env back that is asked for."""
+        """Step if there are actions; otherwise do what begins a requested episode."""
         if self._needs_rebuild:
             self._rebuild()
         if self._failed is not None:
@@ -171,7 +170,7 @@ class AutoresetBaseEnv(BaseEnv):
         elif missing == self._wanted and missing and timeout != 0 and not self._is_live.any():
             self._step(self._idle_actions)  # which resets the envs that are over
             if not self._wanted & self._firsts.keys():
-                self._reset_all()  # they are in the middle of episodes that nobody sees
+                self._reset_all()  # they are in the middle of unseen episodes
         return None
 
     def _step(self, actions: Any) -> EnvOutputs:
@@ -202,7 +201,7 @@ class AutoresetBaseEnv(BaseEnv):
         return VectorStep(obs, rewards, terminated, truncated, failed=failed), infos
 
     def _polled_step(self, step: VectorStep, infos: Mapping) -> EnvOutputs:
-        """Keep the envs that are followed, with the last observations of those that have gone on already."""
+        """Keep the followed envs, with the last observations of those that began another episode."""
         envs, obs = np.flatnonzero(self._is_live), step.obs
         if len(envs) < self.num_envs:
             obs = jax.tree.map(lambda leaf: leaf[envs], obs)
@@ -218,7 +217,7 @@ class AutoresetBaseEnv(BaseEnv):
         errors = self._checker.sample_bounds(obs, len(envs)) | errors
         failed = {env: failed for env, failed in step.failed.items() if self._is_live[env]}
         failed |= {int(envs[row]): as_failed(error, Phase.STEP) for row, error in errors.items()}
-        told = infos_by_env(infos, envs.tolist()) | final_infos
+        by_env = infos_by_env(infos, envs.tolist()) | final_infos
         return polled_step(
             envs,
             VectorStep(
@@ -226,7 +225,7 @@ class AutoresetBaseEnv(BaseEnv):
                 step.rewards[envs],
                 step.terminated[envs],
                 step.truncated[envs],
-                {env: info for env, info in told.items() if info},
+                {env: info for env, info in by_env.items() if info},
                 failed,
             ),
         )
@@ -267,14 +266,14 @@ class AutoresetBaseEnv(BaseEnv):
         self._keep_firsts(envs, self._checker.check_obs(obs, self.num_envs), infos)
 
     def _keep_firsts(self, envs: Collection[int], obs: Any, infos: Mapping) -> None:
-        told = infos_by_env(infos, envs)
-        self._firsts |= {env: (row_of(obs, env), told.get(env, {})) for env in envs}
+        by_env = infos_by_env(infos, envs)
+        self._firsts |= {env: (row_of(obs, env), by_env.get(env, {})) for env in envs}
 
     def _rebuild(self) -> None:
         self._needs_rebuild = False
         self.close()
         if self._make_env is None:
-            reason = "it was given as an object, without a make_env to build it anew"
+            reason = "it was given as an object, without a make_env to restart it"
             raise _BrokenError(Failed(FaultKind.EXITED, Phase.MAKE, reason))
         with _broken_by(Phase.MAKE):
             self.vector_env = self._make_env()
@@ -282,7 +281,7 @@ class AutoresetBaseEnv(BaseEnv):
         self._needs_reset = True
 
     def _polled_failure(self, failed: Failed) -> EnvOutputs:
-        """Tell of a failure of all envs that anybody waits for."""
+        """Return the failure of all envs that the runner waits for."""
         envs = sorted(self._wanted | set(np.flatnonzero(self._is_live).tolist()))
         self._failed = failed
         self._actions = None
@@ -294,7 +293,7 @@ class AutoresetBaseEnv(BaseEnv):
 
 
 class _BrokenError(Exception):
-    """The vector env as a whole is of no use any more."""
+    """The vector env as a whole is broken."""
 
     def __init__(self, failed: Failed) -> None:
         super().__init__(failed.error)
@@ -321,7 +320,7 @@ def _replaced(leaf: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.ndar
 
 
 def _idle_actions(space: Space, num_envs: int) -> Any:
-    """Return actions for envs that nobody follows."""
+    """Return actions for envs that are not followed."""
     match space:
         case Dict():
             return {name: _idle_actions(part, num_envs) for name, part in space.spaces.items()}

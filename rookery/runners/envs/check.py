@@ -1,4 +1,4 @@
-"""A plain verdict on a host environment by its name: it is played at random, through the interface of the runner."""
+"""Checks of a host environment by its name: it is played at random, through the runner's interface."""
 
 import contextlib
 from collections.abc import Iterator
@@ -41,11 +41,11 @@ from rookery.testing.describe import (
 from rookery.types import Array, Key
 
 MAX_STEPS_TO_AN_END = 4_000
-"""How long an episode is waited for to end: a game of Pong by random actions takes about a thousand steps."""
+"""The steps after which an episode is taken for endless: a random game of Pong takes about a thousand."""
 
 
 def check_host_env_by_name(name: str, show_fn: ShowFn | None = None) -> CheckReport:
-    """Check `library/name` of a host library; those of Gymnasium have rules of their own, for the env as it is."""
+    """Check `library/name` of a host library; Gymnasium environments have additional rules."""
     if name.startswith("gymnasium/"):
         gymnasium_spec(name)
         return check_env_by_name(name, show_fn)
@@ -54,13 +54,13 @@ def check_host_env_by_name(name: str, show_fn: ShowFn | None = None) -> CheckRep
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What an agent was told at one moment, its observation copied before it could be overwritten."""
+class Observed:
+    """The outputs for one agent at one moment, with a copy of its observation."""
 
     when: str
     agent: AgentID
     obs: Any
-    """None if there was none."""
+    """None if it is missing."""
     reward: float
     end: End
 
@@ -69,10 +69,10 @@ class Heard:
 class Play:
     """A record of random steps."""
 
-    heard: list[Heard] = field(default_factory=list)
+    observed: list[Observed] = field(default_factory=list)
     num_steps: int = 0
     lengths: list[int] = field(default_factory=list)
-    """Of the episodes that came to an end."""
+    """The lengths of the finished episodes."""
 
 
 class HostSubject:
@@ -85,7 +85,7 @@ class HostSubject:
             self.is_multi_agent = base_env.is_multi_agent
 
     def opened(self, render: bool = False) -> contextlib.closing[BaseEnv]:
-        """Make the env anew, for a `with` statement."""
+        """Make the env, for a `with` statement."""
         return contextlib.closing(make_host_env(self.name, 1, render=render))
 
     @cached_property
@@ -109,8 +109,8 @@ class HostSubject:
         return play
 
     def first_obs(self, seed: int) -> list[Any]:
-        """Return what the agents see first."""
-        return [heard.obs for heard in self.play(seed, num_steps=0).heard]
+        """Return the first observations of the agents."""
+        return [row.obs for row in self.play(seed, num_steps=0).observed]
 
     def _take_in(self, polled: EnvOutputs, play: Play) -> None:
         for fault in polled.failed.values():
@@ -122,7 +122,7 @@ class HostSubject:
         when = AFTER_RESET if polled.resets else f"at step {play.num_steps}"
         for row, (agent, obs) in enumerate(_observed(polled)):
             obs = jax.tree.map(np.array, obs)
-            play.heard.append(Heard(when, agent, obs, float(polled.rewards[row]), End(int(polled.ends[row]))))
+            play.observed.append(Observed(when, agent, obs, float(polled.rewards[row]), End(int(polled.ends[row]))))
 
     def _random_actions(self, polled: EnvOutputs, seed: int, num_steps: int) -> Actions:
         key = jax.random.fold_in(jax.random.key(seed), num_steps)
@@ -138,7 +138,7 @@ class HostSubject:
 
 
 def _observed(polled: EnvOutputs) -> Iterator[tuple[AgentID, Any]]:
-    """Go through the rows: whose each is, and what is seen."""
+    """Iterate over the rows: agent and observation."""
     for row in range(len(polled.envs)):
         if polled.agents is None:
             yield SINGLE_AGENT, jax.tree.map(lambda leaf, row=row: leaf[row], polled.obs)
@@ -170,22 +170,22 @@ def check_random_steps(subject: HostSubject) -> Finding:
 
 
 def check_observations(subject: HostSubject) -> Finding:
-    for heard in subject.random_play.heard:
-        what = f"the observation of {heard.agent}" if subject.is_multi_agent else "the observation"
-        if heard.obs is None:
+    for row in subject.random_play.observed:
+        what = f"the observation of {row.agent}" if subject.is_multi_agent else "the observation"
+        if row.obs is None:
             continue
-        if outside := first_outside(subject.spaces[heard.agent][0], heard.obs, what):
-            return failed(f"{heard.when} {outside}: correct the space or the observation.")
-        for name, _, array in with_spaces(subject.spaces[heard.agent][0], heard.obs, what):
+        if outside := first_outside(subject.spaces[row.agent][0], row.obs, what):
+            return failed(f"{row.when} {outside}: correct the space or the observation.")
+        for name, _, array in with_spaces(subject.spaces[row.agent][0], row.obs, what):
             if np.issubdtype(array.dtype, np.inexact) and np.isnan(array).any():
-                return failed(f"{heard.when} {name} holds a NaN.")
+                return failed(f"{row.when} {name} holds a NaN.")
     return passed(f"inside their spaces over {NUM_RANDOM_STEPS} random steps.")
 
 
 def check_agents(subject: HostSubject) -> Finding:
     if not subject.is_multi_agent:
         return skipped("the env has one agent.")
-    seen = {heard.agent for heard in subject.random_play.heard}
+    seen = {row.agent for row in subject.random_play.observed}
     absent = [str(agent) for agent in subject.spaces if agent not in seen]
     if absent:
         return warned(f"{', '.join(absent)} never took part in {NUM_RANDOM_STEPS} random steps.")
@@ -194,7 +194,7 @@ def check_agents(subject: HostSubject) -> Finding:
 
 def check_same_seed(subject: HostSubject) -> Finding:
     first, second = subject.random_play, subject.play(SEED)
-    for one, other in zip(first.heard, second.heard, strict=False):
+    for one, other in zip(first.observed, second.observed, strict=False):
         whose = f" of {one.agent}" if subject.is_multi_agent else ""
         if (one.when, one.agent) != (other.when, other.agent):
             return failed(f"two runs with one seed are not about the same agent and step {one.when}.")
@@ -228,9 +228,9 @@ def check_render(subject: HostSubject) -> Finding:
             base_env.poll()
             frame = base_env.try_render(0)
     except Exception as error:
-        return warned(f"drawing it raised {describe_error(error)}: agents can learn, but there will be no pictures.")
+        return warned(f"rendering raised {describe_error(error)}: agents can learn, but there will be no videos.")
     if frame is None:
-        return skipped("the env cannot be drawn.")
+        return skipped("the env cannot be rendered.")
     if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
         return failed(f"its picture is {leaf_text(frame)}; expected uint8[height, width, 3].")
     return passed(f"{leaf_text(frame)}.")
@@ -244,10 +244,9 @@ HOST_RULES = (
     Rule("same seed, same trajectory", check_same_seed),
     Rule("different seeds, other starts", check_other_seeds),
     Rule("episodes end", check_episodes_end),
-    Rule("render draws a picture", check_render),
+    Rule("render returns an image", check_render),
 )
 """The rules for an env of a host library, in the order they are checked.
 
-That rewards are finite numbers, flags bools and observations of the right shape is part of every step: a step in which
-they are not does not run.
+Every step also checks that rewards are finite numbers, flags bools and observations of the right shape.
 """

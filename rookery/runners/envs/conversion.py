@@ -1,4 +1,4 @@
-"""Every kind of host environment to the one form that the runner knows."""
+"""Conversion of any host environment to `BaseEnv`."""
 
 import contextlib
 import functools
@@ -34,11 +34,11 @@ def to_base_env(
     envs_per_process: int = 1,
     step_timeout: float | None = None,
 ) -> BaseEnv:
-    """Convert an environment of any kind into `num_envs` of them, as the runner knows them.
+    """Convert an environment of any kind into a `BaseEnv` of `num_envs` environments.
 
-    `make_env(index)` makes the others, makes one anew that failed, and makes the first one too if there is no `env`.
-    With `processes` all live in other processes, `envs_per_process` in each, where they may also crash, or hang for
-    `step_timeout` seconds; then one more is made here, to see what it is. Vector environments are as many as they are.
+    `make_env(index)` makes the other environments, replaces one that failed, and makes the first too if `env` is not
+    given. With `processes` all run in other processes, `envs_per_process` in each, where they may also crash, or hang
+    for `step_timeout` seconds; one more is made here, to find out its kind. A vector environment keeps its number.
     """
     check_count("num_envs", num_envs)
     if env is not None and processes:
@@ -87,5 +87,5 @@ def _as_it_is(env: Any, num_envs: int, make_env: Callable[[int], Any] | None, na
 
 
 def _making_dict_envs(make_env: Callable[[int], Any]) -> Callable[[int], Any]:
-    """Return what makes PettingZoo envs and wraps them."""
+    """Return a function that makes and wraps PettingZoo envs."""
     return lambda index: as_dict_env(make_env(index))

@@ -17,9 +17,9 @@ def envpool_names() -> list[str]:
 
 
 class EnvPoolEnvs(gymnasium.vector.VectorEnv):
-    """Envs of EnvPool, which take seeds only when they are made: a reset with seeds makes them anew.
+    """Envs of EnvPool, which take seeds only when they are made: a reset with seeds makes new ones.
 
-    Images have their channels last. Infos are left out.
+    Images have channels last. Infos are omitted.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class EnvPoolEnvs(gymnasium.vector.VectorEnv):
         pool = envpool.make(self._name, env_type="gymnasium", num_envs=self.num_envs, **{**self._options, **options})
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*precision lowered by casting")
-            _ = pool.observation_space, pool.action_space  # made when first read, with warnings of their rounded bounds
+            _ = pool.observation_space, pool.action_space  # made when first read, with warnings about rounded bounds
         return pool
 
     def _observed(self, obs: Any) -> Any:

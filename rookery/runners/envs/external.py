@@ -1,4 +1,4 @@
-"""Environments that are in control themselves: simulators that begin and end episodes and ask for actions."""
+"""External environments: simulators that begin and end episodes themselves and ask for actions."""
 
 import enum
 import threading
@@ -22,7 +22,7 @@ from rookery.spaces import Dict, Space, Tuple, check_discrete_range
 from rookery.types import PyTreeDict
 
 CLOSE_TIMEOUT = 1.0
-"""Seconds that `close` waits for simulators to notice; their threads do not keep the program from ending."""
+"""Seconds that `close` waits for simulators; their threads do not keep the program alive."""
 
 
 class ExternalEnvClosedError(RookeryError):
@@ -30,7 +30,7 @@ class ExternalEnvClosedError(RookeryError):
 
 
 class EpisodeLostError(RookeryError):
-    """The runner has given up an episode that the simulator still played."""
+    """The runner has discarded an episode that the simulator still plays."""
 
 
 class _Stage(enum.Enum):
@@ -41,7 +41,7 @@ class _Stage(enum.Enum):
     FREE = enum.auto()
     """The simulator may begin one."""
     PLAYING = enum.auto()
-    """The simulator goes on."""
+    """The simulator computes."""
     SHOWN = enum.auto()
     """There is a row to poll."""
     ASKED = enum.auto()
@@ -49,12 +49,12 @@ class _Stage(enum.Enum):
 
 
 _AWAITED = (_Stage.FREE, _Stage.PLAYING, _Stage.ASKED)
-"""Where something is to come from the simulator."""
+"""The stages in which the simulator acts next."""
 
 
 @dataclass(slots=True)
 class _Shown:
-    """What the simulator shows: a row of `EnvOutputs`."""
+    """An output of the simulator: a row of `EnvOutputs`."""
 
     obs: Any
     reward: float
@@ -71,7 +71,7 @@ class _Episode:
     id: str
     has_begun: bool = False
     reward: float = 0.0
-    """What was logged since the last observation."""
+    """The reward since the last observation."""
     info: dict[str, Any] = field(default_factory=dict)
     action: Any = None
 
@@ -86,7 +86,7 @@ class _Slot:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a row to poll of an episode that goes on."""
+        """Whether there is a row to poll of a running episode."""
         return self.stage is _Stage.SHOWN and self.shown is not None and self.shown.end is End.RUNNING
 
     def clear(self, stage: _Stage) -> None:
@@ -94,11 +94,11 @@ class _Slot:
 
 
 class ExternalEnv(ABC):
-    """A simulator that is in control: implement `run`, which plays episodes for ever, and hand it to `to_base_env`.
+    """A simulator that is in control: implement `run`, which plays episodes for ever, and pass it to `to_base_env`.
 
-    `run` is called in a thread of its own. In it, or in threads that it starts, the simulator calls `start_episode`,
-    then `get_action` or `log_action` at each step and `log_returns` for what it led to, and `end_episode`. If `run`
-    raises or returns, the episodes it left open fail, and it is called again. Up to `max_episodes` are played at once.
+    `run` is called in its own thread. In it, or in threads that it starts, the simulator calls `start_episode`, then
+    `get_action` or `log_action` at each step and `log_returns` for the rewards, and `end_episode`. If `run` raises or
+    returns, the open episodes fail, and it is called again. Up to `max_episodes` are played at once.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class ExternalEnv(ABC):
         """Play episodes."""
 
     def start_episode(self, episode_id: str | None = None) -> str:
-        """Begin an episode, as soon as the runner wants one; return its id."""
+        """Begin an episode as soon as the runner requests one; return its id."""
         with self._changed:
             episode = _Episode(uuid.uuid4().hex if episode_id is None else episode_id)
             self._check_startable(episode.id)
@@ -134,7 +134,7 @@ class ExternalEnv(ABC):
             return episode.id
 
     def get_action(self, episode_id: str, obs: Any) -> Any:
-        """Return what the policy does on an observation."""
+        """Return the action of the policy on an observation."""
         with self._changed:
             slot, episode = self._open(episode_id)
             self._show(slot, episode, obs)
@@ -142,7 +142,7 @@ class ExternalEnv(ABC):
             return episode.action
 
     def log_action(self, episode_id: str, obs: Any, action: Any) -> None:
-        """Tell which action the simulator chose itself on an observation."""
+        """Log the action that the simulator chose itself on an observation."""
         action = jax.tree.map(np.asarray, action)
         self.action_space.check(action, "the logged action")
         check_discrete_range(self.action_space, action, "the logged action")
@@ -151,7 +151,7 @@ class ExternalEnv(ABC):
             self._show(*self._open(episode_id), obs, logged_action=action)
 
     def log_returns(self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None) -> None:
-        """Tell what came of the last action; rewards until the next observation are summed up."""
+        """Log the reward of the last action; rewards until the next observation are summed up."""
         number = check_reward(reward)
         check_info(info or {})
         with self._changed:
@@ -176,7 +176,7 @@ class ExternalEnv(ABC):
     def _show(
         self, slot: _Slot, episode: _Episode, obs: Any, end: End = End.RUNNING, logged_action: Any = None
     ) -> None:
-        """Put a row where the runner finds it, when it has answered the one before."""
+        """Show a row to the runner, after it has answered the one before."""
         stacked, errors = self._stacker.stack([obs])
         for error in errors.values():
             raise error
@@ -220,10 +220,10 @@ class ExternalEnv(ABC):
 
 
 class ExternalBaseEnv(BaseEnv):
-    """Simulators that are in control, as the runner knows them: each episode they may play at once is an env.
+    """External simulators as a `BaseEnv`: each episode that they may play at once is an env.
 
-    An env that is asked for an episode is quiet until a simulator begins one. Seeds have no effect. Actions for an
-    observation on which the simulator chose itself are accepted and forgotten.
+    A requested episode begins when a simulator begins it. Seeds have no effect. Actions on observations for which the
+    simulator chose itself are ignored.
     """
 
     is_external = True
@@ -304,7 +304,7 @@ class ExternalBaseEnv(BaseEnv):
                 env._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _shown(self) -> dict[int, _Shown]:
-        """The rows that wait to be polled, but those of episodes that no simulator goes on with."""
+        """Return the rows to poll, without those of episodes whose simulator has stopped."""
         return {
             index: slot.shown
             for index, (slot, owner) in enumerate(zip(self._slots, self._owners, strict=True))
@@ -312,7 +312,7 @@ class ExternalBaseEnv(BaseEnv):
         }
 
     def _failed(self) -> dict[int, Failed]:
-        """Why nothing more will come of slots from which something is expected, but whose simulator has stopped."""
+        """Return the failures of slots that wait for a simulator that has stopped."""
         failed = {}
         for index, (slot, owner) in enumerate(zip(self._slots, self._owners, strict=True)):
             if owner._stopped is not None and (slot.stage in _AWAITED or slot.is_running):
@@ -344,7 +344,7 @@ class ExternalBaseEnv(BaseEnv):
 
 
 def _as_policies_act(space: Space, action: Any) -> Any:
-    """Give an action the dtypes in which policies choose theirs."""
+    """Convert an action to the dtypes of policy actions."""
     match space:
         case Dict():
             return PyTreeDict({name: _as_policies_act(part, action[name]) for name, part in space.spaces.items()})
@@ -354,7 +354,7 @@ def _as_policies_act(space: Space, action: Any) -> Any:
 
 
 def _run(env: ExternalEnv) -> None:
-    """Play, and note why it ended."""
+    """Run a simulator, and keep the reason why it ended."""
     try:
         env.run()
         stopped = Failed(FaultKind.EXITED, Phase.STEP, "run() returned")

@@ -1,4 +1,4 @@
-"""What vector environments of Gymnasium, and those of EnvPool and ALE that look alike, differ in."""
+"""Differences between the vector environments of Gymnasium, EnvPool and ALE."""
 
 import contextlib
 import multiprocessing.connection
@@ -15,11 +15,11 @@ from rookery.runners.envs.validation import InvalidReplyError, row_of
 from rookery.runners.faults import Failed, FaultKind, Phase
 
 FINAL_OBS, FINAL_INFO = "final_obs", "final_info"
-"""Where Gymnasium puts what an episode ended with, if the step that ended it began the next one."""
+"""The entry for the last info of an episode, if the same step began the next one."""
 
 
 class VectorInfo(Mapping):
-    """The info of one env out of the infos of a vector env, read when it is asked for."""
+    """The info of one env out of the infos of a vector env, read on demand."""
 
     __slots__ = ("_env", "_infos")
 
@@ -49,12 +49,12 @@ class VectorInfo(Mapping):
 
 
 def infos_by_env(infos: Mapping, envs: Collection[int]) -> dict[int, Mapping]:
-    """Divide the infos of a vector env between its envs; empty ones are left out."""
+    """Return the infos of a vector env by env; empty infos are omitted."""
     return {env: info for env in envs if (info := VectorInfo(infos, env))} if infos else {}
 
 
 def autoreset_mode_of(vector_env: gymnasium.vector.VectorEnv, name: str = "vector_env") -> AutoresetMode:
-    """Find out when a vector env resets its envs; raise if it does not say."""
+    """Return the autoreset mode of a vector env; raise if it has none."""
     # `metadata` may be a dict of the class, in which the last instance that was made has overwritten the mode of all
     # others: Gymnasium's sync and async vector envs share that of the env they hold, ALE that of all vector envs.
     mode = getattr(getattr(vector_env, "unwrapped", vector_env), "autoreset_mode", None)
@@ -74,7 +74,7 @@ def autoreset_mode_of(vector_env: gymnasium.vector.VectorEnv, name: str = "vecto
 
 
 def death_of_a_process(vector_env: Any, phase: Phase) -> Failed | None:
-    """Say how a process of Gymnasium's async vector env ended, which itself speaks only of the end of a file."""
+    """Return how a process of Gymnasium's async vector env ended, whose own error names only the end of a file."""
     bare = getattr(vector_env, "unwrapped", vector_env)
     if not isinstance(bare, AsyncVectorEnv):
         return None
@@ -82,7 +82,7 @@ def death_of_a_process(vector_env: Any, phase: Phase) -> Failed | None:
     for env, process in enumerate(bare.processes):
         if process.sentinel not in ended:
             continue
-        process.join(timeout=1.0)  # its files are closed shortly before it has an exit code
+        process.join(timeout=1.0)  # its files are closed shortly before its exit code is known
         exit_code = process.exitcode or 0
         if exit_code < 0:
             name = signal.Signals(-exit_code).name
@@ -92,7 +92,7 @@ def death_of_a_process(vector_env: Any, phase: Phase) -> Failed | None:
 
 
 def close_by_force(vector_env: Any) -> None:
-    """Close a vector env that may never answer; Gymnasium's async one would wait for what it was asked last."""
+    """Close a vector env that may never answer; Gymnasium's async one would wait for its last call."""
     bare = getattr(vector_env, "unwrapped", vector_env)
     options = {}
     if isinstance(bare, AsyncVectorEnv):
@@ -107,7 +107,7 @@ def close_by_force(vector_env: Any) -> None:
 
 
 def is_envpool(vector_env: Any) -> bool:
-    """Tell EnvPool by what only it has, without importing it."""
+    """Return whether this is an EnvPool env, without importing EnvPool."""
     return hasattr(vector_env, "all_env_ids")
 
 
@@ -116,14 +116,14 @@ def takes_a_seed_for_each(vector_env: Any) -> bool:
 
 
 def batch_size_of(vector_env: Any) -> int:
-    """The number of envs that answer each step: EnvPool and ALE may let some of them lag behind."""
+    """Return the number of envs that answer each step: EnvPool and ALE may step only some of them."""
     if is_envpool(vector_env):
         return vector_env.config["batch_size"] if vector_env.is_async else vector_env.num_envs
     return getattr(getattr(vector_env, "unwrapped", vector_env), "batch_size", vector_env.num_envs)
 
 
 def seed_arguments(vector_env: Any, seeds: list[int | None]) -> dict[str, Any]:
-    """Return the arguments of `reset` that give the envs these seeds, as far as the vector env can be given any."""
+    """Return the arguments of `reset` for these seeds, as far as the vector env takes seeds."""
     bare = getattr(vector_env, "unwrapped", vector_env)
     given = [seed for seed in seeds if seed is not None]
     if not given or is_envpool(bare):

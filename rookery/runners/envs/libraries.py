@@ -46,9 +46,9 @@ def make_host_env(
 ) -> BaseEnv:
     """Make `num_envs` host environments by their name: `make_host_env("gymnasium/CartPole-v1", 8)`.
 
-    `episode_length` replaces the time limit of the env. `processes` and what follows are explained at `to_base_env`.
-    Only with `render` can they be drawn. Without `sample_bounds` observations may leave the bounds of their space.
-    `kwargs` go to the library.
+    `episode_length` replaces the time limit of the env. `processes`, `envs_per_process` and `step_timeout` are
+    explained at `to_base_env`. Environments can be rendered only with `render`. Without `sample_bounds` observations may
+    leave the bounds of their space. `kwargs` go to the library.
     """
     check_count("num_envs", num_envs)
     if episode_length is not None:
@@ -64,7 +64,7 @@ def make_host_env(
     if step_timeout is not None and not processes:
         raise InvalidInputError(f"step_timeout={step_timeout} can be kept in other processes only: set processes=True.")
     if render:
-        _draw_without_a_screen()
+        _render_without_a_screen()
     make_fn = getattr(library.load(), library.make_fn)
     if library.has_threads:
         make_vector_env = partial(make_fn, env_name, num_envs, episode_length, render, kwargs)
@@ -82,8 +82,8 @@ def make_host_env(
     return VectorBaseEnv(TransportVectorEnv(transport, sample_bounds, time_limit), name)
 
 
-def _draw_without_a_screen() -> None:
-    """Keep pygame from looking for a loudspeaker, and pygame and MuJoCo for a screen where there is none."""
+def _render_without_a_screen() -> None:
+    """Keep pygame from using audio, and pygame and MuJoCo from opening a screen where there is none."""
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
     if sys.platform == "linux" and not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
@@ -91,13 +91,13 @@ def _draw_without_a_screen() -> None:
 
 
 RGB_ARRAY = "rgb_array"
-"""The render mode of Gymnasium in which an env returns pictures."""
+"""The render mode of Gymnasium that returns images."""
 GYMNASIUM_EXTRAS = {"gymnasium.envs.box2d": ("Box2D", "box2d"), "gymnasium.envs.mujoco": ("mujoco", "mujoco")}
-"""The package that the envs of a module of Gymnasium need, and the extra that installs it."""
+"""The package that a module of Gymnasium needs, and the extra that installs it."""
 
 
 def gymnasium_names() -> list[str]:
-    """The ids registered with Gymnasium: of each env the newest version that is not withdrawn, and no game of ALE."""
+    """Return the ids registered with Gymnasium: the newest version of each env that still exists, without ALE."""
     newest: dict[tuple[str | None, str], gymnasium.envs.registration.EnvSpec] = {}
     for spec in gymnasium.registry.values():
         key = (spec.namespace, spec.name)
@@ -120,27 +120,27 @@ def gymnasium_factory(
             raise missing_extra(package, extra)
     options = {"disable_env_checker": True, **kwargs}
     if render and "render_mode" not in options:
-        _check_drawable(spec)
+        _check_renders(spec)
         options["render_mode"] = RGB_ARRAY
     spec = copy.deepcopy(spec)
-    # Wrappers that cost a call for each env and step: the order is kept by the runner, the time by the vector env.
+    # Without wrappers that cost a call per env and step: the runner keeps the order, the vector env the time.
     spec.order_enforce, spec.max_episode_steps = False, None
 
-    # It is sent to other processes by value and mentions nothing of Rookery, which is then not imported there.
+    # It is pickled by value and refers to nothing in Rookery, which other processes then need not import.
     def make_env(index: int) -> gymnasium.Env:
         return gymnasium.make(spec, **options)
 
     return make_env
 
 
-def _check_drawable(spec: gymnasium.envs.registration.EnvSpec) -> None:
-    """Raise if the class that is registered with Gymnasium says that it returns no pictures."""
+def _check_renders(spec: gymnasium.envs.registration.EnvSpec) -> None:
+    """Raise if the class that is registered with Gymnasium declares no image render mode."""
     creator: Any = spec.entry_point
     if isinstance(creator, str):
         try:
             creator = gymnasium.envs.registration.load_env_creator(creator)
         except Exception:
-            return  # what is wrong with it is told when the env is made
+            return  # making the env will raise the error
     metadata = getattr(creator, "metadata", None)
     if isinstance(metadata, dict) and RGB_ARRAY not in (modes := metadata.get("render_modes") or ()):
         raise InvalidInputError(
@@ -149,7 +149,7 @@ def _check_drawable(spec: gymnasium.envs.registration.EnvSpec) -> None:
 
 
 def gymnasium_spec(name: str) -> gymnasium.envs.registration.EnvSpec:
-    """Return what is registered with Gymnasium under a name like `gymnasium/CartPole-v1`; raise if nothing is."""
+    """Return the spec of a name like `gymnasium/CartPole-v1`; raise if it is not registered."""
     module, _, gymnasium_id = name.removeprefix("gymnasium/").rpartition(":")
     try:
         if module:
@@ -165,5 +165,5 @@ def gymnasium_spec(name: str) -> gymnasium.envs.registration.EnvSpec:
 
 
 def _is_withdrawn(spec: gymnasium.envs.registration.EnvSpec) -> bool:
-    """Tell whether Gymnasium keeps an id only to say where the env has gone."""
+    """Return whether Gymnasium keeps an id only to name the successor of the env."""
     return getattr(spec.entry_point, "__module__", None) == "gymnasium.envs"

@@ -1,4 +1,4 @@
-"""Environments with several agents, which speak in dicts by agent."""
+"""Environments with several agents, whose inputs and outputs are dicts by agent."""
 
 import contextlib
 import enum
@@ -32,13 +32,12 @@ from rookery.spaces import Space
 
 
 class MultiAgentDictEnv(ABC):
-    """One environment with several agents; what it takes and gives are dicts with an entry for each agent concerned.
+    """One environment with several agents; inputs and outputs are dicts with an entry for each agent concerned.
 
-    An agent acts on the observation it is given: who is not observed is not asked. Agents may so act in turns, appear
-    late or end early; `step` is called with an empty dict if nobody acts. A reward may come without an observation. In
-    `terminateds` and `truncateds`, agents that are left out go on; the entry `"__all__"` ends the episode, and must be
-    there. The last observation of an agent that ended is welcome; nothing may come for it afterwards. Infos are for
-    agents that are observed, and for `"__common__"`.
+    Exactly the agents with an observation act. So agents may act in turns, appear late or end early; `step` is called
+    with an empty dict if nobody acts. A reward may come without an observation. In `terminateds` and `truncateds`,
+    missing agents continue; the entry `"__all__"` ends the episode and is required. The last observation of an agent
+    that ended is optional; nothing may come for it afterwards. Infos are for observed agents and for `"__common__"`.
 
     A class need not inherit from this one: an object with these methods will do.
     """
@@ -57,19 +56,19 @@ class MultiAgentDictEnv(ABC):
         """Act; return observations, rewards, terminateds, truncateds and infos."""
 
     def render(self) -> np.ndarray | None:
-        """Draw the env as an RGB array."""
+        """Render the env as an RGB array."""
         return None
 
     def close(self) -> None:  # noqa: B027
-        """Let go of what the env holds."""
+        """Release the resources of the env."""
 
 
 class EndedAgentError(EnvironmentCheckError):
-    """An env told something of an agent that had ended before."""
+    """An env returned data for an agent that had ended before."""
 
 
 class _Stage(enum.Enum):
-    """What is to happen next with an env."""
+    """What happens next with an env."""
 
     UNBORN = "was not polled yet: poll first"
     RESETTING = "is being reset: poll first"
@@ -81,7 +80,7 @@ class _Stage(enum.Enum):
 
 @dataclass(slots=True)
 class _Episode:
-    """Who was heard of in the running episode of one env, and what is to happen next."""
+    """The agents of the running episode of one env, and what happens next."""
 
     stage: _Stage = _Stage.UNBORN
     seed: int | None = None
@@ -97,7 +96,7 @@ class _Episode:
 
 @dataclass(slots=True)
 class _Row:
-    """What was heard of one agent."""
+    """The outputs for one agent."""
 
     agent: AgentID
     obs: Any
@@ -106,10 +105,10 @@ class _Row:
 
 
 class MultiAgentBaseEnv(BaseEnv):
-    """Multi-agent dict environments, wherever they live, as the runner knows them.
+    """Multi-agent dict environments of a transport, as a `BaseEnv`.
 
-    What an env returns is checked; one that breaks the rules of `MultiAgentDictEnv` is reported as failed. The rows of
-    an env are in the order of its `possible_agents`.
+    Outputs are checked: an env that breaks the rules of `MultiAgentDictEnv` has failed. The rows of an env are in the
+    order of its `possible_agents`.
     """
 
     def __init__(self, transport: EnvTransport, name: str | None = None, sample_bounds: bool = True) -> None:
@@ -147,18 +146,18 @@ class MultiAgentBaseEnv(BaseEnv):
         for env, reply in sorted(self._replies(timeout).items()):
             episode = self._episodes[env]
             is_step = episode.stage is _Stage.STEPPING
-            heard = self._heard(episode, reply, Phase.STEP if is_step else Phase.RESET)
-            if isinstance(heard, Failed):
+            new_rows = self._rows_of(episode, reply, Phase.STEP if is_step else Phase.RESET)
+            if isinstance(new_rows, Failed):
                 episode.stage = _Stage.FAILED
-                failed[env] = heard
+                failed[env] = new_rows
                 continue
-            envs += [env] * len(heard)
-            rows += heard
+            envs += [env] * len(new_rows)
+            rows += new_rows
             (stepped if is_step else resets).append(env)
             if episode.stage is _Stage.OVER:
                 over.append(env)
-            if told := {agent: info for agent, info in reply[-1].items() if info}:
-                infos[env] = told
+            if given := {agent: info for agent, info in reply[-1].items() if info}:
+                infos[env] = given
         return EnvOutputs(
             envs=np.array(envs, np.int64),
             agents=[row.agent for row in rows],
@@ -206,7 +205,7 @@ class MultiAgentBaseEnv(BaseEnv):
         self.transport.close()
 
     def _replies(self, timeout: float | None) -> dict[int, Any]:
-        """Wait for the envs that make a step; if there are none, for those that are being reset."""
+        """Wait for the envs that step; if there are none, for those that are being reset."""
         if not self._was_polled:
             self._was_polled = True
             for env, episode in enumerate(self._episodes):
@@ -219,8 +218,8 @@ class MultiAgentBaseEnv(BaseEnv):
     def _envs_in(self, stage: _Stage) -> list[int]:
         return [env for env, episode in enumerate(self._episodes) if episode.stage is stage]
 
-    def _heard(self, episode: _Episode, reply: Any, phase: Phase) -> list[_Row] | Failed:
-        """Turn what an env returned into rows, and keep track of who is in its episode."""
+    def _rows_of(self, episode: _Episode, reply: Any, phase: Phase) -> list[_Row] | Failed:
+        """Convert the reply of an env into rows, and keep track of the agents in its episode."""
         if isinstance(reply, Failed):
             return reply
         try:
@@ -248,11 +247,11 @@ class MultiAgentBaseEnv(BaseEnv):
         terminateds, truncateds = _flags("terminateds", terminateds), _flags("truncateds", truncateds)
         is_over = terminateds[ALL] or truncateds[ALL]
         ending = {agent for flags in (terminateds, truncateds) for agent, flag in flags.items() if flag} - {ALL}
-        told_of = obs.keys() | rewards.keys()
-        for agent in self._in_order(told_of & episode.ended):
+        named = obs.keys() | rewards.keys()
+        for agent in self._in_order(named & episode.ended):
             what = "an observation" if agent in obs else "a reward"
             raise EndedAgentError(f"agent {agent!r} gets {what}, but has ended before.")
-        concerned = told_of | (episode.running if is_over else episode.running & ending)
+        concerned = named | (episode.running if is_over else episode.running & ending)
         rows = []
         for agent in self._in_order(concerned):
             end = _end_of(agent, terminateds, truncateds)
@@ -262,13 +261,13 @@ class MultiAgentBaseEnv(BaseEnv):
                 reward = check_reward(rewards.get(agent, 0.0))
             rows.append(_Row(agent, seen, reward, end if is_seen else WITHOUT_OBSERVATION[end]))
         episode.ended |= ending
-        episode.running = (episode.running | told_of) - episode.ended
+        episode.running = (episode.running | named) - episode.ended
         episode.step += 1
         episode.stage = _Stage.OVER if is_over else _Stage.WAITING
         return rows
 
     def _observed(self, agent: AgentID, obs: Any) -> Any:
-        """Return a copy of an observation, which the env may overwrite, in the form of its space."""
+        """Return a copy of an observation in the form of its space: the env may overwrite the original."""
         stacked, errors = self._stackers[agent].stack([obs])
         for error in errors.values():
             with _naming(agent):
@@ -279,7 +278,7 @@ class MultiAgentBaseEnv(BaseEnv):
         return sorted(agents, key=self._ranks.__getitem__)
 
     def _check_agents(self, **dicts: Any) -> None:
-        """Raise unless these are dicts with entries for agents that are known."""
+        """Raise unless these are dicts with entries for known agents."""
         for name, entries in dicts.items():
             if not isinstance(entries, Mapping):
                 raise InvalidReplyError(f"{name} are {entries!r}; expected a dict by agent.")
@@ -298,7 +297,7 @@ WITHOUT_OBSERVATION = {
 
 
 def _end_of(agent: AgentID, terminateds: Mapping[AgentID, bool], truncateds: Mapping[AgentID, bool]) -> End:
-    """Say how an agent ends that has its last observation: its own flags count before those of the episode."""
+    """Return how an agent with a last observation ends: its own flags count before those of the episode."""
     for key in (agent, ALL):
         if terminateds.get(key):
             return End.TERMINATED
@@ -326,7 +325,7 @@ def _check_infos(infos: Mapping[AgentID, Any], obs: Mapping[AgentID, Any]) -> No
 
 @contextlib.contextmanager
 def _naming(agent: AgentID) -> Iterator[None]:
-    """Say of which agent an error speaks."""
+    """Return an error that names the agent."""
     try:
         yield
     except EnvironmentCheckError as error:

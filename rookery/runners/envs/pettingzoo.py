@@ -24,7 +24,7 @@ from rookery.runners.envs.base_env import ALL, COMMON
 ACTION_MASK = "action_mask"
 """The name of masks in PettingZoo's observations and infos, which is also that of Rookery's agents."""
 OBSERVATION = "observation"
-"""What stands beside the mask in PettingZoo's observations."""
+"""The name of the observation next to the mask, in PettingZoo."""
 FAMILIES = ("mpe2", "pettingzoo.atari", "pettingzoo.butterfly", "pettingzoo.classic", "pettingzoo.sisl")
 """The packages that PettingZoo's own environments are in."""
 
@@ -33,10 +33,10 @@ Step = tuple[dict, dict, dict, dict, dict]
 
 
 class PettingZooEnv(ABC):
-    """What both kinds have in common: spaces, a time limit, and masks, which agents look for in the observation.
+    """The common part of both kinds: spaces, a time limit, and masks, which agents read from the observation.
 
-    A mask that the env puts into its infos is added to the observation. To learn whether there is one, the env is
-    reset once when it is wrapped. `max_episode_steps` is a time limit in calls of `step`, beside the env's own.
+    A mask that the env puts into its infos is added to the observation. To find out, the env is reset once when
+    it is wrapped. `max_episode_steps` is a time limit in calls of `step`, in addition to the env's own.
     """
 
     def __init__(self, env: Any, max_episode_steps: int | None = None) -> None:
@@ -84,13 +84,13 @@ class PettingZooEnv(ABC):
 
     @abstractmethod
     def _step(self, actions: dict[AgentID, Any]) -> Step:
-        """Act; the flags are those of agents alone."""
+        """Act; return flags without an entry for the episode."""
 
     def _observed(self, obs: dict, infos: dict) -> tuple[dict, dict]:
-        """Leave out what is not about agents that are observed, and add masks to observations."""
+        """Keep the entries of observed agents, and add masks to observations."""
         obs = {agent: self._masked(agent, value, infos) for agent, value in obs.items() if agent in self.action_spaces}
-        told = {agent: info for agent, info in infos.items() if agent in obs}
-        return obs, told | ({COMMON: infos["common"]} if "common" in infos else {})
+        kept = {agent: info for agent, info in infos.items() if agent in obs}
+        return obs, kept | ({COMMON: infos["common"]} if "common" in infos else {})
 
     def _masked(self, agent: AgentID, obs: Any, infos: dict) -> Any:
         if agent not in self._mask_spaces:
@@ -123,10 +123,10 @@ class ParallelDictEnv(PettingZooEnv):
 
 
 class AECDictEnv(PettingZooEnv):
-    """A PettingZoo `AECEnv`: agents act in turns, and who is next is observed.
+    """A PettingZoo `AECEnv`: agents act in turns, and the next one is observed.
 
-    A reward is reported in the step that it comes from, whoever acted. An agent that ended is observed a last time, and
-    makes the step with `None` that PettingZoo wants of it, as soon as it is its turn.
+    A reward is reported in the step that it comes from, whoever acted. An agent that ended is observed a last time. The
+    step with `None` that PettingZoo requires follows when it is its turn.
     """
 
     def _reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[dict, dict]:
@@ -159,7 +159,7 @@ class AECDictEnv(PettingZooEnv):
 
 
 def is_pettingzoo(env: object) -> bool:
-    """Tell whether `env` is a PettingZoo env of either kind."""
+    """Return whether `env` is a PettingZoo env of either kind."""
     return _inherits(env, "AECEnv") or _inherits(env, "ParallelEnv")
 
 
@@ -169,7 +169,7 @@ def as_dict_env(env: Any, max_episode_steps: int | None = None) -> PettingZooEnv
 
 
 def pettingzoo_names() -> list[str]:
-    """The names of PettingZoo's own environments: `mpe2.simple_spread_v3`, `classic.tictactoe_v3`."""
+    """Return the names of PettingZoo's own environments: `mpe2.simple_spread_v3`, `classic.tictactoe_v3`."""
     names = []
     for family in FAMILIES:
         spec = importlib.util.find_spec(family)
@@ -181,9 +181,9 @@ def pettingzoo_names() -> list[str]:
 def pettingzoo_factory(
     name: str, episode_length: int | None, render: bool, kwargs: dict[str, Any]
 ) -> Callable[[int], PettingZooEnv]:
-    """Return what makes the env of a module, the parallel form if it has both.
+    """Return a function that makes the env of a module, in the parallel form if it has both.
 
-    `episode_length` replaces the time limit of an env that takes one (`max_cycles`), and else is one beside its own.
+    `episode_length` replaces the time limit of an env that takes one (`max_cycles`), and is added to others.
     """
     module = _module(name)
     make_fn = getattr(module, "parallel_env", None) or module.env
@@ -204,11 +204,11 @@ def _inherits(env: object, class_name: str) -> bool:
 
 
 def _module(name: str) -> ModuleType:
-    """Import the module of an env: one of PettingZoo's families, or any other that is made like these."""
+    """Import the module of an env: one of PettingZoo's families, or any module of that form."""
     for full_name in (f"pettingzoo.{name}", name):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # PettingZoo prefers ids, which MPE has none of
+                warnings.simplefilter("ignore", DeprecationWarning)  # PettingZoo prefers ids, but MPE has none
                 return importlib.import_module(full_name)
         except ModuleNotFoundError as error:
             missing = str(error.name)
@@ -220,7 +220,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _num_choices(action_space: gymnasium.Space) -> int:
-    """Return how long a mask of such actions is; 0 if they cannot be masked."""
+    """Return the length of a mask of these actions; 0 if they cannot be masked."""
     match action_space:
         case gymnasium.spaces.Discrete():
             return int(action_space.n)

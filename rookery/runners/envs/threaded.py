@@ -1,4 +1,4 @@
-"""What vector envs that a library steps in threads of its own have in common: how seeds are given, images laid out."""
+"""The common part of vector envs that a library steps in its own threads: seeds, and the layout of images."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def images_channels_last(space: gymnasium.spaces.Box) -> gymnasium.spaces.Box:
 
 
 def seeds_of(seed: Any, num_envs: int) -> np.ndarray:
-    """Return one seed for each env, of one for all or of several."""
+    """Return one seed for each env, from one seed or several."""
     if np.ndim(seed) == 1:
         return np.asarray(seed)
     return np.random.SeedSequence(seed).generate_state(num_envs).astype(np.int64) % MAX_SEED

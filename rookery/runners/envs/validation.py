@@ -1,7 +1,7 @@
-"""What an environment may return: checks for one value, and for those of many environments at once.
+"""Checks of the values that environments return: one value, or those of many environments at once.
 
-The functions for many look at all values together and go through them one by one only if something is wrong. They
-return the arrays and the errors by position; the rows of wrong values hold zeros.
+The functions for many check all values together and go through them one by one only after an error. They return the
+arrays and the errors by position; the rows of invalid values hold zeros.
 """
 
 import functools
@@ -20,18 +20,18 @@ from rookery.spaces import ArraySpace, Box, Dict, Discrete, MultiBinary, MultiDi
 from rookery.types import PyTreeDict
 
 Errors = dict[int, EnvironmentCheckError]
-"""What is wrong, by the position of the value."""
+"""Errors by the position of the value."""
 
 INTEGERS = {int, *(np.dtype(code).type for code in np.typecodes["AllInteger"])}
 NUMBERS = {float, *INTEGERS, *(np.dtype(code).type for code in np.typecodes["Float"])}
 FLAGS = {bool, np.bool_}
 CALLS_PER_CHECK = 16
-"""Of so many batches one has the bounds of one of its rows checked."""
+"""One of this many batches has the bounds of one row checked."""
 REMEDY = ": correct the observation or its space."
 
 
 class InvalidReplyError(EnvironmentCheckError):
-    """What `reset` or `step` returned is not the tuple that it must be."""
+    """The result of `reset` or `step` is not a tuple of the right length."""
 
 
 class InvalidRewardError(EnvironmentCheckError):
@@ -51,12 +51,12 @@ class InvalidObservationError(EnvironmentCheckError):
 
 
 def as_failed(error: EnvironmentCheckError, phase: Phase) -> Failed:
-    """Put a violation into the form in which the runner learns of it."""
+    """Convert an invalid value into a failure."""
     return Failed(FaultKind.INVALID, phase, f"{type(error).__name__}: {error}")
 
 
 def check_reply(reply: Any, phase: Phase) -> None:
-    """Raise unless `reply` has the parts that `reset` or `step` must return."""
+    """Raise unless `reply` is a tuple of the right length for `reset` or `step`."""
     parts = "(obs, info)" if phase is Phase.RESET else "(obs, reward, terminated, truncated, info)"
     if not isinstance(reply, tuple):
         raise InvalidReplyError(f"{phase} returned {type(reply).__name__}; expected the tuple {parts}.")
@@ -115,7 +115,7 @@ def stack_flags(terminated: Sequence[Any], truncated: Sequence[Any]) -> tuple[np
     flags = (*terminated, *truncated)
     try:
         zeros_and_ones = bytearray(flags)
-    except (TypeError, ValueError):  # also for those of NumPy, which are no integers
+    except (TypeError, ValueError):  # also for NumPy bools, which are no integers
         if set(map(type, flags)) <= FLAGS:
             return np.array(flags, np.bool_).reshape(2, -1), {}
     else:
@@ -129,17 +129,17 @@ def stack_flags(terminated: Sequence[Any], truncated: Sequence[Any]) -> tuple[np
 
 
 def wrong_infos(infos: Sequence[Any]) -> Errors:
-    """Find the infos that are no dicts."""
+    """Return the errors of infos that are no dicts."""
     if set(map(type, infos)) <= {dict}:
         return {}
     return _errors_of(check_info, infos)
 
 
 class ObsStacker:
-    """Puts observations into arrays `[N, ...]`, new ones each time, so that they stay true when an env goes on.
+    """Copies observations into new arrays `[N, ...]`, so that an env cannot overwrite them.
 
-    Structure, shapes and dtypes are checked always; bounds only of one observation now and then, in turn, and never
-    without `sample_bounds`.
+    Structure, shapes and dtypes are always checked. Bounds are checked for one observation now and then, in turn, and
+    never without `sample_bounds`.
     """
 
     def __init__(self, space: Space, sample_bounds: bool = True) -> None:
@@ -165,7 +165,7 @@ class StepChecker:
         self._bounds = _Bounds(space) if sample_bounds else None
 
     def check_obs(self, obs: Any, num_rows: int) -> Any:
-        """Return observations as a tree; raise unless it is one of arrays `[N, ...]` of their space."""
+        """Return observations as a tree; raise unless they are arrays `[N, ...]` of their space."""
         _check_obs(self._space, obs, "the batch of observations", (num_rows,))
         return _as_tree(self._space, obs)
 
@@ -186,17 +186,17 @@ class StepChecker:
         return _one_by_one(check_reward, rewards, np.zeros(num_rows))
 
     def check_infos(self, infos: Any, envs: Sequence[int]) -> Errors:
-        """Return what is wrong with infos by env; raise unless they are a dict of infos of some of these envs."""
+        """Return the errors of infos by env; raise unless they are a dict of infos of these envs."""
         check_info(infos)
         if not infos:
             return {}
         if strangers := infos.keys() - set(envs):
             raise InvalidInfoError(f"infos are of {sorted(strangers, key=str)}; expected envs that were stepped alone.")
-        told = list(infos)
-        return {told[position]: error for position, error in wrong_infos(list(infos.values())).items()}
+        envs = list(infos)
+        return {envs[position]: error for position, error in wrong_infos(list(infos.values())).items()}
 
     def check_flags(self, name: str, flags: Any, num_rows: int) -> np.ndarray:
-        """Return `terminated` or `truncated` as an array `[N]`; raise unless it is one of bools."""
+        """Return `terminated` or `truncated` as an array `[N]`; raise unless its entries are bools."""
         flags = np.asarray(flags)
         if flags.shape != (num_rows,) or flags.dtype != np.bool_:
             raise InvalidFlagError(f"{name} is {flags.dtype}{list(flags.shape)}; expected bool[{num_rows}].")
@@ -204,7 +204,7 @@ class StepChecker:
 
 
 def zeros_of(space: Space, *batch_shape: int) -> Any:
-    """Return observations of zeros, in the structure that stacked ones have."""
+    """Return observations of zeros, in the structure of stacked ones."""
     match space:
         case Dict():
             return PyTreeDict({name: zeros_of(part, *batch_shape) for name, part in space.spaces.items()})
@@ -294,7 +294,7 @@ class _Bounds:
         self._num_calls = -1
 
     def check(self, obs: Any, row: int | None = None) -> None:
-        """Raise unless `obs`, or one row of a batch of them, lies in its bounds."""
+        """Raise unless `obs`, or one row of a batch, lies in its bounds."""
         for path, space, low, high in self._leaves:
             value = obs
             for key in path:
@@ -308,7 +308,7 @@ class _Bounds:
                 raise InvalidObservationError(f"{what} is {value[first]}{where}, which is outside of {space}.")
 
     def check_next_row(self, obs: Any, num_rows: int) -> Errors:
-        """Check one row of a batch, in turn with the others, in the first call and in every few."""
+        """Check one row of a batch, in turn, in the first call and in every few after it."""
         if num_rows == 0:
             return {}
         self._num_calls += 1
@@ -348,7 +348,7 @@ def _low_and_high(space: ArraySpace) -> tuple[Any, Any]:
 
 
 def _stack_fn(space: Space) -> Callable[[Sequence[Any]], Any]:
-    """Build what stacks observations, or returns None if one has not the structure, shapes and dtypes of the space."""
+    """Return a function that stacks observations; it returns None if one does not have the form of the space."""
     match space:
         case Dict():
             return functools.partial(_stack_dicts, {name: _stack_fn(part) for name, part in space.spaces.items()})

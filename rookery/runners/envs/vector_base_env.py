@@ -1,4 +1,4 @@
-"""Vector environments in the form that the runner knows."""
+"""Vector environments as a `BaseEnv`."""
 
 from collections.abc import Collection, Mapping
 
@@ -17,7 +17,7 @@ _FAILED = "has failed: call try_restart and poll first"
 
 
 class VectorBaseEnv(BaseEnv):
-    """A `VectorEnv` as a `BaseEnv`: the envs that are sent actions together are heard of together."""
+    """A `VectorEnv` as a `BaseEnv`: envs that are sent actions together answer together."""
 
     def __init__(self, vector_env: VectorEnv, name: str = "vector_env") -> None:
         self.vector_env = vector_env
@@ -27,8 +27,8 @@ class VectorBaseEnv(BaseEnv):
         self._stepping: np.ndarray | None = None
         self._resetting: set[int] = set()
         self._rebuilding: set[int] = set()
-        """Those among them that are built anew, which may take long: the others are not made to wait for them."""
-        # Why an env cannot act; most of the time there is none.
+        """Envs in `_resetting` that are being restarted, which may take long: the others do not wait for them."""
+        # The reasons why envs cannot act; mostly empty.
         self._idle: dict[int, str] = dict.fromkeys(range(self.num_envs), _NOT_RESET)
         self._is_started = False
         self._no_ends = np.zeros(self.num_envs, np.uint8)
@@ -107,8 +107,8 @@ class VectorBaseEnv(BaseEnv):
 
 
 def polled_step(envs: np.ndarray, step: VectorStep) -> EnvOutputs:
-    """Tell the runner of a step of these envs, ascending, which have one agent each."""
-    ends = step.terminated.view(np.uint8)  # which is End.TERMINATED, or End.RUNNING
+    """Return the outputs of a step of these envs, ascending, with one agent each."""
+    ends = step.terminated.view(np.uint8)  # End.TERMINATED or End.RUNNING
     if np.count_nonzero(step.truncated):
         ends = np.where(step.truncated & ~step.terminated, np.uint8(End.TRUNCATED), ends)
     obs, rewards = step.obs, step.rewards
@@ -132,7 +132,7 @@ def polled_step(envs: np.ndarray, step: VectorStep) -> EnvOutputs:
 
 
 def polled_reset(reset: VectorReset) -> EnvOutputs:
-    """Tell the runner of the resets of envs with one agent each."""
+    """Return the outputs of resets of envs with one agent each."""
     num_rows = len(reset.envs)
     is_reset = np.empty(num_rows, np.bool_)
     is_reset.fill(True)
@@ -156,7 +156,7 @@ def _infos_of_agents(infos: Mapping[int, Mapping], failed: Collection[int] = ())
 
 
 def joined(steps: EnvOutputs, resets: EnvOutputs) -> EnvOutputs:
-    """Put what steps and what resets gave into one, in this order."""
+    """Return the outputs of steps and of resets as one, in this order."""
     return EnvOutputs(
         envs=np.concatenate([steps.envs, resets.envs]),
         agents=None,

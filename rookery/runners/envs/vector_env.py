@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     import gymnasium
 
 Reset = tuple[Any, Mapping]
-"""What a reset gives: the first observation and an info."""
+"""The result of a reset: the first observation and an info."""
 
 
 @dataclass(slots=True)
 class VectorStep:
-    """What a step of some envs gave, one row for each; the rows of envs that failed mean nothing."""
+    """The results of a step of some envs, one row for each; the rows of envs that failed mean nothing."""
 
     obs: Any
     rewards: np.ndarray
@@ -50,21 +50,21 @@ class VectorStep:
     truncated: np.ndarray
     """bool `[N]`"""
     infos: Mapping[int, Mapping] = field(default_factory=dict)
-    """By env; empty ones are left out."""
+    """By env; empty infos are omitted."""
     failed: Mapping[int, Failed] = field(default_factory=dict)
     """By env."""
     is_quiet: bool = False
-    """Whether it is known that no env ended, failed or told anything."""
+    """True if no env ended, failed or returned an info; False if that is not known."""
 
 
 @dataclass(slots=True)
 class VectorReset:
-    """What resets of some envs gave, one row for each of `envs`, which are those that did not fail."""
+    """The results of resets, one row for each of `envs`, which did not fail."""
 
     envs: list[int]
     obs: Any
     infos: Mapping[int, Mapping] = field(default_factory=dict)
-    """By env; empty ones are left out."""
+    """By env; empty infos are omitted."""
     failed: Mapping[int, Failed] = field(default_factory=dict)
     """By env."""
 
@@ -72,12 +72,12 @@ class VectorReset:
 class VectorEnv(ABC):
     """Environments with one agent each that are stepped together.
 
-    `VectorEnv.wrap` makes one of Gymnasium environments. Subclass it for environments that step as arrays: implement
+    `VectorEnv.wrap` vectorizes Gymnasium environments. Subclass it for environments that step as arrays: implement
     `vector_reset`, `reset_at` and `vector_step`. An env whose episode is over is not stepped before it is reset.
 
-    The runner begins resets and steps, and asks for them when it needs them, so that envs which live elsewhere work
-    meanwhile. A subclass need not care: by default they are done when they are asked for, an exception becomes a
-    failure of the envs it concerns, and what comes out is checked.
+    The runner begins resets and steps, and fetches the results later, so that envs in other processes work meanwhile.
+    By default they are computed when they are fetched, an exception becomes a failure of the envs concerned, and
+    results are checked.
     """
 
     def __init__(
@@ -110,21 +110,21 @@ class VectorEnv(ABC):
         """Step the envs `indexes` (None: all) with one row of `actions` for each."""
 
     def restart_at(self, index: int) -> None:  # noqa: B027
-        """Build an env anew, which is then reset; by default the reset alone must do."""
+        """Restart an env, which is then reset; by default nothing but the reset happens."""
 
     def get_sub_environments(self) -> list[Any]:
         """Return the environment objects, if there are any in this process."""
         return []
 
     def try_render_at(self, index: int) -> np.ndarray | None:
-        """Draw one env as an RGB array; None if it cannot be drawn."""
+        """Render one env as an RGB array; None if it cannot be rendered."""
         return None
 
     def close(self) -> None:  # noqa: B027
-        """Let go of the environments; calling it twice does no harm."""
+        """Close the environments; calling it twice does no harm."""
 
     def begin_reset(self, index: int, seed: int | None = None) -> None:
-        """Ask for a reset of one env."""
+        """Begin to reset one env."""
         self._begun_resets[index] = seed
 
     def finished_resets(self, wait: Collection[int] = (), timeout: float | None = None) -> VectorReset:
@@ -161,11 +161,11 @@ class VectorEnv(ABC):
         step_timeout: float | None = None,
         sample_bounds: bool = True,
     ) -> VectorEnv:
-        """Vectorize Gymnasium environments: the existing ones, and up to `num_envs` those that `make_env(index)` makes.
+        """Vectorize Gymnasium environments: the existing ones, then those of `make_env(index)` up to `num_envs`.
 
-        An env that raises or returns what it must not fails alone, and `make_env` makes it anew. With `processes` they
-        live in other processes, `envs_per_process` in each, where they may also crash, or hang for `step_timeout`
-        seconds. Without `sample_bounds` observations may leave the bounds of their space.
+        An env that raises or returns invalid data fails alone, and `make_env` replaces it. With `processes` they run in
+        other processes, `envs_per_process` in each, where they may also crash, or hang for `step_timeout` seconds.
+        Without `sample_bounds` observations may leave the bounds of their space.
         """
         num_envs = max(num_envs, len(existing_envs))
         transport = make_transport(make_env, existing_envs, num_envs, processes, envs_per_process, step_timeout)
@@ -182,20 +182,20 @@ class VectorEnv(ABC):
         except Exception as error:
             failure = Failed.by_exception(error, Phase.RESET)
         else:
-            told = {env: info for env, info in infos.items() if env not in errors and info}
-            return _without_errors(VectorReset(list(everyone), obs, told), errors)
+            kept = {env: info for env, info in infos.items() if env not in errors and info}
+            return _without_errors(VectorReset(list(everyone), obs, kept), errors)
         return VectorReset([], zeros_of(self.observation_space, 0), failed=dict.fromkeys(everyone, failure))
 
     def _reset_one(self, index: int, seed: int | None) -> Reset | Failed:
         try:
             reply = self.reset_at(index, seed)
-            # The next reset may write into the same memory.
+            # The next reset may write into the same arrays.
             return (copy.deepcopy(reply[0]), *reply[1:]) if isinstance(reply, tuple) and reply else reply
         except Exception as error:
             return Failed.by_exception(error, Phase.RESET)
 
     def _checked_resets(self, replies: dict[int, Any]) -> VectorReset:
-        """Return what resets gave, with copies of their observations, and what is wrong with the others."""
+        """Return the results of resets with copies of their observations, and the errors of the others."""
         failed = {index: failure for index, reply in replies.items() if (failure := _failed_reset(reply)) is not None}
         if failed:
             replies = {index: reply for index, reply in replies.items() if index not in failed}
@@ -210,7 +210,7 @@ class VectorEnv(ABC):
         rewards, wrong_rewards = checker.check_rewards(step.rewards, num_rows)
         terminated = checker.check_flags("terminated", step.terminated, num_rows)
         truncated = checker.check_flags("truncated", step.truncated, num_rows)
-        if self._begun_resets:  # which may write into the same memory
+        if self._begun_resets:  # which may write into the same arrays
             obs, rewards, terminated, truncated = jax.tree.map(np.copy, (obs, rewards, terminated, truncated))
         failed = {rows[row]: as_failed(error, Phase.STEP) for row, error in (wrong_obs | wrong_rewards).items()}
         failed |= {
@@ -236,8 +236,8 @@ class TransportVectorEnv(VectorEnv):
     """The Gymnasium environments of an `EnvTransport`; make it with `VectorEnv.wrap`.
 
     A step waits for all envs that it steps. An action of a `Discrete` space arrives as an int, others as read-only
-    arrays, dicts or tuples of the declared dtypes. With a `time_limit` an episode of so many steps is truncated, which
-    is cheaper here, for all envs at once, than in a wrapper around each.
+    arrays, dicts or tuples of the declared dtypes. An episode of `time_limit` steps is
+    truncated, which is cheaper for all envs at once than in a wrapper around each.
     """
 
     def __init__(self, transport: EnvTransport, sample_bounds: bool = True, time_limit: int | None = None) -> None:
@@ -253,7 +253,7 @@ class TransportVectorEnv(VectorEnv):
         self._timer = None if time_limit is None else EpisodeTimer(time_limit, self.num_envs)
         self._stepping: Sequence[int] = ()
         self._stepped: list[Any] | None = None
-        """The replies of envs in this process, which need no waiting for."""
+        """The replies of envs in this process."""
         self._resetting: set[int] = set()
         self._replies: dict[int, Any] = {}
 
@@ -311,7 +311,7 @@ class TransportVectorEnv(VectorEnv):
         stepping = self._everyone if indexes is None else indexes.tolist()
         if self._replies:
             for index in stepping:
-                self._replies.pop(index, None)  # it was said without being asked, as when a shared process dies
+                self._replies.pop(index, None)  # without a request, for instance if a shared process dies
         for_envs = split_actions(self.action_space, actions, len(stepping))
         if isinstance(self.transport, LocalTransport):
             self._stepped = self.transport.step_now(stepping, for_envs)
@@ -349,9 +349,9 @@ class TransportVectorEnv(VectorEnv):
         late = None if self._timer is None else self._timer.late_after_step(indexes)
         if late is not None:
             truncated |= late
-        told = {index: info for index, info in zip(indexes, infos, strict=True) if info} if any(infos) else {}
-        is_quiet = not (told or failed or late is not None or any(terminated_list) or any(truncated_list))
-        return VectorStep(obs, rewards, terminated, truncated, told, failed, is_quiet)
+        kept = {index: info for index, info in zip(indexes, infos, strict=True) if info} if any(infos) else {}
+        is_quiet = not (kept or failed or late is not None or any(terminated_list) or any(truncated_list))
+        return VectorStep(obs, rewards, terminated, truncated, kept, failed, is_quiet)
 
     def _good_resets(self, indexes: Sequence[int], seeds: Sequence[int | None]) -> VectorReset:
         """Wait for resets; raise if one failed."""
@@ -365,21 +365,21 @@ class TransportVectorEnv(VectorEnv):
 
 
 class EpisodeTimer:
-    """Tells which episodes have reached their time limit; looks at all of them only when one may have."""
+    """Finds the episodes at their time limit; checks them only when one may have reached it."""
 
     def __init__(self, time_limit: int, num_envs: int) -> None:
         self._time_limit = time_limit
         self._now = 0
         self._started = np.zeros(num_envs, np.int64)
-        """When each episode began, on a clock that ticks with every call; it is later for envs that sat out a call."""
+        """When each episode began, in calls; later for envs that were not stepped in some calls."""
         self._due = time_limit
-        """No episode reaches its limit before."""
+        """The earliest time at which an episode reaches its limit."""
 
     def reset(self, index: int) -> None:
         self._started[index] = self._now
 
     def late_after_step(self, indexes: Sequence[int]) -> np.ndarray | None:
-        """Count a step of these envs; return which of them are at their limit, None if no one is."""
+        """Count a step of these envs; return which of them are at their limit, None if no env is."""
         self._now += 1
         if len(indexes) < len(self._started):
             is_idle = np.ones(len(self._started), np.bool_)
@@ -393,7 +393,7 @@ class EpisodeTimer:
 
 
 def split_actions(space: Space, actions: Any, num_rows: int) -> list[Any]:
-    """Split a tree of actions `[N, ...]` into those of single envs, in the form that Gymnasium envs expect."""
+    """Split a tree of actions `[N, ...]` into those of single envs, in the form of Gymnasium."""
     if (
         type(space) is Discrete
         and type(actions) is np.ndarray
@@ -424,7 +424,7 @@ def _split(space: Space, actions: Any) -> list[Any]:
 
 
 def as_space(space: Space | gymnasium.Space) -> Space:
-    """Return a space of Rookery, converted if it is one of Gymnasium's."""
+    """Return a space of Rookery, converted from Gymnasium if needed."""
     return space if isinstance(space, Space) else from_gymnasium(space)
 
 
@@ -450,7 +450,7 @@ def _without_errors(reset: VectorReset, errors: Errors) -> VectorReset:
 
 
 def _failed_step(reply: Any) -> Failed | None:
-    """Return why the reply to a step is none, if it is none."""
+    """Return the failure if `reply` is not a valid step result, else None."""
     if isinstance(reply, Failed):
         return reply
     try:
@@ -461,7 +461,7 @@ def _failed_step(reply: Any) -> Failed | None:
 
 
 def _failed_reset(reply: Any) -> Failed | None:
-    """Return why the reply to a reset is none, if it is none; its observation is not looked at."""
+    """Return the failure if `reply` is not a valid reset result, else None; observations are not checked."""
     if type(reply) is tuple and len(reply) == 2 and type(reply[1]) is dict:
         return None  # the most common case, without the checks of the others
     if isinstance(reply, Failed):

@@ -1,1 +1,1 @@
-"""How rows are recorded: fragments of time-major arrays, episode by episode."""
+"""Recording: rows of fragments, or returns of episodes."""

@@ -1,4 +1,4 @@
-"""Episodes: the one that is running, the figures of one that has ended, and the container of what happened in one."""
+"""Episodes: running ones, the figures of those that ended, and containers of their steps."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,33 +17,33 @@ UNKNOWN_TIME = -1
 
 @dataclass(slots=True)
 class LiveEpisode:
-    """An episode that is running, as callbacks and the policy mapping see it."""
+    """A running episode, as callbacks and the policy mapping see it."""
 
     number: int
-    """Counts the episodes of this runner."""
+    """Its number among the episodes of the runner."""
     env_index: int
     seed: int | None
     length: int = 0
     agent_returns: dict[AgentID, float] = field(default_factory=dict)
-    """The raw rewards of each agent, summed up."""
+    """The sum of the raw rewards of each agent."""
     policies: dict[AgentID, str] = field(default_factory=dict)
-    """Which policy each agent has, for the whole episode."""
+    """The policy of each agent, for the whole episode."""
     infos: Mapping[AgentID, Mapping] = field(default_factory=dict)
-    """What the env told with the last step."""
+    """The infos of the last step."""
     metrics: dict[str, float] = field(default_factory=dict)
     """For callbacks: numbers to report with this episode."""
     user_data: dict[str, Any] = field(default_factory=dict)
-    """For callbacks: anything to keep while it runs."""
+    """For callbacks: anything to keep during the episode."""
 
     @property
     def episode_return(self) -> float:
-        """The raw rewards of all agents together."""
+        """The sum of the raw rewards of all agents."""
         return float(sum(self.agent_returns.values()))
 
 
 @dataclass(slots=True)
 class EpisodeMetric:
-    """The figures of an episode that has ended, by raw env rewards."""
+    """The figures of an episode that ended, with raw rewards."""
 
     episode_return: float
     episode_length: int
@@ -51,7 +51,7 @@ class EpisodeMetric:
     number: int
     seed: int | None
     how: End
-    """How it ended: for the only agent, or for the last of several."""
+    """How it ended for its agent, or for the last of several."""
     agent_returns: dict[AgentID, float]
     policies: dict[AgentID, str] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class EpisodeMetric:
 
     @classmethod
     def of(cls, episode: LiveEpisode, how: End) -> Self:
-        """Take down the figures of an episode that ended like this."""
+        """Return the figures of an episode that ended this way."""
         return cls(
             episode_return=episode.episode_return,
             episode_length=episode.length,
@@ -79,7 +79,7 @@ class EpisodeMetric:
 
 @dataclass(frozen=True)
 class Episode:
-    """What happened to one agent in an episode, or in a part of it: one observation more than there are steps."""
+    """The steps of one agent in an episode or a part of it, with one observation more than steps."""
 
     id: int
     observations: Tree
@@ -88,11 +88,11 @@ class Episode:
     """Leaves `[steps, ...]`."""
     rewards: np.ndarray
     times: np.ndarray
-    """The step of the env at which each observation was made, `[steps + 1]`; an agent that acts in turns leaves some
-    out. The last may be `UNKNOWN_TIME`."""
+    """The env step of each observation, `[steps + 1]`; an agent that acts in turns skips some. The last may be
+    `UNKNOWN_TIME`."""
     end: End = End.RUNNING
     extras: Tree = field(default_factory=dict)
-    """More columns, leaves `[steps, ...]`."""
+    """More values, leaves `[steps, ...]`."""
 
     def __post_init__(self) -> None:
         num_observations = {len(leaf) for leaf in jax.tree.leaves((self.observations, self.times))}
@@ -112,12 +112,12 @@ class Episode:
 
     @property
     def t_started(self) -> int:
-        """The step of the env with which this part begins."""
+        """The env step with which this part begins."""
         return int(self.times[0])
 
     @property
     def t(self) -> int:
-        """The step of the env with which the episode goes on, or `UNKNOWN_TIME`."""
+        """The env step with which the episode continues, or `UNKNOWN_TIME`."""
         return int(self.times[-1])
 
     @property
@@ -125,7 +125,7 @@ class Episode:
         return float(np.sum(self.rewards, dtype=np.float64))
 
     def __getitem__(self, index: slice) -> Self:
-        """Return some consecutive steps, with the observations around them: `episode[2:]` leaves out the first two."""
+        """Return consecutive steps with the observations around them: `episode[2:]` skips the first two."""
         if not isinstance(index, slice) or index.step not in (None, 1):
             raise InvalidInputError(f"an episode is cut by slices of consecutive steps, like [2:10], not by {index!r}.")
         start, stop, _ = index.indices(len(self))
@@ -141,13 +141,13 @@ class Episode:
         )
 
     def cut(self) -> Self:
-        """Return the part that comes next, still empty: it starts with the last observation of this one."""
+        """Return the next part, still empty: it starts with the last observation of this one."""
         if self.is_done:
             raise InvalidInputError(f"episode {self.id} has ended ({self.end.name}): nothing comes after.")
         return self[len(self) :]
 
     def concatenate(self, other: "Episode") -> Self:
-        """Return this part and the one that follows it as one."""
+        """Return this part and its successor as one part."""
         if other.id != self.id:
             raise InvalidInputError(f"episode {other.id} does not go on with episode {self.id}.")
         if self.is_done:
@@ -187,10 +187,10 @@ class Episode:
 
 
 def episodes_of(batch: SampleBatch, acts_in_turns: bool = False) -> list[Episode]:
-    """Cut the trajectory `[T, columns]` of a runner into its episodes, or the parts of them that are in it.
+    """Cut the trajectory `[T, columns]` of a runner into episodes or parts of them.
 
-    Every agent of an env has its own, with the same `id`. With `acts_in_turns` an agent may be silent in some steps. A
-    batch does not say how long after its last row: whether a part of another batch follows, observations must tell.
+    Every agent of an env has its own, with the same `id`. With `acts_in_turns` an agent may skip steps, and a batch
+    does not hold the time after its last row: compare observations to find the part of another batch that follows.
     """
     return list(_episodes_of(batch, acts_in_turns))
 
@@ -225,7 +225,7 @@ def _episodes_of(batch: SampleBatch, acts_in_turns: bool) -> Iterable[Episode]:
 
 
 def _changes(numbers: np.ndarray) -> np.ndarray:
-    """Tell which entries are followed by another value."""
+    """Return where the next entry has another value."""
     return np.append(numbers[1:] != numbers[:-1], False) if len(numbers) else np.zeros(0, bool)
 
 

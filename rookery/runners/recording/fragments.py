@@ -1,8 +1,7 @@
-"""The memory of a fragment: for every column the transitions of one agent after the other, time-major, written once.
+"""The buffer of a fragment: time-major arrays, one column for each agent of each env.
 
-A column belongs to one env and takes the rows of one of its agents at a time; when that agent has ended, it may take
-those of another, or of the next episode. Rows of a column follow one another without gaps; columns that had fewer steps
-than others end in rows that hold nothing.
+A column belongs to one env and holds the rows of one of its agents at a time. When that agent has ended, the rows of
+another agent or of the next episode follow, without gaps. A column with fewer steps than others ends in dead rows.
 """
 
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from rookery.types import PyTreeDict
 Tree = Any
 ColumnIndex = np.ndarray | slice
 ALL_COLUMNS = slice(None)
-"""All columns of a memory, in order."""
+"""All columns, in order."""
 
 TERMINATED = (End.TERMINATED, End.GONE_TERMINATED)
 TRUNCATED = (End.TRUNCATED, End.GONE_TRUNCATED)
@@ -30,21 +29,21 @@ ROW_FIELDS = ("rewards", "episode_returns", "ends", "times", "episodes")
 
 @dataclass(slots=True)
 class PolicyOutput:
-    """What a policy did in some columns: the actions, and with everything it said beside, packed."""
+    """The output of a policy in some columns: the actions, and actions with extras, packed."""
 
     actions: Tree
     arrays: list[np.ndarray]
     packing: Packing
-    """Of `(actions, policy_extras)`."""
+    """The packing of `(actions, policy_extras)`."""
 
 
 def leaves_of(tree: Tree) -> list[np.ndarray]:
-    """The arrays of an observation, which mostly is one."""
+    """Return the arrays of an observation, which mostly is one array."""
     return [tree] if type(tree) is np.ndarray else jax.tree.leaves(tree)
 
 
 class Block:
-    """Arrays `[rows, columns, ...]`, made to measure for the first rows."""
+    """Arrays `[rows, columns, ...]`, allocated by the first write."""
 
     def __init__(self, num_rows: int, num_columns: int) -> None:
         self.num_rows = num_rows
@@ -56,18 +55,18 @@ class Block:
             self.arrays = [
                 np.zeros((self.num_rows, self.num_columns, *array.shape[1:]), array.dtype) for array in arrays
             ]
-        for memory, array in zip(self.arrays, arrays, strict=True):
-            memory[where] = array
+        for block, array in zip(self.arrays, arrays, strict=True):
+            block[where] = array
 
     def read(self, where: Any) -> list[np.ndarray]:
         assert self.arrays is not None, "nothing was written yet"
         return [array[where] for array in self.arrays]
 
     def grow(self, num_rows: int, num_columns: int) -> None:
-        """Make room for more; what is written stays where it is."""
+        """Make room for more rows and columns."""
         old, self.arrays = self.arrays, self.like(num_rows, num_columns).arrays
-        for memory, array in zip(self.arrays or (), old or (), strict=True):
-            memory[: self.num_rows, : self.num_columns] = array
+        for block, array in zip(self.arrays or (), old or (), strict=True):
+            block[: self.num_rows, : self.num_columns] = array
         self.num_rows, self.num_columns = num_rows, num_columns
 
     def like(self, num_rows: int, num_columns: int) -> "Block":
@@ -79,7 +78,7 @@ class Block:
 
 
 class FragmentBuffer:
-    """The transitions that one policy makes in one fragment."""
+    """The transitions of one policy in one fragment."""
 
     def __init__(self, num_rows: int, num_columns: int) -> None:
         self.num_columns = num_columns
@@ -99,14 +98,14 @@ class FragmentBuffer:
         self.episodes = np.zeros((num_rows, num_columns), np.int32)
         self.cursor = np.zeros(num_columns, np.int64)
         self._most = 0
-        """No column has more rows."""
+        """An upper bound on the rows of a column."""
         self.episode_begin = np.zeros(num_columns, np.int64)
-        """The first row of each column in the episode that its env is in."""
+        """The first row of each column in the running episode."""
         self.row: int | None = 0
-        """The cursor of all columns, as long as it is the same."""
+        """The cursor of all columns while it is the same; otherwise None."""
 
     def _now(self, columns: ColumnIndex) -> tuple[Any, Any]:
-        """The index of the present row of each of these columns."""
+        """Return the index of the present row of each of these columns."""
         if self.row is not None:
             return self.row, columns
         if isinstance(columns, slice):
@@ -114,7 +113,7 @@ class FragmentBuffer:
         return self.cursor[columns], columns
 
     def observe(self, columns: ColumnIndex, obs: Tree) -> None:
-        """Write what the agents of these columns see, and will act on."""
+        """Write the observations that are acted on next."""
         self.obs.write(self._now(columns), leaves_of(obs))
         if self._obs_treedef is None:
             self._obs_treedef = jax.tree.structure(obs)
@@ -127,12 +126,12 @@ class FragmentBuffer:
         self.next_obs.write(now, self.obs.read(now) if obs is None else leaves_of(obs))
 
     def seen(self, columns: ColumnIndex) -> Tree:
-        """What the agents of these columns saw last."""
+        """Return the last observations of these columns."""
         leaves = self.obs.read(self._now(columns))
         return leaves[0] if self._is_one_array else self._obs_treedef.unflatten(leaves)
 
     def act(self, columns: ColumnIndex, acts: "PolicyOutput", times: np.ndarray, episodes: np.ndarray) -> None:
-        """Write what they do, at which step of which episode."""
+        """Write the actions, with the step and the number of their episodes."""
         now = self._now(columns)
         self._packing = acts.packing
         self.acts.write(now, acts.arrays)
@@ -140,27 +139,27 @@ class FragmentBuffer:
         self.episodes[now] = episodes
 
     def last_actions(self, columns: Any) -> Tree | None:
-        """What was done last in these columns, whose rows must be open; None if nobody ever acted."""
+        """Return the last actions of these columns, whose rows must be open; None if nobody ever acted."""
         if self._packing is None:
             return None
         rows = np.minimum(self.cursor[columns], self.num_rows - 1)
         return self._packing.unpack([np.array(array) for array in self.acts.read((rows, columns))])[0]
 
     def has_room(self, columns: ColumnIndex) -> bool:
-        """Tell whether these columns have a row left."""
+        """Return whether these columns have a row left."""
         if self.row is not None:
             return self.row < self.num_rows
         return self._most < self.num_rows or int(self.cursor[columns].max(initial=0)) < self.num_rows
 
     def extras_at(self, rows: np.ndarray, columns: np.ndarray) -> PyTreeDict:
-        """What the policies said beside their actions in some rows."""
+        """Return the policy extras of some rows."""
         assert self._packing is not None, "nobody has acted yet"
         return self._packing.unpack(self.acts.read((rows, columns)))[1]
 
     def complete(
         self, columns: ColumnIndex, rewards: np.ndarray, ends: np.ndarray, episode_returns: np.ndarray
     ) -> None:
-        """Write what came of it; the row is then complete."""
+        """Write the results of the actions, which completes the rows."""
         now = self._now(columns)
         self._most += 1
         self.rewards[now] = rewards
@@ -176,15 +175,15 @@ class FragmentBuffer:
 
     @property
     def num_in_episode(self) -> np.ndarray:
-        """The rows of each column in the episode that its env is in."""
+        """The number of rows of each column in the running episode."""
         return self.cursor - self.episode_begin
 
     def end_episode(self, columns: Any) -> None:
-        """Note that what comes now in these columns belongs to another episode."""
+        """Note that the next rows of these columns belong to another episode."""
         self.episode_begin[columns] = self.cursor[columns]
 
     def discard(self, column: int) -> int:
-        """Take back the complete rows of the episode that is running; return how many they were."""
+        """Discard the rows of the running episode; return their number."""
         begin = int(self.episode_begin[column])
         num_discarded = int(self.cursor[column]) - begin
         if num_discarded:
@@ -265,13 +264,13 @@ class FragmentBuffer:
         assert self.obs.arrays is not None
         assert self.acts.arrays is not None
         assert self.next_obs.arrays is not None
-        # An episode that goes on, but not in the next row of its column: learning has to stop there as at a time limit.
+        # An episode that continues, but not in the next row of its column, is cut there as by a time limit.
         is_last = np.zeros_like(is_live)
         is_last[:-1] = is_live[:-1] & ~is_live[1:]
         truncated |= is_last & ~terminated
 
         def given(array: np.ndarray) -> np.ndarray:
-            """The rows of an array; zeros in those that hold nothing, where other numbers may be left."""
+            """Return the rows of an array, with zeros in dead rows."""
             rows = array[:length]
             if is_live.all():
                 return rows

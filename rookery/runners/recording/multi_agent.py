@@ -1,4 +1,4 @@
-"""Environments in which any number of agents come and go, act in turns and have different policies."""
+"""Recording of environments with agents that come and go, act in turns and have different policies."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ class Track:
 
 @dataclass(slots=True)
 class Written:
-    """Rows of one policy that are gathered before they are written at once."""
+    """Rows of one policy, gathered to be written at once."""
 
     completed: list[tuple[int, float, int, float]] = field(default_factory=list)
     """Column, reward, end and return so far."""
@@ -43,7 +43,7 @@ class Written:
 
 
 class MultiAgentRecorder(FragmentRecorder):
-    """Any number of agents that come and go, each with the policy that the mapping gives it for the episode."""
+    """Records agents that come and go, each with the policy that the mapping assigns for the episode."""
 
     def __init__(
         self,
@@ -62,14 +62,14 @@ class MultiAgentRecorder(FragmentRecorder):
         self._used: list[set[PolicyID]] = [set() for _ in range(num_envs)]
         """The policies that the running episode of each env has used."""
         self._logged: dict[tuple[int, AgentID], Tree] = {}
-        """Actions that envs took themselves and that were not stored yet."""
+        """Actions that envs chose themselves and that are not stored yet."""
         self._columns: dict[tuple[PolicyID, int], list[int]] = {}
-        """All columns of a policy that belong to an env."""
+        """The columns of a policy in an env."""
         self._free: dict[tuple[PolicyID, int], list[int]] = {}
         self._env_steps = np.zeros(num_envs, np.int64)
-        """Steps of each env that were not handed over yet."""
+        """The steps of each env that `take` has not returned yet."""
         self._episode_env_steps = np.zeros(num_envs, np.int64)
-        """Those of them in the running episode."""
+        """The steps among them in the running episode."""
 
     def observe(self, polled: EnvOutputs, episodes: Sequence[LiveEpisode]) -> Sequence[int]:
         for env, actions in polled.off_policy_actions.items():
@@ -102,7 +102,7 @@ class MultiAgentRecorder(FragmentRecorder):
         end: int,
         written: dict[PolicyID, Written],
     ) -> bool:
-        """Take in what one agent saw and got; tell whether that completes a row."""
+        """Record the outputs of one agent; return whether that completes a row."""
         env = episode.env_index
         episode.agent_returns[agent] = total = episode.agent_returns.get(agent, 0.0) + reward
         track = self._tracks[env].get(agent)
@@ -127,7 +127,7 @@ class MultiAgentRecorder(FragmentRecorder):
         return True
 
     def _start(self, episode: LiveEpisode, agent: AgentID) -> Track:
-        """Give an agent a policy and a column."""
+        """Assign a policy and a column to an agent."""
         env = episode.env_index
         policy = self._policy_mapping_fn(agent, episode)
         self._policies.check_may_begin(policy, episode.policies.values())
@@ -151,22 +151,22 @@ class MultiAgentRecorder(FragmentRecorder):
 
     @staticmethod
     def _write(recorder: PolicyRecorder, rows: Written) -> None:
-        """Write the rows of one policy: what ended first, what begins last."""
-        memory = recorder.memory
+        """Write the rows of one policy: first what ended, last what begins."""
+        buffer = recorder.buffer
         for column, obs, reward in rows.ended:
-            memory.follow(np.array([column]), _final_obs(recorder, column, obs, reward))
+            buffer.follow(np.array([column]), _final_obs(recorder, column, obs, reward))
         if rows.observed:
             columns = np.array([column for column, *_ in rows.observed])
             obs = stacked([obs for _, obs, *_ in rows.observed])
             starts = np.array([is_first for *_, is_first, _ in rows.observed])
             obs = recorder.to_policy(obs, columns, starts, np.array([reward for *_, reward in rows.observed]))
-            memory.follow(columns[~starts], some_rows(obs, ~starts))
+            buffer.follow(columns[~starts], some_rows(obs, ~starts))
         if rows.completed:
             completed, rewards, ends, returns = (np.array(values) for values in zip(*rows.completed, strict=True))
-            memory.complete(completed, rewards, ends, returns)
+            buffer.complete(completed, rewards, ends, returns)
             recorder.is_open[completed] = False
         if rows.observed:
-            memory.observe(columns, obs)
+            buffer.observe(columns, obs)
 
     def act(self, envs: np.ndarray, episodes: Sequence[LiveEpisode], perf: Perf) -> Actions:
         waiting: dict[tuple[PolicyID, bool], list[tuple[int, AgentID, Track]]] = {}
@@ -206,7 +206,7 @@ class MultiAgentRecorder(FragmentRecorder):
         self._release(env)
         for (policy, owner), columns in self._columns.items():
             if owner == env:
-                self._recorders[policy].memory.end_episode(columns)
+                self._recorders[policy].buffer.end_episode(columns)
         num_steps, self._episode_env_steps[env] = int(self._episode_env_steps[env]), 0
         return num_steps
 
@@ -219,7 +219,7 @@ class MultiAgentRecorder(FragmentRecorder):
             if owner == env:
                 recorder = self._recorders[policy]
                 recorder.is_open[columns] = False
-                discarded.rows += sum(recorder.memory.discard(column) for column in columns)
+                discarded.rows += sum(recorder.buffer.discard(column) for column in columns)
         return discarded
 
     def _release(self, env: int) -> None:
@@ -232,14 +232,14 @@ class MultiAgentRecorder(FragmentRecorder):
 
     def last_action(self, env: int) -> Any:
         actions = {
-            agent: self._recorders[track.policy].memory.last_actions(track.column)
+            agent: self._recorders[track.policy].buffer.last_actions(track.column)
             for agent, track in self._tracks[env].items()
             if not track.is_waiting
         }
         return actions if self._is_multi_agent else actions.get(SINGLE_AGENT)
 
     def update(self, episode: LiveEpisode) -> None:
-        pass  # kept up to date row by row
+        pass  # updated row by row
 
     def take(
         self,
@@ -254,7 +254,7 @@ class MultiAgentRecorder(FragmentRecorder):
         taken = Fragment({}, {}, Steps(env_steps=int((self._env_steps - kept).sum())))
         self._env_steps, self._episode_env_steps = kept, np.minimum(self._episode_env_steps, kept)
         for policy, recorder in self._recorders.items():
-            num_kept = recorder.memory.num_in_episode if whole_episodes else self._of_columns(policy, overdraft)
+            num_kept = recorder.buffer.num_in_episode if whole_episodes else self._of_columns(policy, overdraft)
             batch, first_carry, num_complete = recorder.take(num_rows, next_num_rows, num_kept)
             if batch is not None:
                 taken.batches[policy] = batch
@@ -264,18 +264,18 @@ class MultiAgentRecorder(FragmentRecorder):
         return taken
 
     def _of_columns(self, policy: PolicyID, numbers: np.ndarray | None) -> np.ndarray | None:
-        """Spread numbers of envs over the columns of a policy."""
+        """Return the number of each column's env, for the columns of a policy."""
         if numbers is None:
             return None
-        spread = np.zeros(self._recorders[policy].memory.num_columns, np.int64)
+        spread = np.zeros(self._recorders[policy].buffer.num_columns, np.int64)
         for (owner, env), columns in self._columns.items():
             if owner == policy:
                 spread[columns] = numbers[env]
-        return np.minimum(spread, self._recorders[policy].memory.cursor)
+        return np.minimum(spread, self._recorders[policy].buffer.cursor)
 
     def _forget(self) -> list[PolicyID]:
-        """Let go of the policies that were removed and are not used any more."""
-        with_rows = {policy for policy, recorder in self._recorders.items() if recorder.memory.cursor.any()}
+        """Forget the removed policies that are not used any more; return their names."""
+        with_rows = {policy for policy, recorder in self._recorders.items() if recorder.buffer.cursor.any()}
         forgotten = self._policies.forget_unused(with_rows.union(*self._used))
         for policy in forgotten:
             self._recorders.pop(policy, None)
@@ -290,12 +290,12 @@ class MultiAgentRecorder(FragmentRecorder):
 
     @property
     def pending(self) -> Steps:
-        num_rows = sum(int(recorder.memory.cursor.sum()) for recorder in self._recorders.values())
+        num_rows = sum(int(recorder.buffer.cursor.sum()) for recorder in self._recorders.values())
         return Steps(int(self._env_steps.sum()), num_rows)
 
 
 def _final_obs(recorder: PolicyRecorder, column: int, obs: Tree | None, reward: float) -> Tree | None:
-    """What the policy would have seen last, in a batch of one; None if the env did not show it."""
+    """Return the last observation as the policy sees it, in a batch of one; None if there is none."""
     if obs is None:
         return None
     one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], obs)

@@ -1,4 +1,4 @@
-"""What belongs to one policy of a runner."""
+"""The recorder of one policy."""
 
 from typing import Any
 
@@ -15,50 +15,50 @@ Tree = Any
 
 
 class PolicyRecorder:
-    """What belongs to one policy: the actor, its connectors, and the memory of its columns."""
+    """Acts for one policy and records its rows: an actor, connectors and a fragment buffer."""
 
     def __init__(self, actor: Actor, pipeline: Pipeline | None, num_rows: int, num_columns: int) -> None:
         self.actor = actor
         self.pipeline = pipeline
-        self.memory = FragmentBuffer(num_rows, num_columns)
+        self.buffer = FragmentBuffer(num_rows, num_columns)
         self.is_open = np.zeros(num_columns, bool)
-        """The columns whose agent has acted and waits for what comes of it."""
+        """The columns whose agent has acted and waits for the result."""
         self.first_carry: Any = ()
-        """What the agents remembered before the first row of their column."""
+        """The recurrent states before the first row of each column."""
         self.reserve(num_columns)
 
     def reserve(self, num_columns: int) -> None:
-        """Make room for so many columns."""
+        """Make room for `num_columns` columns."""
         self.actor.reserve(num_columns)
         self.first_carry = self.actor.with_columns(self.first_carry, num_columns)
         if self.pipeline is not None:
             self.pipeline.reserve(num_columns)
-        if num_columns > self.memory.num_columns:
-            self.memory.add_columns(num_columns)
+        if num_columns > self.buffer.num_columns:
+            self.buffer.add_columns(num_columns)
             self.is_open = np.append(self.is_open, np.zeros(num_columns - len(self.is_open), bool))
 
     def to_policy(self, obs: Tree, columns: np.ndarray, starts: np.ndarray, rewards: np.ndarray) -> Tree:
-        """Let the connectors see the observations of these columns, before their rows are completed."""
+        """Return the observations of these columns as the connectors transform them."""
         if self.pipeline is None or not self.pipeline.obs:
             return obs
-        return self.pipeline.to_policy(obs, Rows(columns, starts, self.memory.last_actions(columns), rewards))
+        return self.pipeline.to_policy(obs, Rows(columns, starts, self.buffer.last_actions(columns), rewards))
 
     def act(
         self, columns: Any, num_rows: int, starts: np.ndarray | None, times: Any, episodes: Any, logged: Tree = None
     ) -> PolicyOutput:
-        """Act in these columns and note it; with `logged` note what was done there by others."""
-        memory = self.memory
-        if not memory.has_room(columns):
-            memory.add_rows(2 * memory.num_rows)
+        """Act in these columns and record it; `logged` actions were chosen by the env."""
+        buffer = self.buffer
+        if not buffer.has_room(columns):
+            buffer.add_rows(2 * buffer.num_rows)
         acts = self.actor.act(
-            memory.seen(columns), num_rows, None if columns is ALL_COLUMNS else columns, starts, logged
+            buffer.seen(columns), num_rows, None if columns is ALL_COLUMNS else columns, starts, logged
         )
-        memory.act(columns, acts, times, episodes)
+        buffer.act(columns, acts, times, episodes)
         self.is_open[columns] = True
         return acts
 
     def to_env(self, actions: Tree) -> Tree:
-        """Change actions as the connectors say; envs must not write into them."""
+        """Return the actions as the connectors transform them, read-only."""
         if self.pipeline is not None and self.pipeline.actions:
             actions = self.pipeline.to_env(actions)
             for leaf in jax.tree.leaves(actions):
@@ -68,21 +68,21 @@ class PolicyRecorder:
     def take(
         self, num_rows: int | None, next_num_rows: int, num_kept: np.ndarray | None
     ) -> tuple[SampleBatch | None, Any, int]:
-        """Hand over the rows, the memory of the agents before the first of them, and the number of complete rows."""
+        """Return the rows, the recurrent states before the first of them, and the number of complete rows."""
         open_columns = np.flatnonzero(self.is_open)
         next_carry = self._carry_before(open_columns, num_kept) if self.actor.is_recurrent else ()
-        batch, num_complete = self.memory.take(num_rows, open_columns, next_num_rows, num_kept)
+        batch, num_complete = self.buffer.take(num_rows, open_columns, next_num_rows, num_kept)
         first_carry, self.first_carry = self.first_carry, next_carry
         return batch, first_carry, num_complete
 
     def _carry_before(self, open_columns: np.ndarray, num_kept: np.ndarray | None) -> Any:
-        """What the agents remember before the first row of the next fragment, which may have been acted already."""
-        memory = self.memory
+        """Return the recurrent states before the first row of the next fragment, which may have its action already."""
+        buffer = self.buffer
         columns = open_columns if num_kept is None else np.union1d(open_columns, np.flatnonzero(num_kept))
         if not len(columns):
             return self.actor.carry
-        last_rows = memory.cursor[columns] - 1 - (0 if num_kept is None else num_kept[columns])
-        remembered = memory.extras_at(np.maximum(last_rows, 0), columns).next_carry
+        last_rows = buffer.cursor[columns] - 1 - (0 if num_kept is None else num_kept[columns])
+        carries = buffer.extras_at(np.maximum(last_rows, 0), columns).next_carry
 
         def before(carry: Any, first: Any, last: np.ndarray) -> Any:
             is_first = (last_rows < 0).reshape(-1, *(1,) * (last.ndim - 1))
@@ -90,4 +90,4 @@ class PolicyRecorder:
             carry[columns] = np.where(is_first, np.asarray(first)[columns], last)
             return carry
 
-        return jax.tree.map(before, self.actor.carry, self.first_carry, remembered)
+        return jax.tree.map(before, self.actor.carry, self.first_carry, carries)

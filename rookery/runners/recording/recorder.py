@@ -76,13 +76,13 @@ class FragmentRecorder(EpisodeRecorder):
 
 @dataclass
 class Fragment:
-    """The rows of a fragment by policy, what the agents remembered before the first, and how much it is."""
+    """The rows of a fragment by policy, the recurrent states before the first, and the number of steps."""
 
     batches: dict[PolicyID, SampleBatch]
     first_carries: dict[PolicyID, Any]
     steps: Steps
     forgotten: list[PolicyID] = field(default_factory=list)
-    """Policies that were removed and that no episode uses any more."""
+    """Removed policies that no episode uses any more."""
 
 
 def stacked(trees: Sequence[Tree]) -> Tree:
@@ -91,5 +91,5 @@ def stacked(trees: Sequence[Tree]) -> Tree:
 
 
 def some_rows(tree: Tree, rows: np.ndarray) -> Tree:
-    """Return some rows of a tree of arrays, named by a mask or by their numbers."""
+    """Return some rows of a tree of arrays, by a mask or by their indexes."""
     return tree[rows] if type(tree) is np.ndarray else jax.tree.map(lambda leaf: leaf[rows], tree)

@@ -1,4 +1,4 @@
-"""Environments with one agent and one policy: a column is an env, and nothing is done row by row."""
+"""Recording of environments with one agent and one policy, without work per row."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from rookery.runners.recording.recorder import Fragment, FragmentRecorder, Tree,
 
 
 class SingleAgentRecorder(FragmentRecorder):
-    """One agent in every env, all with the same policy: column i is env i."""
+    """Records one agent in every env, all with the same policy: column i is env i."""
 
     def __init__(self, policy: PolicyID, recorder: PolicyRecorder, num_envs: int) -> None:
         self._policy = policy
@@ -28,12 +28,12 @@ class SingleAgentRecorder(FragmentRecorder):
         self.numbers = np.zeros(num_envs, np.int32)
         self._everyone = np.arange(num_envs)
         self._acted: np.ndarray | None = None
-        """The envs that acted last, if these were all: mostly they are heard of next."""
+        """The envs of the last actions if these were all envs, which mostly answer next."""
         self._logged: dict[int, Tree] = {}
-        """Actions that envs took themselves and that were not stored yet."""
+        """Actions that envs chose themselves and that are not stored yet."""
 
     def _columns_of(self, envs: np.ndarray) -> Any:
-        """The columns of some envs; all of them at once if they are in order."""
+        """Return the columns of these envs; `ALL_COLUMNS` if they are all, in order."""
         if envs is self._acted or (len(envs) == self._num_envs and (envs == self._everyone).all()):
             return ALL_COLUMNS
         return envs
@@ -57,10 +57,10 @@ class SingleAgentRecorder(FragmentRecorder):
         self.returns[columns] += rewards
         if recorder.pipeline is not None:
             obs = recorder.to_policy(obs, envs, np.zeros(len(envs), bool), rewards)
-        memory = recorder.memory
-        memory.follow(columns, obs)
-        memory.complete(columns, rewards, ends, self.returns[columns])
-        memory.observe(columns, obs)
+        buffer = recorder.buffer
+        buffer.follow(columns, obs)
+        buffer.complete(columns, rewards, ends, self.returns[columns])
+        buffer.observe(columns, obs)
         recorder.is_open[columns] = False
         return envs  # type: ignore[return-value]
 
@@ -70,7 +70,7 @@ class SingleAgentRecorder(FragmentRecorder):
             episodes[env].policies = {SINGLE_AGENT: self._policy}
         if self._recorder.pipeline is not None:
             obs = self._recorder.to_policy(obs, envs, np.ones(len(envs), bool), np.zeros(len(envs)))
-        self._recorder.memory.observe(envs, obs)
+        self._recorder.buffer.observe(envs, obs)
 
     def act(self, envs: np.ndarray, episodes: Sequence[LiveEpisode], perf: Perf) -> Actions:
         if self._logged:
@@ -88,7 +88,7 @@ class SingleAgentRecorder(FragmentRecorder):
         return actions
 
     def _act_with_logged(self, envs: np.ndarray, perf: Perf) -> Actions:
-        """Act where the envs did not do it themselves; what they did goes back to them as it came."""
+        """Act where the envs did not choose themselves; logged actions are sent back unchanged."""
         is_logged = np.array([env in self._logged for env in envs.tolist()])
         logged = stacked([self._logged.pop(env) for env in envs[is_logged].tolist()])
         parts = [self._act(envs[is_logged], logged, perf)] if is_logged.any() else []
@@ -99,9 +99,9 @@ class SingleAgentRecorder(FragmentRecorder):
 
     def end_episode(self, episode: LiveEpisode) -> int:
         self.update(episode)
-        env, memory = episode.env_index, self._recorder.memory
-        num_steps = int(memory.cursor[env] - memory.episode_begin[env])
-        memory.end_episode(env)
+        env, buffer = episode.env_index, self._recorder.buffer
+        num_steps = int(buffer.cursor[env] - buffer.episode_begin[env])
+        buffer.end_episode(env)
         self.times[env], self.returns[env] = 0, 0.0
         return num_steps
 
@@ -109,11 +109,11 @@ class SingleAgentRecorder(FragmentRecorder):
         self._logged.pop(env, None)
         self.times[env], self.returns[env] = 0, 0.0
         self._recorder.is_open[env] = False
-        num_rows = self._recorder.memory.discard(env)
+        num_rows = self._recorder.buffer.discard(env)
         return Steps(num_rows, num_rows)
 
     def last_action(self, env: int) -> Any:
-        return self._recorder.memory.last_actions(env)
+        return self._recorder.buffer.last_actions(env)
 
     def update(self, episode: LiveEpisode) -> None:
         env = episode.env_index
@@ -126,16 +126,16 @@ class SingleAgentRecorder(FragmentRecorder):
         whole_episodes: bool = False,
         overdraft: np.ndarray | None = None,
     ) -> Fragment:
-        num_kept = self._recorder.memory.num_in_episode if whole_episodes else overdraft
+        num_kept = self._recorder.buffer.num_in_episode if whole_episodes else overdraft
         batch, first_carry, num_complete = self._recorder.take(num_rows, next_num_rows, num_kept)
         batches = {} if batch is None else {self._policy: batch}
         return Fragment(batches, {self._policy: first_carry}, Steps(num_complete, num_complete))
 
     @property
     def env_steps(self) -> np.ndarray:
-        return self._recorder.memory.cursor
+        return self._recorder.buffer.cursor
 
     @property
     def pending(self) -> Steps:
-        num_rows = int(self._recorder.memory.cursor.sum())
+        num_rows = int(self._recorder.buffer.cursor.sum())
         return Steps(num_rows, num_rows)

@@ -1,1 +1,1 @@
-"""Where environments live: in this process or in others."""
+"""Transports: where environments run, in this process or in others."""

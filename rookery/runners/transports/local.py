@@ -10,10 +10,10 @@ from rookery.runners.transports.transport import EnvTransport, MakeEnvFn, Reply,
 
 
 class LocalTransport(EnvTransport):
-    """Environments in this process; a request is done at once and its reply kept.
+    """Environments in this process; a request is executed at once and its reply kept.
 
-    Envs are built when they are first needed. `existing_envs` are taken for the first slots as they are; one of
-    these can be rebuilt only if its entry in `make_env_fns` is not None.
+    Envs are built when they are first needed. `existing_envs` take the first slots; one of them can be rebuilt only if
+    its entry in `make_env_fns` is not None.
     """
 
     def __init__(self, make_env_fns: Sequence[MakeEnvFn | None], existing_envs: Sequence[Any] = ()) -> None:
@@ -34,11 +34,11 @@ class LocalTransport(EnvTransport):
 
     @property
     def envs(self) -> list[Any]:
-        """The env objects, those that were not built yet or could not be left out."""
+        """The envs that have been built."""
         return [env for env in self._envs if env is not None and not isinstance(env, Failed)]
 
     def build(self, index: int) -> Any | Failed:
-        """Build the env of a slot if there is none; return it, or why there is none."""
+        """Build the env of a slot if needed; return it or the failure."""
         if self._envs[index] is None:
             self._envs[index] = self._made(index)
         return self._envs[index]
@@ -47,7 +47,7 @@ class LocalTransport(EnvTransport):
         self._replies[index] = self.reset_now(index, seed)
 
     def reset_now(self, index: int, seed: int | None) -> Reply:
-        """Reset an env and return its reply, which `receive` then does not give."""
+        """Reset an env and return its reply, without `receive`."""
         env = self._envs[index]
         if env is None:
             env = self.build(index)
@@ -64,7 +64,7 @@ class LocalTransport(EnvTransport):
         self._replies |= zip(indexes, self.step_now(indexes, actions), strict=True)
 
     def step_now(self, indexes: Sequence[int], actions: Sequence[Any]) -> list[Reply]:
-        """Step some envs and return their replies in order, which `receive` then does not give."""
+        """Step some envs and return their replies in order, without `receive`."""
         envs = self._envs
         replies: list[Reply] = []
         for index, action in zip(indexes, actions, strict=True):
@@ -107,7 +107,7 @@ class LocalTransport(EnvTransport):
     def _made(self, index: int) -> Any | Failed:
         make_env_fn = self._make_env_fns[index]
         if make_env_fn is None:
-            error = "it was given as an object, without a make_env to build it anew"
+            error = "it was given as an object, without a make_env to restart it"
             return Failed(FaultKind.EXITED, Phase.MAKE, error)
         try:
             return make_env_fn()
@@ -126,7 +126,7 @@ class LocalTransport(EnvTransport):
                 return Failed.by_exception(error, Phase.STEP)
 
     def _close_env(self, index: int) -> None:
-        """Close an env that nobody will use again: what it has to say to that does not matter."""
+        """Close an env, whatever its `close` raises."""
         env = self._envs[index]
         if env is None or isinstance(env, Failed):
             return

@@ -17,7 +17,7 @@ def make_transport(
     envs_per_process: int = 1,
     step_timeout: float | None = None,
 ) -> EnvTransport:
-    """Put environments into slots, here or in other processes: the existing ones, then those that `make_env` makes."""
+    """Make a transport, here or in other processes: of the existing environments, then of those from `make_env`."""
     if processes and existing_envs:
         raise InvalidInputError("existing environments cannot move to other processes: give make_env alone.")
     if make_env is None:

@@ -1,4 +1,4 @@
-"""Environments in other processes: one that hangs, crashes or is killed costs what shares its process, no more."""
+"""Environments in other processes: one that hangs, crashes or is killed affects its own process only."""
 
 import itertools
 import math
@@ -25,13 +25,12 @@ INTERRUPTED = (FaultKind.KILLED, f"{REPLACED}the exchange with it was interrupte
 
 
 class ProcessTransport(EnvTransport):
-    """Environments in processes of their own, or `envs_per_process` together in each.
+    """Environments in other processes, `envs_per_process` in each.
 
-    The functions that make them are sent by cloudpickle, and messages are pickled: both ends are ours, and nothing of
-    it is written to a file or comes from elsewhere. An env that does not answer within `step_timeout` seconds, or
-    is not built within `start_timeout`, is killed with its process, and its neighbors there fail too. Envs that share
-    a process take turns; the time of each counts from when it is its turn. `close` gives them `close_timeout` seconds
-    to close themselves.
+    The functions that make them are sent by cloudpickle, and messages are pickled: both ends are ours, and nothing is
+    written to a file or read from elsewhere. An env that does not answer within `step_timeout` seconds, or is not built
+    within `start_timeout`, is killed with its process, and the other envs there fail too. Envs that share a process
+    take turns; the time of each counts from the start of its turn. `close` gives them `close_timeout` seconds.
     """
 
     def __init__(
@@ -58,14 +57,14 @@ class ProcessTransport(EnvTransport):
         """No process is overdue before this time."""
         self._numbers = itertools.count(1)
         self._awaited: dict[int, int] = {}
-        """The number of the reset or step of each env whose reply is to come; a reply with another number is late."""
+        """The number of the pending reset or step of each env; a reply with another number is outdated."""
         self._replies: dict[int, Reply] = {}
         self._answers: dict[int, Any] = {}
-        """What `apply` waits for, by number."""
+        """The pending calls of `apply`, by number."""
         self._down: dict[int, Failed] = {}
-        """Why an env is gone, until it is rebuilt."""
+        """The failures of envs that are gone, until they are rebuilt."""
         self._workers: dict[int, WorkerProcess] = {}
-        """The processes that run, by their first slot."""
+        """The running processes, by their first slot."""
         self._selector = selectors.DefaultSelector()
         self._finalizer = weakref.finalize(self, _shut_down, os.getpid(), self._workers, self._selector, close_timeout)
         for index in range(self.num_envs):
@@ -94,7 +93,7 @@ class ProcessTransport(EnvTransport):
         return replies
 
     def rebuild(self, index: int) -> None:
-        """Throw an env away and have it built anew: in a new process if it is alone there, or owes a reply."""
+        """Rebuild an env: in a new process if it is alone there, or owes a reply."""
         if not self._finalizer.alive:
             return
         self._take_all()
@@ -125,11 +124,11 @@ class ProcessTransport(EnvTransport):
         self._awaited.clear()
 
     def _first(self, index: int) -> int:
-        """Return the first slot of those that share a process with this one."""
+        """Return the first slot of the process of this one."""
         return index - index % self._envs_per_process
 
     def _make(self, index: int) -> None:
-        """Have an env built, in a new process if there is none for it."""
+        """Request that an env is built, in a new process if needed."""
         for what_was in (self._down, self._awaited, self._replies):
             what_was.pop(index, None)
         first = self._first(index)
@@ -144,7 +143,7 @@ class ProcessTransport(EnvTransport):
         worker.flush()
 
     def _ask(self, index: int, command: Command, message: bytes) -> WorkerProcess | None:
-        """Put a request whose reply is to be received; an env that is gone replies at once."""
+        """Queue a request whose reply is received later; an env that is gone replies at once."""
         self._replies.pop(index, None)
         worker = self._workers.get(self._first(index))
         if worker is not None and not worker.is_intact:
@@ -163,7 +162,7 @@ class ProcessTransport(EnvTransport):
         return worker, number
 
     def _take_all(self) -> None:
-        """Take what is there without waiting, and make good what an interruption left undone."""
+        """Take the available replies without waiting, and complete what an interruption left undone."""
         for worker in list(self._workers.values()):
             if not worker.is_intact:
                 self._lose(worker, *INTERRUPTED)
@@ -173,7 +172,7 @@ class ProcessTransport(EnvTransport):
             self._pump(0.0)
 
     def _wait(self, until: float) -> None:
-        """Wait until something comes, a process is overdue or the time is over."""
+        """Wait until a message arrives, a process is overdue or the time is over."""
         seconds = min(until, self._next_check) - time.monotonic()
         self._pump(None if seconds == math.inf else max(seconds, 0.0))
         if time.monotonic() >= self._next_check:
@@ -199,7 +198,7 @@ class ProcessTransport(EnvTransport):
             del self._awaited[index]
 
     def _expect(self, worker: WorkerProcess) -> None:
-        """Take note of when a process will be overdue with its oldest request."""
+        """Update the time at which a process is overdue with its oldest request."""
         if worker.oldest is not None:
             _, command = worker.oldest
             timeout = self._timeouts[command]
@@ -219,7 +218,7 @@ class ProcessTransport(EnvTransport):
                 self._expect(worker)
 
     def _lose(self, worker: WorkerProcess, kind: FaultKind, error: str, culprit: int | None = None) -> None:
-        """Give a process up: all its envs fail, those beside the culprit, if there is one, on its account."""
+        """Give up a process: all its envs fail, with the name of the env that caused it, if it is known."""
         worker.is_intact = False
         worker.end()
         commands: dict[int, Command] = {}
@@ -247,7 +246,7 @@ def _shut_down(
     close_timeout: float,
 ) -> None:
     """Ask all processes to close their envs and end; kill those that do not."""
-    if os.getpid() != owner:  # in a fork of the process that it all belongs to
+    if os.getpid() != owner:  # in a fork of the parent
         return
     until = time.monotonic() + close_timeout
     running = {worker for worker in workers.values() if worker.is_intact}

@@ -1,4 +1,4 @@
-"""Environments that live somewhere, in this process or in others: each has a slot, and its failures are values."""
+"""The interface of transports: environments in numbered slots, whose failures are values."""
 
 import operator
 from abc import ABC, abstractmethod
@@ -14,39 +14,39 @@ from rookery.runners.faults import Failed
 MakeEnvFn = Callable[[], Any]
 """Builds one environment."""
 Reply = Any | Failed
-"""What `reset` or `step` of an environment returned, as it is; or a `Failed` in its place."""
+"""The result of `reset` or `step`, or a `Failed` in its place."""
 
 
 class EnvCallError(RookeryError):
-    """A method of an environment, called for its own sake, failed; its traceback is in the message."""
+    """A method of an environment failed; the message has the traceback."""
 
 
 @dataclass(frozen=True)
 class EnvDescription:
-    """What an environment says of itself; spaces are those of Gymnasium, in dicts by agent if it has several."""
+    """The description of an environment, with Gymnasium spaces, in dicts by agent if it has several."""
 
     name: str
     observation_space: Any
     action_space: Any
     metadata: dict[str, Any] = field(default_factory=dict)
     possible_agents: tuple[Any, ...] | None = None
-    """The agents of a multi-agent env; None for one that has only one."""
+    """The agents of a multi-agent env; None for an env with one agent."""
     max_episode_steps: int | None = None
 
 
 class EnvTransport(ABC):
-    """Environments with `reset`, `step`, `render` and `close`, one in each slot, which fail one by one.
+    """Environments with `reset`, `step`, `render` and `close`, one in each slot, which fail individually.
 
-    A transport does not look into what they return. A slot holds at most one reply: a new request makes the reply to an
-    earlier one void. An env that was not built answers every request with why, until it is rebuilt.
+    A transport does not check results. A slot holds at most one reply: a new request discards the reply to an earlier
+    one. An env that could not be built answers every request with its failure, until it is rebuilt.
     """
 
     num_envs: int
     _env_name: str | None = None
-    """The name of the envs, once they were described."""
+    """The name of the envs, known after `describe`."""
 
     def describe(self) -> EnvDescription:
-        """Say what the env in slot 0 is; raise `EnvCallError` if it cannot be built."""
+        """Return the description of the env in slot 0; raise `EnvCallError` if it cannot be built."""
         description = self._applied(0, describe_env, "the description")
         self._env_name = description.name
         return description
@@ -61,25 +61,25 @@ class EnvTransport(ABC):
 
     @abstractmethod
     def receive(self, wait_for: Collection[int] = (), timeout: float | None = None) -> dict[int, Reply]:
-        """Wait until these have replied or failed, at most `timeout` seconds; return every reply that is there."""
+        """Wait until these have replied or failed, at most `timeout` seconds; return all available replies."""
 
     @abstractmethod
     def rebuild(self, index: int) -> None:
-        """Throw an env away, whatever it is doing, and have it built anew.
+        """Rebuild an env, whatever it is doing, without waiting.
 
-        This waits for nothing: an env that cannot be built says so in place of its next reset.
+        An env that cannot be built returns its failure in place of its next reset.
         """
 
     @abstractmethod
     def apply(self, index: int, function: Callable[[Any], Any]) -> Any | Failed:
-        """Wait for what a function returns of an env, in the place where the env is."""
+        """Call a function with an env, where the env runs, and return the result."""
 
     def render(self, index: int) -> np.ndarray | None:
-        """Draw an env as it draws itself, None if it draws no pictures; raise `EnvCallError` if it fails to."""
-        return self._applied(index, _picture, "the picture")
+        """Render an env; None if it returns no image; raise `EnvCallError` if rendering fails."""
+        return self._applied(index, _image, "the image")
 
     def call(self, index: int, method: str, *args: Any) -> Any:
-        """Call any method of an env and wait for what it returns; raise `EnvCallError` if it fails."""
+        """Call a method of an env and return the result; raise `EnvCallError` if it fails."""
         return self._applied(index, operator.methodcaller(method, *args), f"{method}()")
 
     @abstractmethod
@@ -95,14 +95,16 @@ class EnvTransport(ABC):
 
 
 def check_all_asked(wait_for: Collection[int], asked: Collection[int]) -> None:
-    """Raise if a reply is waited for that nothing will give."""
+    """Raise if a reply is awaited without a request."""
     for index in wait_for:
         if index not in asked:
-            raise InvalidInputError(f"env {index} was sent no request since its last reply: there is none to wait for.")
+            raise InvalidInputError(
+                f"env {index} was sent no request since its last reply: there is no reply to wait for."
+            )
 
 
 def describe_env(env: Any) -> EnvDescription:
-    """Read off a Gymnasium env, or a dict env of several agents, what it says of itself."""
+    """Return the description of a Gymnasium env or a multi-agent dict env."""
     agents = getattr(env, "possible_agents", None)
     bare = getattr(env, "unwrapped", env)
     spec = getattr(bare, "spec", None)
@@ -116,16 +118,16 @@ def describe_env(env: Any) -> EnvDescription:
     )
 
 
-def _picture(env: Any) -> np.ndarray | None:
+def _image(env: Any) -> np.ndarray | None:
     try:
-        picture = env.render() if hasattr(env, "render") else None
-    except NotImplementedError:  # what Gymnasium's own does
+        image = env.render() if hasattr(env, "render") else None
+    except NotImplementedError:  # as Gymnasium's base class does
         return None
-    return picture if isinstance(picture, np.ndarray) else None
+    return image if isinstance(image, np.ndarray) else None
 
 
 def _space(env: Any, name: str, agents: Sequence[Any] | None) -> Any:
-    """Return the space of an env, or a dict of those of its agents, in which form soever it holds them."""
+    """Return the space of an env, or a dict of the spaces of its agents."""
     if agents is None:
         return getattr(env, name)
     spaces = getattr(env, f"{name}s", None) or getattr(env, name)
@@ -133,7 +135,7 @@ def _space(env: Any, name: str, agents: Sequence[Any] | None) -> Any:
 
 
 def _max_episode_steps(env: Any) -> int | None:
-    """Return the limit that a `TimeLimit` among the wrappers keeps."""
+    """Return the limit of a `TimeLimit` among the wrappers."""
     while env is not None:
         if (limit := getattr(env, "_max_episode_steps", None)) is not None:
             return limit

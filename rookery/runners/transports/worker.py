@@ -1,6 +1,6 @@
-"""What runs in a process of `ProcessTransport`: it builds envs and does what the parent asks of them, in order.
+"""The worker in a process of `ProcessTransport`: it builds envs and executes the requests of the parent in order.
 
-Nothing here imports JAX, so that a process starts as fast as the libraries of its envs do.
+Nothing here imports JAX, so that a process starts fast.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from rookery.runners.transports.local import LocalTransport
 from rookery.runners.transports.transport import Reply
 
 HEADER = struct.Struct("<QQ")
-"""Comes before every message: its number and the length of the rest. A reply has the number of its request."""
+"""The header of a message: its number and the length of the rest. A reply has the number of its request."""
 
 
 class Command(enum.IntEnum):
-    """What the parent can ask for."""
+    """The commands of the parent."""
 
     MAKE = 0
     RESET = 1
@@ -43,8 +43,8 @@ PHASES = {
 
 
 def main(channel: int, lifeline: int) -> None:
-    """Serve the parent until it wants no more or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which decides what becomes of the envs
+    """Serve the parent until it closes the envs or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     for descriptor in (channel, lifeline):
         os.set_inheritable(descriptor, False)
     die_with_parent(lifeline)
@@ -54,10 +54,10 @@ def main(channel: int, lifeline: int) -> None:
 
 
 def die_with_parent(lifeline: int) -> None:
-    """See to it that this process and its children are killed when the parent is gone, however it went.
+    """Make sure that this process and its children are killed when the parent is gone.
 
-    The lifeline is a pipe that only the parent can write to, and never does: it is hung up when the parent is gone.
-    Linux itself then sends the signal, so that an env which hangs in C code is no obstacle.
+    The lifeline is a pipe that only the parent can write to, and never does: it closes when the parent is gone. Linux
+    then sends the signal, so this works even if an env hangs in C code.
     """
     if sys.platform != "linux":
         threading.Thread(target=_kill_when_hung_up, args=(lifeline,), daemon=True).start()
@@ -79,7 +79,7 @@ def _kill_when_hung_up(lifeline: int) -> None:
 
 
 def serve(channel: int) -> None:
-    """Answer the requests that come through a socket, until one says to close."""
+    """Answer the requests from a socket, until one is to close."""
     slots: dict[int, LocalTransport] = {}
     while True:
         number, length = HEADER.unpack(_read(channel, HEADER.size))
@@ -119,7 +119,7 @@ def _pickled(reply: Reply, phase: Phase) -> bytes:
     try:
         return pickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
     except Exception:
-        pass  # pickle does not know what to do with functions and classes of the script that was started
+        pass  # pickle cannot handle functions and classes of the main script
     try:
         return cloudpickle.dumps(reply, pickle.HIGHEST_PROTOCOL)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A process for environments as its parent sees it: started, spoken to without blocking, noticed when it ends."""
+"""A worker process as the parent sees it: start, messages without blocking, and its end."""
 
 import contextlib
 import os
@@ -17,10 +17,10 @@ START = (
     "import sys; sys.path[:] = sys.argv[3:]; from rookery.runners.transports.worker import main; "
     "main(int(sys.argv[1]), int(sys.argv[2]))"
 )
-"""What the process runs. It is not `multiprocessing`, which would run the user's script once more."""
+"""The command of the process. It does not use `multiprocessing`, which would run the user's script again."""
 
 _LIFELINES: set[int] = set()
-"""The ends of pipes that this process holds as long as it lives; a child that it forks must not hold them too."""
+"""Pipe ends that this process holds while it lives; forked children close them."""
 
 
 def _let_go_of_lifelines() -> None:
@@ -34,9 +34,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class WorkerProcess:
-    """One process that hosts the envs of some slots, with the requests that it has not answered, oldest first.
+    """One process with the envs of some slots, and its unanswered requests, oldest first.
 
-    Reading and writing never block. The process leads a group of its own, so that its children are killed with it.
+    Reading and writing never block. The process leads its own process group, so that its children are killed with it.
     """
 
     def __init__(self, slots: range, selector: selectors.BaseSelector) -> None:
@@ -44,16 +44,16 @@ class WorkerProcess:
         self.open: dict[int, tuple[int, Command]] = {}
         """The slot and command of each request, by number."""
         self.since = time.monotonic()
-        """When the turn of the oldest request came, or the last sign of life."""
+        """When the turn of the oldest request began, or the last message came."""
         self.is_cut = False
         """True when nothing more can come from the process."""
         self.is_intact = True
-        """False in the middle of an exchange; where it stays so, as after Ctrl-C, messages may be lost."""
+        """False during an exchange; if it stays False, as after Ctrl-C, messages may be lost."""
         self._unsent = bytearray()
         self._received = bytearray()
         self._channel, their_channel = socket.socketpair()
         self._channel.setblocking(False)
-        # A pipe for each process, because whom Linux tells of its end is a property of the pipe.
+        # One pipe per process, because the receiver of the signal is a property of the pipe.
         their_lifeline, self._lifeline = os.pipe()
         _LIFELINES.add(self._lifeline)
         descriptors = (their_channel.fileno(), their_lifeline)
@@ -71,7 +71,7 @@ class WorkerProcess:
         finally:
             their_channel.close()
             os.close(their_lifeline)
-        # Elsewhere than on Linux the socket alone tells that a process ended, unless a child of it holds that open.
+        # Outside Linux only the socket shows that a process ended, unless a child of it holds it open.
         self.sentinel = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else None
         self._selector = selector
         selector.register(self._channel, selectors.EVENT_READ, self)
@@ -80,7 +80,7 @@ class WorkerProcess:
 
     @property
     def oldest(self) -> tuple[int, Command] | None:
-        """The slot and command of the request whose turn it is."""
+        """The slot and command of the present request."""
         return next(iter(self.open.values()), None)
 
     @property
@@ -88,7 +88,7 @@ class WorkerProcess:
         return len(self._unsent) > 0
 
     def put(self, number: int, slot: int, command: Command, message: bytes) -> None:
-        """Add a request to what is sent with the next `flush`."""
+        """Queue a request for the next `flush`."""
         self.is_intact = False
         if not self.open:
             self.since = time.monotonic()
@@ -98,7 +98,7 @@ class WorkerProcess:
         self.is_intact = True
 
     def flush(self) -> None:
-        """Send what can be sent; the selector tells when the rest can."""
+        """Send as much as possible; the selector reports when the rest can be sent."""
         self.is_intact = False
         events = selectors.EVENT_READ
         try:
@@ -108,13 +108,13 @@ class WorkerProcess:
         except BlockingIOError:
             events |= selectors.EVENT_WRITE
         except OSError:
-            self._unsent.clear()  # nobody will read it: that the process ended is noticed elsewhere
+            self._unsent.clear()  # nobody will read it: the end of the process is detected elsewhere
         if self._selector.get_key(self._channel).events != events:
             self._selector.modify(self._channel, events, self)
         self.is_intact = True
 
     def read(self, deliver_fn: Callable[[int, int, Command, bytes], None]) -> None:
-        """Hand over each reply that is there as a whole: its number, slot and command, and the reply itself."""
+        """Iterate over the complete replies: number, slot, command and the reply itself."""
         self.is_intact = False
         self._read_bytes()
         for number, content in self._messages():
@@ -122,8 +122,8 @@ class WorkerProcess:
         self.is_intact = True
 
     def end(self) -> tuple[FaultKind, str]:
-        """Kill the process if it has not ended, and its children; say how it ended."""
-        if self._process.returncode is None:  # as long as nobody has waited for it its number belongs to no other
+        """Kill the process if it has not ended, and its children; return how it ended."""
+        if self._process.returncode is None:  # until it is waited for, its id belongs to no other process
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -165,7 +165,7 @@ class WorkerProcess:
 
 
 def _cause(exit_code: int | None) -> tuple[FaultKind, str]:
-    """Say how a process ended."""
+    """Describe how a process ended."""
     if exit_code is None:
         return FaultKind.HUNG, "its process cannot be ended"
     if exit_code >= 0:
