@@ -47,7 +47,7 @@ def make_host_env(
     """Make `num_envs` host environments by their name: `make_host_env("gymnasium/CartPole-v1", 8)`.
 
     `episode_length` replaces the time limit of the env. `processes`, `envs_per_process` and `step_timeout` are
-    explained at `to_base_env`. Environments can be rendered only with `render`. Without `sample_bounds` observations may
+    explained at `to_base_env`. Environments render only with `render`. Without `sample_bounds` observations may
     leave the bounds of their space. `kwargs` go to the library.
     """
     check_count("num_envs", num_envs)
