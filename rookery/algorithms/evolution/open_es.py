@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import optax
 
+from rookery.compilation import relaxed_promotion
 from rookery.configuration import setting
 from rookery.errors import InvalidInputError
 from rookery.evolution.fitness import FITNESS_SHAPINGS
@@ -68,7 +69,7 @@ class OpenES(GaussianOptimizer):
             self.weighted_sum(weights, self.deviations(state)),
             state.mean,
         )  # algorithm 1, line 6
-        with jax.numpy_dtype_promotion("standard"):  # optax raises a float to the power of an integer
+        with relaxed_promotion():  # optax raises a float to the power of an integer
             steps, ascent_state = ASCENTS[self.optimizer].update(gradient, state.ascent_state)
         mean = self.moved(state.mean, hyperparameters.learning_rate, steps)
         return state.replace(mean=mean, ascent_state=ascent_state)
