@@ -75,14 +75,17 @@ EVOLUTION = [
 
 @pytest.mark.parametrize(
     ("is_evolution", "said"),
-    [(False, "with other seeds: checkpoints do not hold what simulators hold\n"), (True, "as in every generation\n")],
+    [
+        (False, "restarts with new episodes and new seeds: simulator state is not checkpointed\n"),
+        (True, "restarts, as in every generation\n"),
+    ],
     ids=["a2c", "openes"],
 )
-def test_what_a_simulator_does_not_go_on_with_is_told(
+def test_a_resumed_run_says_that_its_simulators_restart(
     is_evolution: bool, said: str, small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = [*(EVOLUTION if is_evolution else small), "env=gymnasium/CartPole-v1", f"run_dir={tmp_path / 'run'}"]
     assert cli.main(["train", *overrides]) == 0
-    assert "starts anew" not in capsys.readouterr().out
+    assert "restarts" not in capsys.readouterr().out
     assert cli.main(["resume", str(tmp_path / "run")]) == 0
-    assert f"gymnasium/CartPole-v1 starts anew, {said}" in capsys.readouterr().out
+    assert f"gymnasium/CartPole-v1 {said}" in capsys.readouterr().out
