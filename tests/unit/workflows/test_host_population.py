@@ -404,7 +404,7 @@ def test_an_episode_that_fails_is_played_again_and_costs_the_others_nothing(make
     np.testing.assert_array_equal(episodes.episode_returns[is_other], undisturbed.episode_returns[is_other])
     assert episodes.episode_lengths[3, 1] > 0
     assert float(episodes.obs_statistics.count.value) == episodes.episode_lengths.sum()
-    report = workflow.training.report()
+    report = workflow.training.environments.report()
     assert (report["faults/raised"], report["faults/restarts"], report["rollout/steps_discarded"]) == (1, 1, 1)
     assert diary.num_open == 4
 
@@ -422,7 +422,7 @@ def test_an_individual_that_cannot_finish_has_no_fitness_and_is_never_the_best(
     np.testing.assert_array_equal(np.isnan(episodes.episode_returns), is_lost)
     np.testing.assert_array_equal(episodes.episode_lengths == 0, is_lost)
     assert float(episodes.obs_statistics.count.value) == episodes.episode_lengths.sum()
-    assert workflow.training.report()["faults/unfinished_episodes"] == 1
+    assert workflow.training.environments.report()["faults/unfinished_episodes"] == 1
     (told,) = caplog.messages  # of two faults, the first of their kind
     assert "the episode is played again, 1 of 1" in told
     metrics, state = workflow.step(workflow.init(workflow.make_key()))
@@ -474,7 +474,7 @@ def test_an_environment_that_cannot_begin_is_given_up_and_another_one_plays_its_
     key = asked_of(workflow)[2]
     diary.fault = no_faults_but({seed_of(key, 0, 0, num_tries) for num_tries in range(2)}, None)
     episodes = play(workflow)
-    assert workflow.training.report()["faults/lost_envs"] == 1
+    assert workflow.training.environments.report()["faults/lost_envs"] == 1
     np.testing.assert_array_equal(episodes.episode_returns.flat[1:], undisturbed.episode_returns.flat[1:])
     assert np.isfinite(episodes.episode_returns[0, 0])
 
@@ -514,7 +514,7 @@ def test_a_killed_process_costs_one_try_of_its_episode(make: Make, envs_are: Any
     workflow = make(num_lanes=2)
     episodes = play(workflow)
     np.testing.assert_array_equal(episodes.episode_returns, np.full((POPULATION_SIZE, NUM_EPISODES), 10.0))
-    report = workflow.training.report()
+    report = workflow.training.environments.report()
     assert (report["faults/killed"], report["faults/restarts"], report["rollout/steps_discarded"]) == (1, 1, 3)
 
 

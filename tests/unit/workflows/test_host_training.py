@@ -360,7 +360,7 @@ def test_a_fault_costs_its_episode_and_everything_is_counted(
 ) -> None:
     log.faults = FAULTS
     state, metrics = advance(workflow, workflow.init(workflow.make_key()), 8)
-    report = workflow.training.report()
+    report = workflow.training.environments.report()
     assert report["faults/total"] == report["faults/raised"] == log.num_faults == len(FAULTS)
     assert report["faults/restarts"] == log.num_made - 3 > 0
     assert report["faults/invalid"] == report["faults/lost_envs"] == 0
@@ -388,7 +388,11 @@ def test_replayed_windows_never_cross_a_fault(begin: Callable[..., Any], log: Lo
     rows = stored(state)
     live = is_live(rows)
     assert log.num_faults == len(FAULTS)
-    assert int(state.env_steps) == live.sum() == log.num_steps - workflow.training.report()["rollout/steps_discarded"]
+    assert (
+        int(state.env_steps)
+        == live.sum()
+        == log.num_steps - workflow.training.environments.report()["rollout/steps_discarded"]
+    )
     check_windows(rows)
     check_transitions(
         jax.tree.map(lambda leaf: leaf[live], rows), rows.extras.env_extras.termination[live] > 0, rows.next_obs[live]
@@ -439,7 +443,7 @@ def test_with_overlap_the_next_batch_is_collected_with_the_parameters_of_before_
     assert int(state.env_steps) == log.num_steps - workflow.training.collector.steps_ahead
     # Another state has no use for what was collected ahead.
     advance(workflow, jax.tree.map(jnp.copy, state), 1)
-    assert workflow.training.report()["rollout/steps_discarded"] == 18
+    assert workflow.training.environments.report()["rollout/steps_discarded"] == 18
     workflow.close()
 
 

@@ -227,7 +227,7 @@ def test_each_policy_is_given_the_rows_of_its_own_agents(
             # The learner bootstraps where a lane ends before the others.
             live = is_live(trajectory)
             assert (trajectory.dones[:-1][live[:-1] & ~live[1:]] == 1).all()
-    num_discarded = workflow.training.report()["rollout/steps_discarded"]
+    num_discarded = workflow.training.environments.report()["rollout/steps_discarded"]
     assert log.num_faults == len(faults)
     assert (num_discarded > 0) is bool(faults)
     assert int(state.env_steps) == log.num_steps - num_discarded
