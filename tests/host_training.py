@@ -9,7 +9,7 @@ import pytest
 
 from rookery.learning.counter import Counter
 from rookery.sample_batch import SampleBatch
-from rookery.workflows.host import HostCollector
+from rookery.workflows.collector import Collector
 
 
 def advance(workflow: Any, state: Any, num_iterations: int) -> tuple[Any, Any]:
@@ -22,7 +22,7 @@ def is_live(trajectory: SampleBatch) -> np.ndarray:
     return np.asarray(trajectory.extras.env_extras.autoreset) == 0
 
 
-def watch_collecting(monkeypatch: pytest.MonkeyPatch, kind: type[HostCollector]) -> list[Any]:
+def watch_collecting(monkeypatch: pytest.MonkeyPatch, kind: type[Collector]) -> list[Any]:
     """Return a list to which everything is added that any workflow collects from now on."""
     experiences = []
     collect = kind.collect

@@ -23,12 +23,12 @@ from rookery.runners.envs.base_env import BaseEnv
 from rookery.runners.group import Description, EnvSpec, LocalRunners, RunnerGroup, RunnerSpec
 from rookery.runners.host_envs import check_one_host, make_envs
 from rookery.types import PyTreeDict
+from rookery.workflows.collector import SingleAgentCollector
 from rookery.workflows.config import Settings, TrainConfig
 from rookery.workflows.device_training import DeviceTraining
 from rookery.workflows.generations import REFERENCE_ENVS, DeviceGenerations, ECConfig, HostGenerations
-from rookery.workflows.host import HostEnvs
 from rookery.workflows.host_training import HostTraining
-from rookery.workflows.multi_policy_envs import MultiPolicyEnvs
+from rookery.workflows.multi_agent_collector import MultiAgentCollector
 from rookery.workflows.programs import Layout
 from rookery.workflows.training import Training
 
@@ -59,7 +59,7 @@ def train_by_gradient(
     with close_on_error() as opened:
         envs = open_envs(train.env, num_envs, evaluation_episodes, opened)
         group = make_group(train, num_envs, learner.config.rollout_length, envs, opened)
-        collector = HostEnvs(group, train.env, learner.agent, num_envs, learner.config.rollout_length)
+        collector = SingleAgentCollector(group, train.env, learner.agent, num_envs, learner.config.rollout_length)
         evaluator = HostEvaluator(train.env, learner.agent, num_envs, opened=envs)
         return HostTraining(collector, learner, settings.hyperparameters, layout, evaluator, train)
 
@@ -72,7 +72,7 @@ def _train_policies(settings: Settings, layout: Layout, learner: Learner, evalua
     with close_on_error() as opened:
         envs = open_envs(train.env, config.num_envs, evaluation_episodes, opened)
         group = make_group(train, config.num_envs, config.rollout_length, envs, opened)
-        collector = MultiPolicyEnvs(group, train.env, agent, config.num_envs, config.rollout_length)
+        collector = MultiAgentCollector(group, train.env, agent, config.num_envs, config.rollout_length)
         learners = {policy: with_num_envs(learner, collector.num_columns(policy)) for policy in collector.policies}
         joint = PolicyLearners(agent=agent, config=config, learners=PyTreeDict(learners))
         joint.check(layout.mesh.size)

@@ -31,7 +31,7 @@ from rookery.networks.policy import PolicyConfig
 from rookery.rollout import rollout
 from rookery.spaces import Space
 from rookery.types import Array, Key, Params, as_one_key
-from rookery.workflows.host import check_not_traced
+from rookery.workflows.collector import check_not_traced
 from rookery.workflows.programs import Layout, Program
 from rookery.workflows.training import NoEnvironments, Training, TrainingState, advance_program, state_specs, timed
 

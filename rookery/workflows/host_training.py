@@ -19,8 +19,8 @@ from rookery.learning.counter import Counter
 from rookery.learning.experience import Experience, JointExperience
 from rookery.runners.acting.roles import TRAIN, WARM_UP
 from rookery.types import Key
+from rookery.workflows.collector import Collector
 from rookery.workflows.config import TrainConfig
-from rookery.workflows.host import HostCollector
 from rookery.workflows.programs import Layout, Program
 from rookery.workflows.training import Training, TrainingState, state_specs
 
@@ -33,7 +33,7 @@ class HostTraining(Training):
 
     def __init__(
         self,
-        collector: HostCollector,
+        collector: Collector,
         learner: Learner,
         hyperparameters: Hyperparameters,
         layout: Layout,

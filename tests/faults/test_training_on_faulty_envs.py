@@ -7,9 +7,9 @@ import pytest
 
 from rookery.configs.composition import compose
 from rookery.registry import build_workflow
+from rookery.runners import group
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
 from rookery.runners.envs.vector_env import VectorEnv
-from rookery.workflows import host
 
 NUM_ENVS = 64
 
@@ -34,7 +34,7 @@ def make_cartpole(env_index: int) -> gymnasium.Env:
 
 @pytest.mark.usefixtures("fast_programs")
 def test_cartpole_is_learned_although_a_quarter_of_the_envs_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_envs, made = host.make_envs, []
+    make_envs, made = group.make_envs, []
 
     def make_training_envs(env: Any, num_envs: int, **options: Any) -> Any:
         if num_envs != NUM_ENVS:
@@ -42,7 +42,7 @@ def test_cartpole_is_learned_although_a_quarter_of_the_envs_fails(monkeypatch: p
         made.append(VectorBaseEnv(VectorEnv.wrap(make_cartpole, num_envs=num_envs), env.name))
         return made[-1]
 
-    monkeypatch.setattr(host, "make_envs", make_training_envs)
+    monkeypatch.setattr(group, "make_envs", make_training_envs)
     config = compose(
         [
             "agent=ppo",

@@ -37,7 +37,7 @@ from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phas
 from rookery.runs.directory import RunDirectory
 from rookery.runs.log import RunLog
 from rookery.sample_batch import SampleBatch
-from rookery.workflows.host import HostEnvs
+from rookery.workflows.collector import SingleAgentCollector
 from tests.host_training import advance, is_live, used_anew, watch_collecting
 from tests.runner_envs import FakeTime
 
@@ -197,7 +197,7 @@ def workflow(begin: Callable[..., Any]) -> Any:
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> list[Experience]:
     """Everything that any workflow collects."""
-    return watch_collecting(monkeypatch, HostEnvs)
+    return watch_collecting(monkeypatch, SingleAgentCollector)
 
 
 def check_transitions(rows: SampleBatch, termination: Any, successors: Any) -> None:
@@ -500,7 +500,7 @@ def test_a_record_has_the_time_of_the_steps_it_counts_and_the_timing_that_of_the
 
         return timed
 
-    monkeypatch.setattr(HostEnvs, "collect", taking(collecting, HostEnvs.collect))
+    monkeypatch.setattr(SingleAgentCollector, "collect", taking(collecting, SingleAgentCollector.collect))
     run_settings: dict[str, Any] = {"run_dir": str(tmp_path / "run"), "recorders": ["jsonl"], "record_interval": 36}
     workflow = make(env={"runner": {"overlap": overlap}}, total_timesteps=108, **run_settings)
     program = workflow.training.advance._update

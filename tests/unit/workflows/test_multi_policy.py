@@ -32,7 +32,7 @@ from rookery.runs.directory import RunDirectory
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Discrete
 from rookery.types import PyTreeDict
-from rookery.workflows.multi_policy_envs import MultiPolicyEnvs
+from rookery.workflows.multi_agent_collector import MultiAgentCollector
 from rookery.workflows.policies import assign_policies
 from tests.host_training import advance, is_live, used_anew, watch_collecting
 
@@ -184,7 +184,7 @@ def workflow(begin: Callable[..., Any]) -> Any:
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> list[JointExperience]:
     """Everything that any workflow collects."""
-    return watch_collecting(monkeypatch, MultiPolicyEnvs)
+    return watch_collecting(monkeypatch, MultiAgentCollector)
 
 
 def live_rows(trajectory: SampleBatch) -> Any:

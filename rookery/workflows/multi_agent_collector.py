@@ -19,12 +19,12 @@ from rookery.runners.sampling import Sample
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Dict
 from rookery.types import PyTreeDict
-from rookery.workflows.host import HostCollector, blank_experience, mean_of, metrics_of, trajectory_of
+from rookery.workflows.collector import Collector, blank_experience, mean_of, metrics_of, trajectory_of
 from rookery.workflows.policies import agents_of, assign_policies
 from rookery.workflows.programs import experience_specs
 
 
-class MultiPolicyEnvs(HostCollector):
+class MultiAgentCollector(Collector):
     """Environments with several agents, each of which has one of the policies.
 
     A policy has one column for each of its agents in all environments. Where agents are absent, or act less often than

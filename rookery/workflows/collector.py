@@ -56,7 +56,7 @@ def blank_experience(
     return Experience(trajectory=trajectory, first_carry=first_carry)
 
 
-class HostCollector(ABC):
+class Collector(ABC):
     """Collects experience for training from a group of runners.
 
     Episodes start when they are needed, and again after `close` or `set_state`: simulators cannot be saved.
@@ -181,7 +181,7 @@ class HostCollector(ABC):
                 metrics[name] = jax.tree.map(np.add, metrics.get(name, mean_of([])), mean_of([value]))
 
 
-class HostEnvs(HostCollector):
+class SingleAgentCollector(Collector):
     """Environments with one agent."""
 
     def __init__(self, group: RunnerGroup, env: EnvConfig, agent: Agent, num_envs: int, rollout_length: int) -> None:
