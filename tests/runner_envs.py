@@ -126,7 +126,7 @@ class StaggeredEnvs(BaseEnv):
     """Counting envs that answer a few at a time and in any order, or with `rng=None` all at once and in order.
 
     An observation is the env, the step and the seed modulo 1,000. Env i has episodes of `lengths[i]` steps; it raises
-    once, at step `fails_at[i]` of its first episode. Whoever breaks the rules of `BaseEnv` is told so.
+    once, at step `fails_at[i]` of its first episode. Breaking the rules of `BaseEnv` is an assertion error.
     """
 
     def __init__(

@@ -2,14 +2,11 @@
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from rookery.runners.envs.base_env import BaseEnv
 from rookery.runners.faults import Fault, FaultKind
 from rookery.runners.recording.episode import LiveEpisode
-
-if TYPE_CHECKING:
-    from rookery.runners.envs.base_env import BaseEnv
-    from rookery.runners.sampling import Sample
+from rookery.runners.sampling import Sample
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +15,7 @@ logger = logging.getLogger(__name__)
 class EpisodeEvent:
     """Something happened in an episode."""
 
-    base_env: "BaseEnv"
+    base_env: BaseEnv
     episode: LiveEpisode
 
 
@@ -26,7 +23,7 @@ class EpisodeEvent:
 class EpisodeEndEvent:
     """An episode is over; `fault` is set if it failed."""
 
-    base_env: "BaseEnv"
+    base_env: BaseEnv
     episode: LiveEpisode
     fault: Fault | None
 
@@ -35,7 +32,7 @@ class EpisodeEndEvent:
 class FaultEvent:
     """An environment failed."""
 
-    base_env: "BaseEnv"
+    base_env: BaseEnv
     episode: LiveEpisode
     fault: Fault
 
@@ -44,8 +41,8 @@ class FaultEvent:
 class SampleEvent:
     """A sample is complete and about to be returned."""
 
-    base_env: "BaseEnv"
-    sample: "Sample"
+    base_env: BaseEnv
+    sample: Sample
 
 
 class Callbacks:

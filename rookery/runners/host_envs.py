@@ -1,15 +1,10 @@
 """Host environments as a config names them. Their libraries are imported when the first environment is made."""
 
-from typing import TYPE_CHECKING
-
 import jax
 
 from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError
 from rookery.runners.envs.base_env import BaseEnv
-
-if TYPE_CHECKING:
-    from rookery.runners.envs.libraries import HostLibrary
 
 
 def make_envs(env: EnvConfig, num_envs: int, render: bool = False, is_evaluation: bool = False) -> BaseEnv:
@@ -17,8 +12,9 @@ def make_envs(env: EnvConfig, num_envs: int, render: bool = False, is_evaluation
 
     In an evaluation an episode is a whole game, and observations may leave the bounds of their space.
     """
-    from rookery.runners.envs.libraries import make_host_env
+    from rookery.runners.envs.libraries import load_host_library, make_host_env
 
+    library = load_host_library(env.name.partition("/")[0])
     return make_host_env(
         env.name,
         num_envs,
@@ -28,15 +24,15 @@ def make_envs(env: EnvConfig, num_envs: int, render: bool = False, is_evaluation
         step_timeout=env.runner.step_timeout,
         render=render,
         sample_bounds=not is_evaluation,
-        **host_library(env).kwargs_of_envs(env.kwargs, is_evaluation),
+        **library.kwargs_of_envs(env.kwargs, is_evaluation),
     )
 
 
-def host_library(env: EnvConfig) -> "HostLibrary":
-    """Return the library of an environment."""
+def clips_rewards(env: EnvConfig) -> bool:
+    """Return whether training on an environment learns from the signs of its rewards."""
     from rookery.runners.envs.libraries import load_host_library
 
-    return load_host_library(env.name.partition("/")[0])
+    return load_host_library(env.name.partition("/")[0]).clips_rewards(env.kwargs)
 
 
 def check_one_host(env: EnvConfig) -> None:

@@ -25,7 +25,7 @@ class Perf:
 
     def __init__(self, decay: float | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         if decay is not None and not 0.0 < decay < 1.0:
-            raise InvalidInputError(f"decay={decay} must lie between 0 and 1: 0.99 forgets in about a hundred steps.")
+            raise InvalidInputError(f"decay={decay} must lie between 0 and 1: 0.99 averages about a hundred steps.")
         self._decay = decay
         self._clock = clock
         self._last = 0.0

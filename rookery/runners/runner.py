@@ -61,7 +61,7 @@ class EnvRunner:
         agents = {DEFAULT_POLICY: policies} if isinstance(policies, Agent) else policies
         if policy_mapping_fn is None and len(agents) > 1:
             raise InvalidInputError(
-                f"policies {sorted(agents)} need a policy_mapping_fn(agent_id, episode) that says who has which."
+                f"policies {sorted(agents)} need a policy_mapping_fn(agent_id, episode), which assigns them."
             )
         policy_key = jax.random.fold_in(make_key(seed), runner_index)
         self.policies = PolicyMap(agents, policy_key, config.explore)
@@ -172,8 +172,7 @@ class EnvRunner:
         self._engine.check_alive()
         if self._only_policy is not None and list(self.policies) != [self._only_policy]:
             raise InvalidInputError(
-                f"the policies are now {sorted(self.policies)}: only a runner with a policy_mapping_fn can say "
-                "who has which."
+                f"the policies are now {sorted(self.policies)}: only a runner with a policy_mapping_fn can assign them."
             )
         if num_steps is not None and num_episodes is not None:
             raise InvalidInputError(f"num_steps={num_steps} and num_episodes={num_episodes}: ask for one of them.")

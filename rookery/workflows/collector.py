@@ -30,7 +30,7 @@ from rookery.runners.group import (
     check_one_agent,
     merge_columns,
 )
-from rookery.runners.host_envs import host_library
+from rookery.runners.host_envs import clips_rewards
 from rookery.runners.sampling import Sample
 from rookery.runs.log import SECONDS_AHEAD
 from rookery.sample_batch import SampleBatch
@@ -88,7 +88,7 @@ class Collector(ABC):
         self.steps_ahead = 0
         """With `overlap`, the number of these steps."""
         self.spaces = group.describe().spaces
-        self._clips_rewards = host_library(env).clips_rewards(env.kwargs)
+        self._clips_rewards = clips_rewards(env)
 
     def set_agents(self, agents: Mapping[RoleID, Agent]) -> None:
         """Set the agents that act, by role, before the first step."""

@@ -1,4 +1,4 @@
-"""Every group of environments keeps the same promises, wherever its envs live."""
+"""Every transport of environments keeps the same promises, wherever its envs live."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,7 +26,7 @@ from rookery.testing.misbehaving_envs import (
     raise_without_arguments,
 )
 
-MakeGroup = Callable[..., EnvTransport]
+MakeTransport = Callable[..., EnvTransport]
 
 GROUPS: dict[str, Callable[..., EnvTransport]] = {
     "local": LocalTransport,
@@ -36,8 +36,8 @@ GROUPS: dict[str, Callable[..., EnvTransport]] = {
 
 
 @pytest.fixture(params=GROUPS)
-def make_group(request: pytest.FixtureRequest) -> Iterator[MakeGroup]:
-    """Build groups of the kind under test from functions that make envs; they are closed when the test is over."""
+def make_transport(request: pytest.FixtureRequest) -> Iterator[MakeTransport]:
+    """Build transports of the kind under test from functions that make envs; they are closed when the test is over."""
     made: list[EnvTransport] = []
 
     def make(*make_env_fns: Callable[[], Any]) -> EnvTransport:
@@ -45,19 +45,19 @@ def make_group(request: pytest.FixtureRequest) -> Iterator[MakeGroup]:
         return made[-1]
 
     yield make
-    for group in made:
-        group.close()
+    for transport in made:
+        transport.close()
 
 
-def reset_all(group: EnvTransport) -> dict[int, Any]:
-    for index in range(group.num_envs):
-        group.send_reset(index, seed=index)
-    return group.receive(range(group.num_envs))
+def reset_all(transport: EnvTransport) -> dict[int, Any]:
+    for index in range(transport.num_envs):
+        transport.send_reset(index, seed=index)
+    return transport.receive(range(transport.num_envs))
 
 
-def step_all(group: EnvTransport) -> dict[int, Any]:
-    group.send_steps(range(group.num_envs), [0] * group.num_envs)
-    return group.receive(range(group.num_envs))
+def step_all(transport: EnvTransport) -> dict[int, Any]:
+    transport.send_steps(range(transport.num_envs), [0] * transport.num_envs)
+    return transport.receive(range(transport.num_envs))
 
 
 def numbers_of_steps(replies: dict[int, Any]) -> dict[int, int]:
@@ -65,10 +65,10 @@ def numbers_of_steps(replies: dict[int, Any]) -> dict[int, int]:
     return {index: int(reply[0][0]) for index, reply in replies.items() if not isinstance(reply, Failed)}
 
 
-def test_trajectories_equal_those_of_the_bare_envs_bit_for_bit(make_group: MakeGroup) -> None:
-    group = make_group(*[lambda: gymnasium.make("CartPole-v1")] * 3)
+def test_trajectories_equal_those_of_the_bare_envs_bit_for_bit(make_transport: MakeTransport) -> None:
+    transport = make_transport(*[lambda: gymnasium.make("CartPole-v1")] * 3)
     bare = [gymnasium.make("CartPole-v1") for _ in range(3)]
-    replies = reset_all(group)
+    replies = reset_all(transport)
     expected: list[Any] = [env.reset(seed=index) for index, env in enumerate(bare)]
     rng = np.random.default_rng(0)
     for _ in range(40):
@@ -78,15 +78,15 @@ def test_trajectories_equal_those_of_the_bare_envs_bit_for_bit(make_group: MakeG
             assert replies[index][0].dtype == np.float32
         running = [index for index in range(3) if not any(expected[index][2:4])]
         actions = [int(action) for action in rng.integers(0, 2, len(running))]
-        group.send_steps(running, actions)
-        replies |= group.receive(running)
+        transport.send_steps(running, actions)
+        replies |= transport.receive(running)
         for index, action in zip(running, actions, strict=True):
             expected[index] = bare[index].step(action)
 
 
-def test_the_description_is_that_of_the_first_env(make_group: MakeGroup) -> None:
-    group = make_group(lambda: gymnasium.make("CartPole-v1"), lambda: CountingEnv(3))
-    described, env = group.describe(), gymnasium.make("CartPole-v1")
+def test_the_description_is_that_of_the_first_env(make_transport: MakeTransport) -> None:
+    transport = make_transport(lambda: gymnasium.make("CartPole-v1"), lambda: CountingEnv(3))
+    described, env = transport.describe(), gymnasium.make("CartPole-v1")
     assert described.name == "CartPole-v1"
     assert (described.observation_space, described.action_space) == (env.observation_space, env.action_space)
     assert described.metadata["render_modes"] == env.metadata["render_modes"]
@@ -94,17 +94,17 @@ def test_the_description_is_that_of_the_first_env(make_group: MakeGroup) -> None
     assert described.possible_agents is None
 
 
-def test_envs_that_raise_fail_alone_and_say_why(make_group: MakeGroup) -> None:
+def test_envs_that_raise_fail_alone_and_say_why(make_transport: MakeTransport) -> None:
     errors = {
         raise_error: "ValueError('bad leg')",
         raise_without_arguments: "RuntimeError()",
         raise_unpicklable: "UnpicklableError('bad leg'",
         raise_system_exit: "SystemExit(3)",
     }
-    group = make_group(CountingEnv, *[partial(FaultyEnv, fault_fn, at_step=1) for fault_fn in errors])
-    reset_all(group)
-    assert numbers_of_steps(step_all(group)) == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}
-    replies = step_all(group)
+    transport = make_transport(CountingEnv, *[partial(FaultyEnv, fault_fn, at_step=1) for fault_fn in errors])
+    reset_all(transport)
+    assert numbers_of_steps(step_all(transport)) == {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}
+    replies = step_all(transport)
     assert numbers_of_steps(replies) == {0: 2}
     for index, (fault_fn, error) in enumerate(errors.items(), start=1):
         failed = replies[index]
@@ -113,117 +113,125 @@ def test_envs_that_raise_fail_alone_and_say_why(make_group: MakeGroup) -> None:
         assert f"in {fault_fn.__name__}" in failed.traceback
 
 
-def test_a_rebuilt_env_starts_anew_and_its_neighbors_go_on(make_group: MakeGroup) -> None:
-    group = make_group(*[CountingEnv] * 3)
-    reset_all(group)
-    step_all(group)
-    group.rebuild(0)
-    group.send_reset(0, seed=7)
-    group.send_steps([1, 2], [0, 0])
-    assert numbers_of_steps(group.receive(range(3))) == {0: 0, 1: 2, 2: 2}
+def test_a_rebuilt_env_starts_again_and_its_neighbors_go_on(make_transport: MakeTransport) -> None:
+    transport = make_transport(*[CountingEnv] * 3)
+    reset_all(transport)
+    step_all(transport)
+    transport.rebuild(0)
+    transport.send_reset(0, seed=7)
+    transport.send_steps([1, 2], [0, 0])
+    assert numbers_of_steps(transport.receive(range(3))) == {0: 0, 1: 2, 2: 2}
 
 
-def test_each_rebuild_after_a_failed_reset_is_one_construction(make_group: MakeGroup, tmp_path: Path) -> None:
+def test_each_rebuild_after_a_failed_reset_is_one_construction(make_transport: MakeTransport, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    group = make_group(lambda: FlakyEnv(log, num_failures=3))
+    transport = make_transport(lambda: FlakyEnv(log, num_failures=3))
     phases = []
-    while isinstance(reply := reset_all(group)[0], Failed):
+    while isinstance(reply := reset_all(transport)[0], Failed):
         phases.append(reply.phase)
-        group.rebuild(0)
+        transport.rebuild(0)
     assert phases == [Phase.RESET] * 3
     assert log.read_text().split() == ["make", "reset"] * 4
 
 
-def test_an_env_that_cannot_be_built_says_so_in_place_of_its_reset(make_group: MakeGroup, tmp_path: Path) -> None:
+def test_an_env_that_cannot_be_built_says_so_in_place_of_its_reset(
+    make_transport: MakeTransport, tmp_path: Path
+) -> None:
     log = tmp_path / "log"
-    group = make_group(CountingEnv, lambda: FlakyEnv(log, num_failures=2, fails_in="make"))
+    transport = make_transport(CountingEnv, lambda: FlakyEnv(log, num_failures=2, fails_in="make"))
     for _ in range(2):
-        replies = reset_all(group)
+        replies = reset_all(transport)
         assert numbers_of_steps(replies) == {0: 0}
         assert (replies[1].kind, replies[1].phase) == (FaultKind.RAISED, Phase.MAKE)
         assert replies[1].error == "RuntimeError('make does not work yet')"
-        assert isinstance(step_all(group)[1], Failed)
-        group.rebuild(1)
-    assert numbers_of_steps(reset_all(group)) == {0: 0, 1: 0}
+        assert isinstance(step_all(transport)[1], Failed)
+        transport.rebuild(1)
+    assert numbers_of_steps(reset_all(transport)) == {0: 0, 1: 0}
     assert log.read_text().split().count("make") == 3
 
 
-def test_describing_an_env_that_cannot_be_built_raises_with_its_traceback(make_group: MakeGroup) -> None:
-    group = make_group(lambda: FaultyEnv(raise_error, at_make=True))
+def test_describing_an_env_that_cannot_be_built_raises_with_its_traceback(make_transport: MakeTransport) -> None:
+    transport = make_transport(lambda: FaultyEnv(raise_error, at_make=True))
     with pytest.raises(EnvCallError, match=r"(?s)of env 0 failed \(raised\): ValueError\('bad leg'\).*in raise_error"):
-        group.describe()
+        transport.describe()
 
 
-def test_a_new_request_voids_the_reply_to_an_earlier_one(make_group: MakeGroup) -> None:
-    group = make_group(CountingEnv)
-    reset_all(group)
+def test_a_new_request_voids_the_reply_to_an_earlier_one(make_transport: MakeTransport) -> None:
+    transport = make_transport(CountingEnv)
+    reset_all(transport)
     for _ in range(3):
-        group.send_steps([0], [0])
-    group.send_reset(0, seed=None)
-    obs, info = group.receive([0])[0]
+        transport.send_steps([0], [0])
+    transport.send_reset(0, seed=None)
+    obs, info = transport.receive([0])[0]
     assert (obs, info) == (np.zeros(1), {})
-    assert group.receive() == {}
+    assert transport.receive() == {}
 
 
-def test_replies_that_were_not_waited_for_come_with_the_next(make_group: MakeGroup) -> None:
-    group = make_group(*[CountingEnv] * 3)
+def test_replies_that_were_not_waited_for_come_with_the_next(make_transport: MakeTransport) -> None:
+    transport = make_transport(*[CountingEnv] * 3)
     for index in range(3):
-        group.send_reset(index, seed=None)
-    heard = group.receive([1])
+        transport.send_reset(index, seed=None)
+    heard = transport.receive([1])
     assert 1 in heard
-    assert (heard | group.receive([index for index in range(3) if index not in heard])).keys() == {0, 1, 2}
+    assert (heard | transport.receive([index for index in range(3) if index not in heard])).keys() == {0, 1, 2}
 
 
-def test_waiting_for_an_env_that_was_asked_nothing_is_an_error(make_group: MakeGroup) -> None:
-    group = make_group(CountingEnv, CountingEnv)
-    group.send_reset(0, seed=None)
+def test_waiting_for_an_env_that_was_asked_nothing_is_an_error(make_transport: MakeTransport) -> None:
+    transport = make_transport(CountingEnv, CountingEnv)
+    transport.send_reset(0, seed=None)
     with pytest.raises(InvalidInputError, match="env 1 was sent no request"):
-        group.receive([0, 1])
+        transport.receive([0, 1])
 
 
-def test_methods_and_functions_are_called_where_the_env_is(make_group: MakeGroup) -> None:
-    group = make_group(CountingEnv, lambda: FaultyEnv(raise_error, at_step=1), lambda: gymnasium.make("CartPole-v1"))
-    reset_all(group)
-    step_all(group)
-    assert group.call(2, "get_wrapper_attr", "x_threshold") == 2.4
-    assert group.apply(0, lambda env: env.num_steps + 10) == 11
-    assert group.render(0) is None
+def test_methods_and_functions_are_called_where_the_env_is(make_transport: MakeTransport) -> None:
+    transport = make_transport(
+        CountingEnv, lambda: FaultyEnv(raise_error, at_step=1), lambda: gymnasium.make("CartPole-v1")
+    )
+    reset_all(transport)
+    step_all(transport)
+    assert transport.call(2, "get_wrapper_attr", "x_threshold") == 2.4
+    assert transport.apply(0, lambda env: env.num_steps + 10) == 11
+    assert transport.render(0) is None
     with pytest.raises(EnvCallError, match=r"step\(\) of env 1 failed \(raised\): ValueError\('bad leg'\)"):
-        group.call(1, "step", 0)
-    assert numbers_of_steps(step_all(group))[0] == 2, "a call is no request of its own"
+        transport.call(1, "step", 0)
+    assert numbers_of_steps(step_all(transport))[0] == 2, "a call is no request of its own"
 
 
-def test_an_env_is_drawn_where_it_is(make_group: MakeGroup) -> None:
+def test_an_env_is_drawn_where_it_is(make_transport: MakeTransport) -> None:
     picture = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
 
     class Drawn(CountingEnv):
         def render(self) -> Any:
             return picture
 
-    drawn = make_group(Drawn).render(0)
+    drawn = make_transport(Drawn).render(0)
     assert drawn is not None
     assert drawn.dtype == np.uint8
     np.testing.assert_array_equal(drawn, picture)
 
 
-def test_an_env_that_prints_a_lot_makes_no_difference(make_group: MakeGroup, capfd: pytest.CaptureFixture) -> None:
-    group = make_group(lambda: FaultyEnv(print_a_lot, at_step=0))
-    reset_all(group)
-    assert numbers_of_steps(step_all(group)) == {0: 1}
+def test_an_env_that_prints_a_lot_makes_no_difference(
+    make_transport: MakeTransport, capfd: pytest.CaptureFixture
+) -> None:
+    transport = make_transport(lambda: FaultyEnv(print_a_lot, at_step=0))
+    reset_all(transport)
+    assert numbers_of_steps(step_all(transport)) == {0: 1}
     printed = capfd.readouterr()
     assert printed.out.count("x") == printed.err.count("x") == 1_000_000
 
 
-def test_an_env_that_does_not_let_itself_be_closed_is_replaced_and_closed_all_the_same(make_group: MakeGroup) -> None:
-    group = make_group(BadCloseEnv, BadCloseEnv)
-    reset_all(group)
-    group.rebuild(0)
-    assert numbers_of_steps(reset_all(group)) == {0: 0, 1: 0}
-    group.close()
-    group.close()
+def test_an_env_that_does_not_let_itself_be_closed_is_replaced_and_closed_all_the_same(
+    make_transport: MakeTransport,
+) -> None:
+    transport = make_transport(BadCloseEnv, BadCloseEnv)
+    reset_all(transport)
+    transport.rebuild(0)
+    assert numbers_of_steps(reset_all(transport)) == {0: 0, 1: 0}
+    transport.close()
+    transport.close()
 
 
-def test_closing_closes_every_env(make_group: MakeGroup, tmp_path: Path) -> None:
+def test_closing_closes_every_env(make_transport: MakeTransport, tmp_path: Path) -> None:
     class Closing(CountingEnv):
         def __init__(self, index: int) -> None:
             super().__init__()
@@ -232,18 +240,18 @@ def test_closing_closes_every_env(make_group: MakeGroup, tmp_path: Path) -> None
         def close(self) -> None:
             (tmp_path / str(self.index)).touch()
 
-    group = make_group(*[partial(Closing, index) for index in range(3)])
-    reset_all(group)
-    group.close()
+    transport = make_transport(*[partial(Closing, index) for index in range(3)])
+    reset_all(transport)
+    transport.close()
     assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "2"}
 
 
-def test_closed_envs_fail_and_stay_closed(make_group: MakeGroup) -> None:
-    group = make_group(CountingEnv)
-    reset_all(group)
-    group.close()
-    failed = reset_all(group)[0]
+def test_closed_envs_fail_and_stay_closed(make_transport: MakeTransport) -> None:
+    transport = make_transport(CountingEnv)
+    reset_all(transport)
+    transport.close()
+    failed = reset_all(transport)[0]
     assert isinstance(failed, Failed)
     assert failed.error == "the envs were closed"
     with pytest.raises(EnvCallError, match="closed"):
-        group.render(0)
+        transport.render(0)

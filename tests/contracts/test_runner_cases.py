@@ -1096,7 +1096,7 @@ def test_what_is_not_valid_in_a_dict_env_costs_that_episode_alone(name: str) -> 
     sample = runner.sample()
     assert [(fault.env_index, fault.step) for fault in sample.faults] == [(1, 1)]
     seen = sorted((row.obs, row.t) for row in rows_of(sample) if row.episode != sample.faults[0].episode)
-    assert seen == [(0.0, 0), (0.0, 0), (1.0, 1), (1.0, 1), (100.0, 0), (100.0, 0)]  # the last two are begun anew
+    assert seen == [(0.0, 0), (0.0, 0), (1.0, 1), (1.0, 1), (100.0, 0), (100.0, 0)]  # the last two are new episodes
     account = runner.ledger.rows
     assert (account.returned, account.discarded) == (6, 2)
     assert runner.ledger.is_exact
@@ -1154,7 +1154,7 @@ class EndlessEnv(gymnasium.Env):
 
 
 def calls_in_steps(base_env: BaseEnv, num_steps: int) -> Counter[str]:
-    """Count the calls of Python functions while every env makes so many steps, by the name of the function."""
+    """Count the calls of Python functions while every env makes this number of steps, by the name of the function."""
     runner = make_runner(base_env, rollout_fragment_length=2 * num_steps)
     calls: Counter[str] = Counter()
 

@@ -37,12 +37,12 @@ from rookery.testing.misbehaving_envs import (
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc and waits on pidfds")
 
 DEADLINE_SECONDS = 20.0
-MakeGroup = Callable[..., ProcessTransport]
+MakeTransport = Callable[..., ProcessTransport]
 
 
 @pytest.fixture
-def make_group() -> Iterator[MakeGroup]:
-    """Build groups from functions that make envs; they are closed when the test is over."""
+def make_transport() -> Iterator[MakeTransport]:
+    """Build transports from functions that make envs; they are closed when the test is over."""
     made: list[ProcessTransport] = []
 
     def make(*make_env_fns: Callable[[], Any], **options: Any) -> ProcessTransport:
@@ -50,19 +50,19 @@ def make_group() -> Iterator[MakeGroup]:
         return made[-1]
 
     yield make
-    for group in made:
-        group.close()
+    for transport in made:
+        transport.close()
 
 
-def reset(group: ProcessTransport, *indexes: int) -> dict[int, Any]:
+def reset(transport: ProcessTransport, *indexes: int) -> dict[int, Any]:
     for index in indexes:
-        group.send_reset(index, seed=index)
-    return group.receive(indexes)
+        transport.send_reset(index, seed=index)
+    return transport.receive(indexes)
 
 
-def step(group: ProcessTransport, *indexes: int) -> dict[int, Any]:
-    group.send_steps(indexes, [0] * len(indexes))
-    return group.receive(indexes)
+def step(transport: ProcessTransport, *indexes: int) -> dict[int, Any]:
+    transport.send_steps(indexes, [0] * len(indexes))
+    return transport.receive(indexes)
 
 
 def num_steps(reply: Any) -> int:
@@ -70,8 +70,8 @@ def num_steps(reply: Any) -> int:
     return int(reply[0][0])
 
 
-def process_of(group: ProcessTransport, index: int) -> int:
-    return group.apply(index, lambda env: os.getpid())
+def process_of(transport: ProcessTransport, index: int) -> int:
+    return transport.apply(index, lambda env: os.getpid())
 
 
 def wait_for_end(pid: int) -> None:
@@ -105,122 +105,128 @@ def left_behind(before: set[str]) -> set[str]:
     return new & shared_memory()
 
 
-def test_a_process_that_dies_is_noticed_its_signal_named_and_its_env_replaced(make_group: MakeGroup) -> None:
+def test_a_process_that_dies_is_noticed_its_signal_named_and_its_env_replaced(make_transport: MakeTransport) -> None:
     ends = {
         segfault: (FaultKind.KILLED, "its process was ended by SIGSEGV"),
         kill_process: (FaultKind.KILLED, "its process was ended by SIGKILL"),
         exit_process: (FaultKind.EXITED, "its process exited with code 3"),
     }
-    group = make_group(CountingEnv, *[partial(FaultyEnv, fault_fn, at_step=1) for fault_fn in ends])
-    reset(group, 0, 1, 2, 3)
-    step(group, 0, 1, 2, 3)
-    replies = step(group, 0, 1, 2, 3)
+    transport = make_transport(CountingEnv, *[partial(FaultyEnv, fault_fn, at_step=1) for fault_fn in ends])
+    reset(transport, 0, 1, 2, 3)
+    step(transport, 0, 1, 2, 3)
+    replies = step(transport, 0, 1, 2, 3)
     for index, (kind, error) in enumerate(ends.values(), start=1):
         failed = replies[index]
         assert (failed.kind, failed.phase) == (kind, Phase.STEP)
         assert failed.error.startswith(error)
-        group.rebuild(index)
+        transport.rebuild(index)
     assert num_steps(replies[0]) == 2
-    assert {index: num_steps(reply) for index, reply in reset(group, 1, 2, 3).items()} == {1: 0, 2: 0, 3: 0}
-    assert num_steps(step(group, 0)[0]) == 3
+    assert {index: num_steps(reply) for index, reply in reset(transport, 1, 2, 3).items()} == {1: 0, 2: 0, 3: 0}
+    assert num_steps(step(transport, 0)[0]) == 3
 
 
 @pytest.mark.parametrize("fault_fn", [hang, hang_in_c])
 def test_an_env_that_hangs_is_given_up_after_its_time_and_its_process_ended(
-    make_group: MakeGroup, fault_fn: Callable[[], None]
+    make_transport: MakeTransport, fault_fn: Callable[[], None]
 ) -> None:
-    group = make_group(lambda: FaultyEnv(fault_fn, at_step=0), CountingEnv, step_timeout=0.3)
-    reset(group, 0, 1)
-    pid = process_of(group, 0)
-    replies = step(group, 0, 1)
+    transport = make_transport(lambda: FaultyEnv(fault_fn, at_step=0), CountingEnv, step_timeout=0.3)
+    reset(transport, 0, 1)
+    pid = process_of(transport, 0)
+    replies = step(transport, 0, 1)
     assert replies[0] == Failed(FaultKind.HUNG, Phase.STEP, "no answer within 0.3 s")
     assert num_steps(replies[1]) == 1
     wait_for_end(pid)
-    group.rebuild(0)
-    assert num_steps(reset(group, 0)[0]) == 0
+    transport.rebuild(0)
+    assert num_steps(reset(transport, 0)[0]) == 0
 
 
-def test_an_env_that_hangs_while_it_is_built_is_given_up_too(make_group: MakeGroup) -> None:
-    group = make_group(lambda: FaultyEnv(hang, at_make=True), start_timeout=0.3)
-    assert reset(group, 0)[0] == Failed(FaultKind.HUNG, Phase.MAKE, "no answer within 0.3 s")
+def test_an_env_that_hangs_while_it_is_built_is_given_up_too(make_transport: MakeTransport) -> None:
+    transport = make_transport(lambda: FaultyEnv(hang, at_make=True), start_timeout=0.3)
+    assert reset(transport, 0)[0] == Failed(FaultKind.HUNG, Phase.MAKE, "no answer within 0.3 s")
     with pytest.raises(EnvCallError, match="no answer within"):
-        group.describe()
+        transport.describe()
 
 
-def test_a_process_that_is_killed_while_idle_fails_the_next_request(make_group: MakeGroup) -> None:
-    group = make_group(CountingEnv)
-    reset(group, 0)
-    pid = process_of(group, 0)
+def test_a_process_that_is_killed_while_idle_fails_the_next_request(make_transport: MakeTransport) -> None:
+    transport = make_transport(CountingEnv)
+    reset(transport, 0)
+    pid = process_of(transport, 0)
     os.kill(pid, signal.SIGKILL)
     wait_for_end(pid)
-    failed = step(group, 0)[0]
+    failed = step(transport, 0)[0]
     assert (failed.kind, failed.phase) == (FaultKind.KILLED, Phase.STEP)
-    assert reset(group, 0)[0].phase is Phase.RESET, "it fails until it is rebuilt"
-    group.rebuild(0)
-    assert num_steps(reset(group, 0)[0]) == 0
+    assert reset(transport, 0)[0].phase is Phase.RESET, "it fails until it is rebuilt"
+    transport.rebuild(0)
+    assert num_steps(reset(transport, 0)[0]) == 0
 
 
-def test_a_process_that_dies_in_a_call_fails_the_call(make_group: MakeGroup) -> None:
-    group = make_group(CountingEnv)
-    failed = group.apply(0, lambda env: segfault())
+def test_a_process_that_dies_in_a_call_fails_the_call(make_transport: MakeTransport) -> None:
+    transport = make_transport(CountingEnv)
+    failed = transport.apply(0, lambda env: segfault())
     assert isinstance(failed, Failed)
     assert failed.error == "its process was ended by SIGSEGV"
     with pytest.raises(EnvCallError, match="SIGSEGV"):
-        group.call(0, "close")
+        transport.call(0, "close")
 
 
 class TestSharedProcess:
     """Several envs in one process."""
 
-    def test_an_env_that_raises_costs_itself_and_is_rebuilt_beside_the_others(self, make_group: MakeGroup) -> None:
-        group = make_group(CountingEnv, lambda: FaultyEnv(raise_error, at_step=0), envs_per_process=2)
-        reset(group, 0, 1)
-        pid = process_of(group, 0)
-        replies = step(group, 0, 1)
+    def test_an_env_that_raises_costs_itself_and_is_rebuilt_next_to_the_others(
+        self, make_transport: MakeTransport
+    ) -> None:
+        transport = make_transport(CountingEnv, lambda: FaultyEnv(raise_error, at_step=0), envs_per_process=2)
+        reset(transport, 0, 1)
+        pid = process_of(transport, 0)
+        replies = step(transport, 0, 1)
         assert (num_steps(replies[0]), replies[1].kind) == (1, FaultKind.RAISED)
-        group.rebuild(1)
-        assert num_steps(reset(group, 1)[1]) == 0
-        assert process_of(group, 0) == process_of(group, 1) == pid
-        assert num_steps(step(group, 0)[0]) == 2
+        transport.rebuild(1)
+        assert num_steps(reset(transport, 1)[1]) == 0
+        assert process_of(transport, 0) == process_of(transport, 1) == pid
+        assert num_steps(step(transport, 0)[0]) == 2
 
-    def test_a_process_that_dies_costs_all_its_envs_and_no_others(self, make_group: MakeGroup) -> None:
-        group = make_group(
+    def test_a_process_that_dies_costs_all_its_envs_and_no_others(self, make_transport: MakeTransport) -> None:
+        transport = make_transport(
             CountingEnv, lambda: FaultyEnv(kill_process, at_step=0), CountingEnv, CountingEnv, envs_per_process=3
         )
-        reset(group, 0, 1, 2, 3)
-        replies = step(group, 1, 2, 3)
+        reset(transport, 0, 1, 2, 3)
+        replies = step(transport, 1, 2, 3)
         assert [replies[index].kind for index in (1, 2)] == [FaultKind.KILLED] * 2
         assert num_steps(replies[3]) == 1
-        assert step(group, 0)[0].kind is FaultKind.KILLED, "an idle neighbor has lost its env too"
-        group.rebuild(1)
-        assert num_steps(reset(group, 1)[1]) == 0
-        assert step(group, 2)[2].kind is FaultKind.KILLED, "the new process has what was rebuilt, and no more"
-        group.rebuild(2)
-        group.rebuild(0)
-        assert {index: num_steps(reply) for index, reply in reset(group, 0, 2).items()} == {0: 0, 2: 0}
+        assert step(transport, 0)[0].kind is FaultKind.KILLED, "an idle neighbor has lost its env too"
+        transport.rebuild(1)
+        assert num_steps(reset(transport, 1)[1]) == 0
+        assert step(transport, 2)[2].kind is FaultKind.KILLED, "the new process has what was rebuilt, and no more"
+        transport.rebuild(2)
+        transport.rebuild(0)
+        assert {index: num_steps(reply) for index, reply in reset(transport, 0, 2).items()} == {0: 0, 2: 0}
 
-    def test_only_the_env_that_hangs_is_called_hung(self, make_group: MakeGroup) -> None:
-        group = make_group(
+    def test_only_the_env_that_hangs_is_called_hung(self, make_transport: MakeTransport) -> None:
+        transport = make_transport(
             CountingEnv, lambda: FaultyEnv(hang, at_step=0), CountingEnv, envs_per_process=3, step_timeout=0.5
         )
-        reset(group, 0, 1, 2)
-        replies = step(group, 0, 1, 2)
+        reset(transport, 0, 1, 2)
+        replies = step(transport, 0, 1, 2)
         assert num_steps(replies[0]) == 1, "it answered before"
         assert replies[1].kind is FaultKind.HUNG
         assert replies[2] == Failed(FaultKind.KILLED, Phase.STEP, "its process was replaced because env 1 hung")
 
-    def test_an_env_that_is_rebuilt_while_it_is_busy_takes_its_process_with_it(self, make_group: MakeGroup) -> None:
-        group = make_group(lambda: FaultyEnv(hang, at_step=0), CountingEnv, envs_per_process=2)
-        reset(group, 0, 1)
-        group.send_steps([0, 1], [0, 0])
-        assert group.receive([0, 1], timeout=0.1) == {}
-        group.rebuild(0)
-        replies = reset(group, 0)
+    def test_an_env_that_is_rebuilt_while_it_is_busy_takes_its_process_with_it(
+        self, make_transport: MakeTransport
+    ) -> None:
+        transport = make_transport(lambda: FaultyEnv(hang, at_step=0), CountingEnv, envs_per_process=2)
+        reset(transport, 0, 1)
+        transport.send_steps([0, 1], [0, 0])
+        assert transport.receive([0, 1], timeout=0.1) == {}
+        transport.rebuild(0)
+        replies = reset(transport, 0)
         assert num_steps(replies[0]) == 0
         assert replies[1].error == "its process was replaced because env 0 was rebuilt while it was busy"
 
 
-def test_a_late_reply_is_not_taken_for_the_answer_to_the_next_request(make_group: MakeGroup, tmp_path: Path) -> None:
+def test_a_late_reply_is_not_taken_for_the_answer_to_the_next_request(
+    make_transport: MakeTransport, tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
 
@@ -228,85 +234,85 @@ def test_a_late_reply_is_not_taken_for_the_answer_to_the_next_request(make_group
         os.kill(os.getppid(), signal.SIGINT)
         gate.read_text()
 
-    group = make_group(lambda: FaultyEnv(interrupt_parent, at_step=0))
-    assert num_steps(reset(group, 0)[0]) == 0
+    transport = make_transport(lambda: FaultyEnv(interrupt_parent, at_step=0))
+    assert num_steps(reset(transport, 0)[0]) == 0
     with pytest.raises(KeyboardInterrupt):
-        step(group, 0)
-    group.send_reset(0, seed=1)
+        step(transport, 0)
+    transport.send_reset(0, seed=1)
     gate.write_text("go on")
-    obs, info = group.receive([0])[0]
+    obs, info = transport.receive([0])[0]
     np.testing.assert_array_equal(obs, [0.0])
     assert info == {}
 
 
 def test_an_exchange_that_was_interrupted_costs_the_env_and_garbles_nothing(
-    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
+    make_transport: MakeTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    group = make_group(CountingEnv, CountingEnv)
-    reset(group, 0, 1)
+    transport = make_transport(CountingEnv, CountingEnv)
+    reset(transport, 0, 1)
 
     def interrupt(*reply: Any) -> None:
         raise KeyboardInterrupt
 
-    for go_on in (lambda: group.receive([0]), lambda: reset(group, 0)):
-        group.send_steps([0], [0])
+    for go_on in (lambda: transport.receive([0]), lambda: reset(transport, 0)):
+        transport.send_steps([0], [0])
         with monkeypatch.context() as patched:
-            patched.setattr(group, "_deliver", interrupt)
+            patched.setattr(transport, "_deliver", interrupt)
             with pytest.raises(KeyboardInterrupt):
-                group.receive([0])
+                transport.receive([0])
         assert go_on()[0].error == "its process was replaced because the exchange with it was interrupted"
-        group.rebuild(0)
-        assert num_steps(reset(group, 0)[0]) == 0
-    assert num_steps(step(group, 1)[1]) == 1
+        transport.rebuild(0)
+        assert num_steps(reset(transport, 0)[0]) == 0
+    assert num_steps(step(transport, 1)[1]) == 1
 
 
 def test_a_parent_that_was_away_for_long_does_not_take_a_long_reply_for_a_hang(
-    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
+    make_transport: MakeTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Large(CountingEnv):
         def reset(self, **kwargs: Any) -> Any:
             return np.ones(10_000_000, np.uint8), {}
 
-    group = make_group(Large, step_timeout=5.0)
-    group.describe()
-    group.send_reset(0, seed=None)
-    group._selector.select()  # the first part of the reply is there, the rest waits for it to be read
+    transport = make_transport(Large, step_timeout=5.0)
+    transport.describe()
+    transport.send_reset(0, seed=None)
+    transport._selector.select()  # the first part of the reply is there, the rest waits for it to be read
     monotonic = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 1000.0)
-    obs, _ = group.receive([0])[0]
+    obs, _ = transport.receive([0])[0]
     assert obs.sum() == 10_000_000
 
 
-def test_requests_larger_than_a_pipe_do_not_block(make_group: MakeGroup) -> None:
+def test_requests_larger_than_a_pipe_do_not_block(make_transport: MakeTransport) -> None:
     class Echo(CountingEnv):
         def step(self, action: Any) -> Any:
             return action, 1.0, False, False, {}
 
-    group = make_group(Echo, Echo, envs_per_process=2)
-    reset(group, 0, 1)
+    transport = make_transport(Echo, Echo, envs_per_process=2)
+    reset(transport, 0, 1)
     actions = [np.full(5_000_000, index, np.uint8) for index in range(2)]
     for index in range(2):
-        group.send_steps([index], [actions[index]])
-    replies = group.receive([0, 1])
+        transport.send_steps([index], [actions[index]])
+    replies = transport.receive([0, 1])
     for index in range(2):
         np.testing.assert_array_equal(replies[index][0], actions[index])
 
 
-def test_a_child_that_an_env_forked_hides_no_death_and_does_not_outlive_it(make_group: MakeGroup) -> None:
-    group = make_group(lambda: FaultyEnv(fork_child, at_step=0), lambda: FaultyEnv(fork_child, at_step=0))
-    reset(group, 0, 1)
-    assert [num_steps(reply) for reply in step(group, 0, 1).values()] == [1, 1]
-    pids = [process_of(group, index) for index in range(2)]
+def test_a_child_that_an_env_forked_hides_no_death_and_does_not_outlive_it(make_transport: MakeTransport) -> None:
+    transport = make_transport(lambda: FaultyEnv(fork_child, at_step=0), lambda: FaultyEnv(fork_child, at_step=0))
+    reset(transport, 0, 1)
+    assert [num_steps(reply) for reply in step(transport, 0, 1).values()] == [1, 1]
+    pids = [process_of(transport, index) for index in range(2)]
     children = [child for pid in pids for child in children_of(pid)]
     assert len(children) == 2
     os.kill(pids[0], signal.SIGKILL)
-    assert step(group, 0)[0].kind is FaultKind.KILLED
+    assert step(transport, 0)[0].kind is FaultKind.KILLED
     wait_for_end(children[0])
-    group.close()
+    transport.close()
     wait_for_end(children[1])
 
 
-def test_what_an_env_returns_and_cannot_be_sent_is_invalid(make_group: MakeGroup) -> None:
+def test_what_an_env_returns_and_cannot_be_sent_is_invalid(make_transport: MakeTransport) -> None:
     class Unsendable(CountingEnv):
         def reset(self, **kwargs: Any) -> Any:
             return np.zeros(1), {"lock": threading.Lock()}
@@ -314,11 +320,11 @@ def test_what_an_env_returns_and_cannot_be_sent_is_invalid(make_group: MakeGroup
         def step(self, action: Any) -> Any:
             return np.zeros(1), 1.0, False, False, {"function": lambda x: x + 1}
 
-    group = make_group(Unsendable)
-    failed = reset(group, 0)[0]
+    transport = make_transport(Unsendable)
+    failed = reset(transport, 0)[0]
     assert (failed.kind, failed.phase) == (FaultKind.INVALID, Phase.RESET)
     assert "lock" in failed.error
-    assert step(group, 0)[0][4]["function"](1) == 2, "cloudpickle can send functions"
+    assert step(transport, 0)[0][4]["function"](1) == 2, "cloudpickle can send functions"
 
 
 def test_a_function_that_cannot_be_sent_is_refused_before_any_process_starts() -> None:
@@ -334,7 +340,7 @@ def test_settings_that_cannot_be_are_refused_by_name(wrong: dict[str, Any]) -> N
 
 
 def test_workers_do_without_jax_and_compute_on_one_thread_unless_told_otherwise(
-    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
+    make_transport: MakeTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def look(env: Any) -> tuple[bool, str]:
         import os
@@ -343,31 +349,33 @@ def test_workers_do_without_jax_and_compute_on_one_thread_unless_told_otherwise(
         return "jax" in sys.modules, os.environ["OMP_NUM_THREADS"]
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert make_group(CountingEnv).apply(0, look) == (False, "1")
+    assert make_transport(CountingEnv).apply(0, look) == (False, "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert make_group(CountingEnv).apply(0, look) == (False, "3")
+    assert make_transport(CountingEnv).apply(0, look) == (False, "3")
 
 
-def test_rebuilding_leaves_no_file_descriptor_and_no_zombie(make_group: MakeGroup) -> None:
-    group = make_group(CountingEnv)
-    reset(group, 0)
+def test_rebuilding_leaves_no_file_descriptor_and_no_zombie(make_transport: MakeTransport) -> None:
+    transport = make_transport(CountingEnv)
+    reset(transport, 0)
     before = len(os.listdir("/proc/self/fd")), len(children_of(os.getpid()))
     for _ in range(4):
-        group.rebuild(0)
-        reset(group, 0)
+        transport.rebuild(0)
+        reset(transport, 0)
     assert (len(os.listdir("/proc/self/fd")), len(children_of(os.getpid()))) == before
 
 
-def test_closing_leaves_no_process_and_no_shared_memory_in_a_program_that_goes_on(make_group: MakeGroup) -> None:
+def test_closing_leaves_no_process_and_no_shared_memory_in_a_program_that_goes_on(
+    make_transport: MakeTransport,
+) -> None:
     before, children = shared_memory(), children_of(os.getpid())
     bad_envs = [partial(FaultyEnv, fault_fn, at_step=0) for fault_fn in (kill_process, hang)]
-    group = make_group(CountingEnv, *bad_envs, close_timeout=0.2)
-    reset(group, 0, 1, 2)
-    group.send_steps([0, 1, 2], [0, 0, 0])
-    assert group.receive([0, 1])[1].kind is FaultKind.KILLED
-    group.rebuild(1)
-    reset(group, 1)
-    group.close()
+    transport = make_transport(CountingEnv, *bad_envs, close_timeout=0.2)
+    reset(transport, 0, 1, 2)
+    transport.send_steps([0, 1, 2], [0, 0, 0])
+    assert transport.receive([0, 1])[1].kind is FaultKind.KILLED
+    transport.rebuild(1)
+    reset(transport, 1)
+    transport.close()
     assert set(children_of(os.getpid())) <= set(children)
     assert left_behind(before) == set()
 

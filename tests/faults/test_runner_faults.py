@@ -40,7 +40,7 @@ from rookery.testing.misbehaving_envs import (
 from tests.runner_envs import FakeTime, Moment, ScriptedEnv, everyone, in_dicts, make_runner, rows_of, vectorized
 
 AT_ONCE = RestartPolicy(good_steps=1)
-"""An env that has made a step is built anew without waiting."""
+"""An env that has made a step is restarted without waiting."""
 
 
 def one_bad_of_three(fault_fn: Callable[[], None], at_step: int = 4, **where: Any) -> EnvRunner:
@@ -361,7 +361,7 @@ class FaultLimit(Callbacks):
 
     def on_env_fault(self, event: FaultEvent) -> None:
         self.num_left -= 1
-        assert self.num_left, "the env is built anew for ever"
+        assert self.num_left, "the env is restarted for ever"
 
 
 @pytest.mark.parametrize("at_step", [8, 30])

@@ -30,7 +30,7 @@ class PolicyMap:
     def add(self, policy: PolicyID, agent: Agent, agent_state: AgentState | None = None) -> None:
         """Add a policy for new episodes."""
         if policy in self._actors or policy in self._removed:
-            raise InvalidInputError(f"there is a policy {policy!r} already, or still in use: choose another name.")
+            raise InvalidInputError(f"policy {policy!r} exists already, or is still in use: choose another name.")
         actor = Actor(agent, jax.random.fold_in(self._key, self._num_made), self._explore)
         self._num_made += 1
         if agent_state is not None:

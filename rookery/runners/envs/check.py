@@ -232,7 +232,7 @@ def check_render(subject: HostSubject) -> Finding:
     if frame is None:
         return skipped("the env cannot be rendered.")
     if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
-        return failed(f"its picture is {leaf_text(frame)}; expected uint8[height, width, 3].")
+        return failed(f"its image is {leaf_text(frame)}; expected uint8[height, width, 3].")
     return passed(f"{leaf_text(frame)}.")
 
 

@@ -46,11 +46,11 @@ def to_base_env(
     first = env
     if env is None:
         if make_env is None:
-            raise InvalidInputError(f"there is neither an environment nor make_env; give {ACCEPTED}.")
+            raise InvalidInputError(f"neither an environment nor make_env was given: give {ACCEPTED}.")
         first = make_env(0)
     if isinstance(first, (BaseEnv, VectorEnv, gymnasium.vector.VectorEnv, ExternalEnv)):
         if processes:
-            raise InvalidInputError(f"{type(first).__name__} cannot live in another process: set processes=False.")
+            raise InvalidInputError(f"{type(first).__name__} cannot run in another process: set processes=False.")
         return _as_it_is(first, num_envs, make_env, name)
     if is_pettingzoo(first):
         name = name or str(first)
@@ -78,7 +78,7 @@ def _as_it_is(env: Any, num_envs: int, make_env: Callable[[int], Any] | None, na
             return VectorBaseEnv(env, name or type(env).__name__)
         case ExternalEnv():
             if make_env is None and num_envs > 1:
-                raise InvalidInputError(f"num_envs={num_envs} external environments, but one: give make_env.")
+                raise InvalidInputError(f"num_envs={num_envs} needs make_env: only one ExternalEnv was given.")
             others = [] if make_env is None else [make_env(index) for index in range(1, num_envs)]
             return ExternalBaseEnv([env, *others], name)
         case _:

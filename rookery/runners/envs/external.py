@@ -198,13 +198,13 @@ class ExternalEnv(ABC):
             raise ExternalEnvClosedError("the environment was closed: end the simulator.")
         if is_lost():
             assert episode is not None
-            raise EpisodeLostError(f"the runner has given up episode {episode.id!r}: start another.")
+            raise EpisodeLostError(f"the runner has discarded episode {episode.id!r}: start another.")
 
     def _open(self, episode_id: str) -> tuple[_Slot, _Episode]:
         for slot in self._slots:
             if slot.episode is not None and slot.episode.id == episode_id:
                 return slot, slot.episode
-        raise InvalidInputError(f"no open episode {episode_id!r}: it was never started, has ended or was given up.")
+        raise InvalidInputError(f"no open episode {episode_id!r}: it was never started, has ended or was discarded.")
 
     def _free_slot(self) -> _Slot | None:
         return next((slot for slot in self._slots if slot.stage is _Stage.FREE), None)

@@ -62,7 +62,7 @@ def autoreset_mode_of(vector_env: gymnasium.vector.VectorEnv, name: str = "vecto
         mode = vector_env.metadata.get("autoreset_mode")
     if mode is None:
         raise InvalidInputError(
-            f"{name} does not say when it resets its envs: set its own metadata['autoreset_mode'] to one of "
+            f"{name} has no autoreset mode: set its own metadata['autoreset_mode'] to one of "
             f"{', '.join(map(str, AutoresetMode))}."
         )
     try:

@@ -60,9 +60,9 @@ def make_host_env(
             f"{name!r} is the name of a library: add that of an env, as in 'gymnasium/CartPole-v1'."
         )
     if processes and library.has_threads:
-        raise InvalidInputError(f"{name} is stepped in threads of its own: set processes=False.")
+        raise InvalidInputError(f"{name} is stepped in its own threads: set processes=False.")
     if step_timeout is not None and not processes:
-        raise InvalidInputError(f"step_timeout={step_timeout} can be kept in other processes only: set processes=True.")
+        raise InvalidInputError(f"step_timeout={step_timeout} needs other processes: set processes=True.")
     if render:
         _render_without_a_screen()
     make_fn = getattr(library.load(), library.make_fn)

@@ -285,7 +285,7 @@ class MultiAgentBaseEnv(BaseEnv):
             unknown = entries.keys() - self._ranks.keys() - {ALL, COMMON}
             if unknown:
                 raise InvalidReplyError(
-                    f"{name} has an entry {unknown.pop()!r}, which is none of possible_agents={list(self._ranks)}."
+                    f"{name} has an entry {unknown.pop()!r}, which is not in possible_agents={list(self._ranks)}."
                 )
 
 

@@ -191,7 +191,7 @@ class StepChecker:
         if not infos:
             return {}
         if strangers := infos.keys() - set(envs):
-            raise InvalidInfoError(f"infos are of {sorted(strangers, key=str)}; expected envs that were stepped alone.")
+            raise InvalidInfoError(f"infos are of {sorted(strangers, key=str)}; expected only envs that were stepped.")
         envs = list(infos)
         return {envs[position]: error for position, error in wrong_infos(list(infos.values())).items()}
 

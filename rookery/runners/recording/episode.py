@@ -127,7 +127,7 @@ class Episode:
     def __getitem__(self, index: slice) -> Self:
         """Return consecutive steps with the observations around them: `episode[2:]` skips the first two."""
         if not isinstance(index, slice) or index.step not in (None, 1):
-            raise InvalidInputError(f"an episode is cut by slices of consecutive steps, like [2:10], not by {index!r}.")
+            raise InvalidInputError(f"an episode takes slices of consecutive steps, like [2:10], not {index!r}.")
         start, stop, _ = index.indices(len(self))
         stop = max(start, stop)
         return replace(
@@ -143,15 +143,15 @@ class Episode:
     def cut(self) -> Self:
         """Return the next part, still empty: it starts with the last observation of this one."""
         if self.is_done:
-            raise InvalidInputError(f"episode {self.id} has ended ({self.end.name}): nothing comes after.")
+            raise InvalidInputError(f"episode {self.id} has ended ({self.end.name}): nothing follows.")
         return self[len(self) :]
 
     def concatenate(self, other: "Episode") -> Self:
         """Return this part and its successor as one part."""
         if other.id != self.id:
-            raise InvalidInputError(f"episode {other.id} does not go on with episode {self.id}.")
+            raise InvalidInputError(f"episode {other.id} does not continue episode {self.id}.")
         if self.is_done:
-            raise InvalidInputError(f"episode {self.id} has ended ({self.end.name}): nothing comes after.")
+            raise InvalidInputError(f"episode {self.id} has ended ({self.end.name}): nothing follows.")
         last_act = int(self.times[:-1].max(initial=UNKNOWN_TIME))
         if self.t == UNKNOWN_TIME and UNKNOWN_TIME < other.t_started <= last_act:
             raise InvalidInputError(

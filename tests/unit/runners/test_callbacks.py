@@ -110,14 +110,14 @@ def stories_in(mode: AutoresetMode) -> AutoresetBaseEnv:
 def test_an_episode_starts_with_the_infos_of_its_reset(make_base_env: Callable[[], BaseEnv]) -> None:
     class Starts(Callbacks):
         def __init__(self) -> None:
-            self.told: list[dict] = []
+            self.infos: list[dict] = []
 
         def on_episode_start(self, event: EpisodeEvent) -> None:
-            self.told.append({agent: dict(info) for agent, info in event.episode.infos.items()})
+            self.infos.append({agent: dict(info) for agent, info in event.episode.infos.items()})
 
     starts = Starts()
     make_runner(make_base_env(), callbacks=starts).sample(num_episodes=3)
-    assert starts.told == [{}, {"agent": {"before": 1}}, {"agent": {"before": 2}}]
+    assert starts.infos == [{}, {"agent": {"before": 1}}, {"agent": {"before": 2}}]
 
 
 def test_numbers_of_envs_and_over_them_those_of_callbacks_are_reported_with_the_episode() -> None:

@@ -47,7 +47,7 @@ def test_states_are_taken_by_pipelines_that_are_there_and_by_those_that_come_lat
     assert num_seen(others) == num_seen(pipelines) + 2
 
 
-def test_a_policy_that_was_forgotten_begins_anew() -> None:
+def test_a_policy_that_was_forgotten_starts_again() -> None:
     pipelines = make_pipelines()
     see(pipelines, 5)
     pipelines.forget("filtered")

@@ -180,7 +180,7 @@ def test_a_removed_policy_acts_on_but_is_not_given_out() -> None:
 
 def test_a_name_cannot_be_taken_twice_nor_the_last_policy_removed() -> None:
     policies = make_map(a=ParityAgent(), b=ParityAgent())
-    with pytest.raises(InvalidInputError, match="there is a policy 'a' already"):
+    with pytest.raises(InvalidInputError, match="policy 'a' exists already"):
         policies.add("a", ParityAgent())
     policies.remove("a")
     with pytest.raises(InvalidInputError, match="still in use"):

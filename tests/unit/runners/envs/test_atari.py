@@ -100,8 +100,8 @@ def test_scores_are_reported_as_they_are_also_if_rewards_are_clipped() -> None:
         def step(self, actions: Any) -> tuple:
             self.num_steps += 1
             is_over = np.array([self.num_steps % 3 == 0])
-            told = {"lives": np.array([1]), "final_obs": self.images}
-            return self.images, np.array([4]), is_over, np.array([False]), told
+            infos = {"lives": np.array([1]), "final_obs": self.images}
+            return self.images, np.array([4]), is_over, np.array([False]), infos
 
     games = AtariGames(Scoring(), episodic_life=False, reward_clipping=True)
     games.reset()

@@ -28,12 +28,12 @@ Transition = tuple[list, int, float, list, End]
 
 
 def action_of(env: int, index: int) -> int:
-    """The action that an env gets after so many others: twenty times the same, then twenty times in turn."""
+    """The action of an env at this step: twenty times the same, then twenty times in turn."""
     return (env + (index if index // 20 % 2 else 0)) % 2
 
 
 def drive(base_env: BaseEnv, num_actions: int) -> list[list[Transition]]:
-    """Let every env make so many steps, resetting each that is over at once; return their transitions."""
+    """Let every env make this number of steps, resetting each that is over at once; return their transitions."""
     num_envs = base_env.num_envs
     obs: dict[int, list] = {}
     transitions: list[list[Transition]] = [[] for _ in range(num_envs)]
@@ -189,7 +189,7 @@ def test_a_seed_is_kept_while_an_env_goes_on_unseen() -> None:
     assert diaries == [[None, None, 7], [None]]
 
 
-def test_an_env_that_nobody_asked_for_when_all_were_built_anew_still_gets_its_seed() -> None:
+def test_an_env_that_was_not_requested_when_all_were_restarted_still_gets_its_seed() -> None:
     diaries: list[list[int | None]] = [[], []]
 
     class FailingEnv(DiaryEnv):
@@ -325,7 +325,7 @@ def test_the_bounds_of_every_env_are_checked_in_turn_unless_told_not_to(
     assert (polled.envs.tolist(), polled.obs.tolist()) == ([0], [[CALLS_PER_CHECK + 1.0]])
 
 
-def test_an_exception_fails_all_envs_which_are_built_anew_once() -> None:
+def test_an_exception_fails_all_envs_which_are_restarted_once() -> None:
     num_made = 0
 
     def make_env() -> SyncVectorEnv:
@@ -350,7 +350,7 @@ def test_an_exception_fails_all_envs_which_are_built_anew_once() -> None:
     assert act(base_env, 0, 1).obs.tolist() == [[1.0], [1.0]]
 
 
-def test_without_a_way_to_build_them_anew_failed_envs_are_lost() -> None:
+def test_without_a_way_to_restart_them_failed_envs_are_lost() -> None:
     base_env = AutoresetBaseEnv(SyncVectorEnv([lambda: FaultyEnv(raise_error, at_step=0)]))
     base_env.poll()
     assert list(act(base_env, 0).failed) == [0]
@@ -411,10 +411,10 @@ class SilentVectorEnv(gymnasium.vector.VectorEnv):
     single_action_space = gym_spaces.Discrete(2)
 
 
-def test_an_env_that_does_not_say_how_it_resets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_env_without_an_autoreset_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     # What ALE does to all vector envs that have no metadata of their own.
     monkeypatch.setitem(gymnasium.vector.VectorEnv.metadata, "autoreset_mode", AutoresetMode.SAME_STEP)
-    with pytest.raises(InvalidInputError, match=r"does not say.*metadata\['autoreset_mode'\].*NEXT_STEP"):
+    with pytest.raises(InvalidInputError, match=r"has no autoreset mode.*metadata\['autoreset_mode'\].*NEXT_STEP"):
         AutoresetBaseEnv(SilentVectorEnv())
     silent = SilentVectorEnv()
     silent.metadata = {"autoreset_mode": "sometimes"}

@@ -163,14 +163,14 @@ def test_in_other_processes_only_what_can_be_made_there(convert: Callable[..., B
     np.testing.assert_array_equal(there.obs[0], here)
     with pytest.raises(InvalidInputError, match="an existing environment cannot move to another process"):
         to_base_env(cartpole(), make_env=cartpole, processes=True)
-    with pytest.raises(InvalidInputError, match="Idle cannot live in another process"):
+    with pytest.raises(InvalidInputError, match="Idle cannot run in another process"):
         to_base_env(make_env=lambda index: Idle(), processes=True)
 
 
 def test_more_environments_than_exist_need_a_function_that_makes_them() -> None:
     with pytest.raises(InvalidInputError, match=r"num_envs=2 .* with 1 existing environments and no make_env"):
         to_base_env(cartpole(), num_envs=2)
-    with pytest.raises(InvalidInputError, match="num_envs=2 external environments, but one: give make_env"):
+    with pytest.raises(InvalidInputError, match="num_envs=2 needs make_env: only one ExternalEnv was given"):
         to_base_env(Idle(), num_envs=2)
 
 

@@ -1,4 +1,4 @@
-"""Simulators that are in control: what they are told, what the runner hears, and how both part."""
+"""External simulators: their actions, the outputs that the runner gets, and the end of both."""
 
 import contextlib
 import queue
@@ -73,7 +73,7 @@ def base_env_of(request: pytest.FixtureRequest) -> Callable[..., ExternalBaseEnv
 
 
 def poll(base_env: ExternalBaseEnv, num_rows: int = 1) -> list[EnvOutputs]:
-    """Poll until there were so many rows."""
+    """Poll until this number of rows has come."""
     polls: list[EnvOutputs] = []
     while sum(len(polled.envs) for polled in polls) < num_rows:
         polled = base_env.poll(TIMEOUT)

@@ -168,10 +168,10 @@ def test_a_misspelt_name_is_an_error_with_the_nearest_one(name: str, advice: str
     ("name", "arguments", "said"),
     [
         ("gymnasium", {}, "is the name of a library"),
-        ("gymnasium/CartPole-v1", {"step_timeout": 2.0}, "step_timeout=2.0 can be kept in other processes only"),
+        ("gymnasium/CartPole-v1", {"step_timeout": 2.0}, "step_timeout=2.0 needs other processes"),
         ("gymnasium/CartPole-v1", {"episode_length": 0}, "episode_length=0"),
         ("gymnasium/nowhere:CartPole-v1", {}, "the module 'nowhere' cannot be imported"),
-        ("ale/Pong-v5", {"processes": True}, "stepped in threads of its own"),
+        ("ale/Pong-v5", {"processes": True}, "stepped in its own threads"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(name: str, arguments: dict, said: str) -> None:

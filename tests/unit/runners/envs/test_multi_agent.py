@@ -202,7 +202,7 @@ def test_an_agent_first_seen_as_already_done_shows_no_observation_and_keeps_its_
         (({}, {"a": np.nan}, GOES_ON, GOES_ON, {}), "InvalidRewardError: at step 0, agent 'a': reward is nan"),
         (({"b": np.zeros(2, np.float32)}, {}, GOES_ON, GOES_ON, {}), "agent 'b': observation has shape"),
         (({"b": np.zeros(1)}, {}, GOES_ON, GOES_ON, {}), "agent 'b': observation has dtype float64"),
-        (({"d": seen(0)}, {}, GOES_ON, GOES_ON, {}), "'d', which is none of possible_agents"),
+        (({"d": seen(0)}, {}, GOES_ON, GOES_ON, {}), "'d', which is not in possible_agents"),
         (([], {}, GOES_ON, GOES_ON, {}), r"observations are \[\]"),
         (({}, {}), "step returned a tuple of 2"),
     ],
@@ -251,7 +251,7 @@ def test_data_for_an_agent_that_is_done_is_an_error_that_names_agent_and_step(
     assert error == f"EndedAgentError: at step 1, agent 'b' gets {what}, but has ended before."
 
 
-def test_an_env_that_raises_fails_alone_and_is_built_anew() -> None:
+def test_an_env_that_raises_fails_alone_and_is_restarted() -> None:
     good_script = (({"a": seen(0)}, {}), *[({"a": seen(k)}, {}, GOES_ON, GOES_ON, {}) for k in (1, 2)])
     bad_script = (({"a": seen(0)}, {}), KeyError())
     scripts = [bad_script, good_script]

@@ -47,7 +47,7 @@ def test_the_first_poll_resets_every_env_with_the_seed_it_was_given() -> None:
     assert (list(polled.stepped), list(polled.over)) == ([], [])
 
 
-def test_envs_end_by_themselves_and_begin_anew_when_asked_to() -> None:
+def test_envs_end_by_themselves_and_begin_again_when_asked_to() -> None:
     base_env = make_base_env(CountingEnv(length=2), CountingEnv(length=3, truncates=True))
     base_env.poll()
     act(base_env, 0, 1)
@@ -136,7 +136,7 @@ def test_a_reset_that_fails_is_told_and_can_be_tried_again() -> None:
     assert list(base_env.poll().resets) == [1]
 
 
-def test_resets_that_fail_beside_good_ones_have_no_rows_and_cannot_act() -> None:
+def test_resets_that_fail_next_to_good_ones_have_no_rows_and_cannot_act() -> None:
     base_env = make_base_env(
         FaultyEnv(raise_error, at_reset=1), TellingStartEnv(7), TellingStartEnv(8), FaultyEnv(raise_error, at_reset=1)
     )
@@ -181,7 +181,7 @@ class WatchedEnvs(TransportVectorEnv):
 
 
 @pytest.mark.parametrize("at_reset", [None, 1])
-def test_once_it_was_built_anew_or_could_not_be_an_env_is_waited_for_like_the_others(at_reset: int | None) -> None:
+def test_after_a_restart_or_its_failure_an_env_is_waited_for_like_the_others(at_reset: int | None) -> None:
     vector_env = WatchedEnvs(CountingEnv(), FaultyEnv(raise_error, at_reset=at_reset))
     base_env = VectorBaseEnv(vector_env)
     base_env.poll()
@@ -297,7 +297,7 @@ class SlowToBuildEnv(CountingEnv):
         (folder / "made").touch()
 
 
-def test_resets_are_not_made_to_wait_for_an_env_that_is_built_anew(tmp_path: Path) -> None:
+def test_resets_do_not_wait_for_an_env_that_is_restarted(tmp_path: Path) -> None:
     def make_env(index: int) -> gymnasium.Env:
         return SlowToBuildEnv(tmp_path) if index else CountingEnv(length=2)
 

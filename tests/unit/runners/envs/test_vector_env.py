@@ -164,7 +164,7 @@ class NegativeEnv(CountingEnv):
         return np.array([-1.0], np.float32)
 
 
-def test_bounds_are_checked_unless_told_not_to() -> None:
+def test_bounds_are_checked_unless_given_not_to() -> None:
     with pytest.raises(EnvFaultError, match="outside of Box"):
         VectorEnv.wrap(lambda index: NegativeEnv()).vector_reset()
     vector_env = VectorEnv.wrap(lambda index: NegativeEnv(), sample_bounds=False)
@@ -183,7 +183,7 @@ def test_resets_do_not_change_whose_turn_it_is_to_have_its_bounds_checked() -> N
     assert failed == [3]
 
 
-def test_an_env_that_raises_fails_alone_and_is_made_anew() -> None:
+def test_an_env_that_raises_fails_alone_and_is_restarted() -> None:
     vector_env = VectorEnv.wrap(
         lambda index: FaultyEnv(raise_without_arguments, at_step=1) if index == 0 else CountingEnv(), num_envs=2
     )
@@ -303,8 +303,8 @@ def test_resets_that_fail_leave_the_rows_of_the_others_as_they_are(processes: bo
 
 
 def test_infos_of_resets_may_be_any_mapping_and_empty_ones_are_left_out() -> None:
-    told = {0: {}, 1: PyTreeDict(a=1), 2: PyTreeDict()}
-    vector_env = VectorEnv.wrap(lambda index: BadStartEnv(index, lambda obs, info: (obs, told[index])), num_envs=3)
+    given = {0: {}, 1: PyTreeDict(a=1), 2: PyTreeDict()}
+    vector_env = VectorEnv.wrap(lambda index: BadStartEnv(index, lambda obs, info: (obs, given[index])), num_envs=3)
     assert vector_env.vector_reset()[1] == {1: {"a": 1}}
     assert [vector_env.reset_at(index)[1] for index in range(3)] == [{}, {"a": 1}, {}]
 
@@ -421,27 +421,27 @@ def test_an_array_env_is_reset_as_a_whole_when_all_are_and_else_one_by_one() -> 
 class TellingArrayEnv(ArrayEnv):
     """Tells what it is made to tell."""
 
-    told: Any = None
+    given: Any = None
 
     def vector_step(self, actions: Any, indexes: np.ndarray | None = None) -> VectorStep:
-        return replace(super().vector_step(actions, indexes), infos=self.told)
+        return replace(super().vector_step(actions, indexes), infos=self.given)
 
 
 def test_an_info_of_an_array_env_that_is_no_dict_fails_its_env_alone() -> None:
     env = TellingArrayEnv(3)
     env.vector_reset()
-    env.told = {0: {"a": 1}, 2: "hello"}
+    env.given = {0: {"a": 1}, 2: "hello"}
     env.begin_step(np.ones(3, np.float32))
     failed = env.finished_step().failed  # type: ignore[union-attr]
     assert list(failed) == [2]
     assert "info is 'hello'" in failed[2].error
 
 
-@pytest.mark.parametrize(("told", "text"), [([{}], "info is"), ({1: {}}, r"infos are of \[1\]")])
-def test_infos_of_an_array_env_that_belong_to_nobody_fail_the_step(told: Any, text: str) -> None:
+@pytest.mark.parametrize(("given", "text"), [([{}], "info is"), ({1: {}}, r"infos are of \[1\]")])
+def test_infos_of_an_array_env_that_belong_to_nobody_fail_the_step(given: Any, text: str) -> None:
     env = TellingArrayEnv(3)
     env.vector_reset()
-    env.told = told
+    env.given = given
     env.begin_step(np.array([1.0, 2.0], np.float32), np.array([0, 2]))
     failed = env.finished_step().failed  # type: ignore[union-attr]
     assert list(failed) == [0, 2]

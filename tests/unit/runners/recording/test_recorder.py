@@ -245,7 +245,7 @@ def episodes_in(samples: list[Sample]) -> set[int]:
 @pytest.mark.parametrize("samples", KINDS_OF_SAMPLES)
 @pytest.mark.parametrize("kind", SPACES)
 @pytest.mark.parametrize("has_mapping", [False, True])
-def test_rows_are_true_whatever_fails_beside_them(kind: str, has_mapping: bool, samples: str) -> None:
+def test_rows_are_true_whatever_fails_next_to_them(kind: str, has_mapping: bool, samples: str) -> None:
     runner = make_story_runner(vectorized(lambda index: StoryEnv(kind, index % 2 * 0.1), 4), has_mapping)
     taken = collected(runner, KINDS_OF_SAMPLES[samples], 12)
     check_samples(kind, taken)
