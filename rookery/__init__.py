@@ -1,33 +1,18 @@
 """Rookery trains agents by gradient, by evolution and by both."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rookery.agent import Agent, AgentState, RandomAgent
-    from rookery.sample_batch import MultiAgentBatch, SampleBatch
-    from rookery.types import PyTreeData, PyTreeDict, PyTreeNode, State, pytree_field
+from typing import Any
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "Agent",
-    "AgentState",
-    "MultiAgentBatch",
-    "PyTreeData",
-    "PyTreeDict",
-    "PyTreeNode",
-    "RandomAgent",
-    "SampleBatch",
-    "State",
-    "pytree_field",
-]
 
 _HOMES = {
     "rookery.agent": ("Agent", "AgentState", "RandomAgent"),
     "rookery.sample_batch": ("MultiAgentBatch", "SampleBatch"),
     "rookery.types": ("PyTreeData", "PyTreeDict", "PyTreeNode", "State", "pytree_field"),
 }
+
+
+__all__ = sorted(name for names in _HOMES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:

@@ -5,59 +5,7 @@ it. Names are imported on first use: worker processes of environments import thi
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rookery.runners.acting.connectors import (
-        ActionConnector,
-        ClipActions,
-        FlattenObs,
-        FrameStack,
-        NormalizeObs,
-        ObsConnector,
-        PreviousActionAndReward,
-        Unsquash,
-    )
-    from rookery.runners.callbacks import Callbacks
-    from rookery.runners.envs.base_env import BaseEnv, End
-    from rookery.runners.envs.conversion import to_base_env
-    from rookery.runners.envs.external import ExternalEnv
-    from rookery.runners.envs.libraries import make_host_env
-    from rookery.runners.envs.multi_agent import MultiAgentDictEnv
-    from rookery.runners.envs.vector_env import VectorEnv, VectorStep
-    from rookery.runners.faults import EnvFaultError, Fault
-    from rookery.runners.health import RestartPolicy
-    from rookery.runners.recording.episode import Episode, episodes_of
-    from rookery.runners.runner import EnvRunner
-    from rookery.runners.sampling import RunnerConfig, Sample
-
-__all__ = [
-    "ActionConnector",
-    "BaseEnv",
-    "Callbacks",
-    "ClipActions",
-    "End",
-    "EnvFaultError",
-    "EnvRunner",
-    "Episode",
-    "ExternalEnv",
-    "Fault",
-    "FlattenObs",
-    "FrameStack",
-    "MultiAgentDictEnv",
-    "NormalizeObs",
-    "ObsConnector",
-    "PreviousActionAndReward",
-    "RestartPolicy",
-    "RunnerConfig",
-    "Sample",
-    "Unsquash",
-    "VectorEnv",
-    "VectorStep",
-    "episodes_of",
-    "make_host_env",
-    "to_base_env",
-]
+from typing import Any
 
 _HOMES = {
     "envs.base_env": ("BaseEnv", "End"),
@@ -83,6 +31,9 @@ _HOMES = {
     "sampling": ("RunnerConfig", "Sample"),
     "envs.vector_env": ("VectorEnv", "VectorStep"),
 }
+
+
+__all__ = sorted(name for names in _HOMES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:
