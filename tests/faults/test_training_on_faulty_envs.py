@@ -10,6 +10,7 @@ from rookery.registry import build_workflow
 from rookery.runners import group
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
 from rookery.runners.envs.vector_env import VectorEnv
+from rookery.runners.runner import EnvRunner
 
 NUM_ENVS = 64
 
@@ -59,13 +60,16 @@ def test_cartpole_is_learned_although_a_quarter_of_the_envs_fails(monkeypatch: p
     )
     workflow = build_workflow(config | {"run_dir": None})
     samples: list[Any] = []
-    state = workflow.init(workflow.make_key())
-    runner = workflow.training.collector._running()
-    sample = runner.sample
-    monkeypatch.setattr(
-        runner, "sample", lambda *args, **kwargs: samples.append(sample(*args, **kwargs)) or samples[-1]
-    )
-    state = workflow.learn(state)
+    runners: set[EnvRunner] = set()
+    sample = EnvRunner.sample
+
+    def watched(runner: EnvRunner, *args: Any, **kwargs: Any) -> Any:
+        runners.add(runner)
+        samples.append(sample(runner, *args, **kwargs))
+        return samples[-1]
+
+    monkeypatch.setattr(EnvRunner, "sample", watched)
+    state = workflow.learn(workflow.init(workflow.make_key()))
     metrics, _ = workflow.evaluate(state)
     workflow.close()
     assert len(made) == 1
@@ -73,6 +77,7 @@ def test_cartpole_is_learned_although_a_quarter_of_the_envs_fails(monkeypatch: p
     faults = [fault for sample in samples for fault in sample.faults]
     assert len(faults) > 100
     assert all(is_failing(fault.env_index) for fault in faults)
+    (runner,) = runners
     assert runner.ledger.is_exact
     assert runner.num_lost_envs == 0
     for sample in samples:

@@ -528,7 +528,7 @@ def test_a_generation_cannot_be_played_ahead(make: Make) -> None:
 
 def test_environments_with_several_agents_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     class Several:
-        is_multi_agent, is_closed = True, False
+        name, spaces, is_closed = "several", {"left": (), "right": ()}, False
 
         def close(self) -> None:
             self.is_closed = True

@@ -403,7 +403,8 @@ def test_the_first_fault_of_each_kind_is_told_once(
     workflow: Any, log: Log, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.faults = FAULTS
-    monkeypatch.setattr(workflow.training.collector, "_fault_notices", FaultNotices())
+    notices = FaultNotices()
+    monkeypatch.setattr(workflow.training.collector.group, "_callbacks", notices)
     advance(workflow, workflow.init(workflow.make_key()), 8)
     assert log.num_faults == len(FAULTS)
     (told,) = caplog.messages
@@ -411,9 +412,7 @@ def test_the_first_fault_of_each_kind_is_told_once(
     assert "episode discarded, restart 1 of 5" in told
     assert "faults/raised" in told
     invalid = Failed(FaultKind.INVALID, Phase.RESET, "two\nlines")
-    workflow.training.collector._fault_notices.notice(
-        Fault(invalid, "Other-v0", 2, seed=1, episode=0, step=0, action=None)
-    )
+    notices.notice(Fault(invalid, "Other-v0", 2, seed=1, episode=0, step=0, action=None))
     assert caplog.messages[1].startswith("env 2 (Other-v0, seed 1) invalid at reset: two lines.")
     assert "faults/invalid" in caplog.messages[1]
 
@@ -450,7 +449,7 @@ def test_with_overlap_the_next_batch_is_collected_with_the_parameters_of_before_
 def test_with_overlap_nothing_is_ahead_of_the_last_update(tmp_path: Path) -> None:
     workflow = make(env={"runner": {"overlap": True}}, run_dir=str(tmp_path / "run"), recorders=["jsonl"])
     state = workflow.learn(workflow.init(workflow.make_key()))
-    num_taken = workflow.training.collector._runner.ledger.env_steps.taken
+    num_taken = workflow.training.collector.group.runner(0).ledger.env_steps.taken
     workflow.close()
     rows = RunDirectory(tmp_path / "run").read_metrics()
     assert rows[-1]["time/total_timesteps"] == int(state.env_steps) == num_taken

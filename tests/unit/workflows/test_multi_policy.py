@@ -258,7 +258,7 @@ def test_a_lane_says_when_it_is_in_another_episode(workflow: Any, log: Log) -> N
     assert log.num_faults == 4
     num_going_on = 0
     for policy in ("left", "right"):
-        before = np.full(short.training.collector.num_lanes(policy), -1.0)
+        before = np.full(short.training.collector.num_columns(policy), -1.0)
         for joint in collected:
             trajectory = joint.experiences[policy].trajectory
             live, starts = is_live(trajectory), trajectory.obs[..., 0]
@@ -390,7 +390,7 @@ def test_agents_that_share_a_policy_have_one_set_of_parameters(workflow: Any) ->
 def test_a_resumed_run_goes_on_with_all_policies(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     one = jnp.ones(1)
     played = MultiPolicyEvaluateMetric(
-        episode_returns=one, episode_lengths=one, policy_returns=PyTreeDict(left=one, right=one)
+        episode_returns=one, episode_lengths=one, num_left_out=0, policy_returns=PyTreeDict(left=one, right=one)
     )
     monkeypatch.setattr(HostEvaluator, "evaluate", lambda self, *args: played)
     settings: dict[str, Any] = {
@@ -424,7 +424,7 @@ def test_a_resumed_run_goes_on_with_all_policies(tmp_path: Path, log: Log, monke
 def test_with_overlap_every_step_is_learned_from() -> None:
     workflow = make(env={"runner": {"overlap": True}})
     state = workflow.learn(workflow.init(workflow.make_key()))
-    assert workflow.training.collector._runner.ledger.env_steps.taken == int(state.env_steps) == 414
+    assert workflow.training.collector.group.runner(0).ledger.env_steps.taken == int(state.env_steps) == 414
     workflow.close()
 
 
