@@ -290,7 +290,7 @@ class PyTreeNode(PyTreeData):
 
 
 class State(PyTreeData):
-    """The training state of a workflow. Workflows subclass it and declare their fields."""
+    """The base of training states: the random key of a run."""
 
     key: Key
 

@@ -65,6 +65,9 @@ ExperienceT = TypeVar("ExperienceT", Experience, JointExperience)
 class Learner(PyTreeNode, ABC, Generic[StateT, ExperienceT]):
     """A method: how it starts and how it learns from experience.
 
+    Methods do not subclass it directly: an on-policy method defines `OnPolicyLearner.update`, an off-policy method
+    `ReplayLearner.learn_batch`.
+
     A learner works on one seed and on one device's share of the environments. It knows no environment, file or clock:
     it can be vmapped over states, held by another learner, and fed from any source.
     """

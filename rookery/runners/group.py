@@ -182,11 +182,11 @@ class RunnerGroup(ABC):
 
     @abstractmethod
     def receive(self, timeout: float | None = None) -> dict[int, Reply]:
-        """Return the replies that have arrived, by slot; wait at most `timeout` seconds for the first."""
+        """Return the replies that have arrived, by slot; wait for the first, at most `timeout` seconds if given."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close all runners and their environments; calling it twice does no harm."""
+        """Close all runners and their environments; calling it twice does no harm. `start` may follow."""
 
 
 class LocalRunners(RunnerGroup):

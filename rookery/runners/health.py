@@ -95,7 +95,7 @@ class Health:
 class EnvStates:
     """The environments of a runner, each in one of five sets, and the health of each.
 
-    The sets are `over`, `out`, `waiting`, `suspect` and `lost`.
+    The sets are `over`, `out`, `waiting`, `suspect` and `lost`; `restarting` and `restored` mark some of their envs.
     """
 
     def __init__(self, num_envs: int, restart: RestartPolicy) -> None:

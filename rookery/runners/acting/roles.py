@@ -36,5 +36,8 @@ class RoleAgent(Agent):
     def evaluate_actions(self, agent_state: Any, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
         return self.agents[agent_state.role].evaluate_actions(agent_state.agent_state, sample_batch, key)
 
+    def extras_of_logged(self, agent_state: Any, sample_batch: SampleBatch, actions: Any, key: Key) -> PyTreeDict:
+        return self.agents[agent_state.role].extras_of_logged(agent_state.agent_state, sample_batch, actions, key)
+
     def initial_carry(self, batch_shape: Shape = ()) -> Carry:
         return self.agents[TRAIN].initial_carry(batch_shape)
