@@ -83,7 +83,7 @@ def test_a_run_stopped_between_and_at_records_ends_as_the_one_that_was_not(
 ) -> None:
     whole = build(method, tmp_path / "whole")
     expected = whole.learn(whole.init(whole.make_key()))
-    assert np.all(np.asarray(expected.buffer_state.num_rows) == 40 // NUM_ENVS)
+    assert np.all(np.asarray(expected.learner.buffer_state.num_rows) == 40 // NUM_ENVS)
     assert len(records_of(tmp_path / "whole")) >= 6
 
     workflow = build(method, tmp_path / "stopped")

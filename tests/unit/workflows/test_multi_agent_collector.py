@@ -30,10 +30,8 @@ from rookery.evaluators.host import HostEvaluator, MultiPolicyEvaluateMetric
 from rookery.learning.experience import JointExperience
 from rookery.runs.directory import RunDirectory
 from rookery.sample_batch import SampleBatch
-from rookery.spaces import Box, Discrete
 from rookery.types import PyTreeDict
 from rookery.workflows.multi_agent_collector import MultiAgentCollector
-from rookery.workflows.policies import assign_policies
 from tests.host_training import advance, is_live, used_anew, watch_collecting
 
 NAME = "several_tales_v0"
@@ -295,77 +293,6 @@ def test_agents_with_a_memory_learn_from_what_they_did(
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.agent_state))
 
 
-# Independence.
-
-
-def test_a_frozen_policy_stays_as_it_is_while_the_other_learns(workflow: Any) -> None:
-    state = workflow.init(workflow.make_key())
-    left = state.learner.policies.left
-    never = jax.tree.map(jnp.zeros_like, left.hyperparameters.learning_rate)
-    frozen = left.replace(hyperparameters=left.hyperparameters.replace(learning_rate=never))
-    state = state.replace_learner(policies=state.learner.policies.replace(left=frozen))
-    before = jax.tree.map(np.asarray, state.agent_state)
-    state, _ = advance(workflow, state, 3)
-    assert_same(state.agent_state.left, before.left)
-    assert differ(state.agent_state.right, before.right)
-
-
-def test_what_one_policy_experiences_makes_no_difference_to_another(
-    workflow: Any, collected: list[JointExperience]
-) -> None:
-    state = workflow.init(workflow.make_key())
-    _, after = workflow.step(state)
-    joint = collected[0]
-    right = joint.experiences.right
-    other = right.replace(trajectory=right.trajectory.replace(rewards=right.trajectory.rewards + np.float32(5)))
-    _, changed = workflow.training._learn(state, joint.replace(experiences=joint.experiences.replace(right=other)))
-    assert_same(changed.learner.policies.left.agent_state, after.learner.policies.left.agent_state)
-    assert differ(changed.learner.policies.right.agent_state, after.learner.policies.right.agent_state)
-
-
-def test_rows_that_hold_nothing_weigh_nothing(workflow: Any, collected: list[JointExperience]) -> None:
-    state = workflow.init(workflow.make_key())
-    _, after = workflow.step(state)
-    right = collected[0].experiences.right
-    live = is_live(right.trajectory)
-    assert 0 < live.sum() < live.size
-
-    def spoil(leaf: np.ndarray) -> np.ndarray:
-        shape = (*live.shape, *(1,) * (leaf.ndim - 2))
-        return np.where(live.reshape(shape), leaf, leaf.dtype.type(np.nan if leaf.dtype.kind == "f" else 1))
-
-    trajectory = right.trajectory
-    spoilt = trajectory.replace(
-        obs=spoil(trajectory.obs), actions=spoil(trajectory.actions), rewards=spoil(trajectory.rewards)
-    )
-    experiences = collected[0].experiences.replace(right=right.replace(trajectory=spoilt))
-    _, same = workflow.training._learn(state, collected[0].replace(experiences=experiences))
-    assert_same(same.agent_state, after.agent_state)
-
-
-def test_a_policy_without_a_row_stays_as_it_is_and_counts_on(workflow: Any, collected: list[JointExperience]) -> None:
-    _, state = workflow.step(workflow.init(workflow.make_key()))  # so that the optimizer has momentum
-    workflow.step(state)
-    nothing = workflow.training.collector.example().experiences.right
-    experiences = collected[1].experiences.replace(right=nothing)
-    metrics, after = workflow.training._learn(state, collected[1].replace(experiences=experiences))
-    before, right = state.learner.policies.right, after.learner.policies.right
-    assert_same((right.agent_state, right.optimizer_state), (before.agent_state, before.optimizer_state))
-    assert int(right.num_updates) == 1
-    assert int(right.env_steps) == 36
-    assert int(right.iterations) == 2
-    assert metrics["right/train/loss"].weight == 0 < metrics["left/train/loss"].weight
-    assert differ(after.agent_state.left, state.agent_state.left)
-
-
-def test_schedules_count_the_steps_of_environments(workflow: Any) -> None:
-    state, _ = advance(workflow, workflow.init(workflow.make_key()), 3)
-    _, metrics = advance(workflow, state, 1)
-    for policy in ("left", "right"):
-        rate = float(metrics[f"{policy}/train/learning_rate"].value)
-        np.testing.assert_allclose(rate, 0.01 * (1 - 3 * 18 / 400), rtol=1e-5)
-
-
 def test_agents_that_share_a_policy_have_one_set_of_parameters(workflow: Any) -> None:
     for policies, expected in (
         (None, {"left", "right"}),
@@ -542,22 +469,6 @@ def test_the_lanes_of_all_policies_are_split_over_two_devices() -> None:
 
 
 # Settings.
-
-ONE, OTHER = (Box(0.0, 1.0, (2,)), Discrete(2)), (Box(0.0, 1.0, (2,)), Discrete(3))
-
-
-@pytest.mark.parametrize(
-    ("policies", "spaces", "expected"),
-    [
-        (None, {"a_0": ONE, "a_1": ONE}, {"a_0": "shared", "a_1": "shared"}),
-        (None, {"a_0": ONE, "b_0": OTHER, "a_1": ONE}, {"a_0": "a", "b_0": "b", "a_1": "a"}),
-        (None, {"a_0": ONE, "a_1": OTHER}, {"a_0": "a_0", "a_1": "a_1"}),
-        ("per_agent", {"a_0": ONE, "a_1": ONE}, {"a_0": "a_0", "a_1": "a_1"}),
-        ({"a_1": "x", "a_*": "y"}, {"a_0": ONE, "a_1": ONE, "a_2": ONE}, {"a_0": "y", "a_1": "x", "a_2": "y"}),
-    ],
-)
-def test_the_first_rule_that_fits_an_agent_gives_it_its_policy(policies: Any, spaces: Any, expected: Any) -> None:
-    assert assign_policies(policies, spaces) == expected
 
 
 @pytest.mark.parametrize(
