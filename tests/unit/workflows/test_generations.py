@@ -1,5 +1,7 @@
-"""Generations: what counts, what is shared by a population, and what makes no difference."""
+"""Generations: what counts, what a population shares, and what makes no difference, on the device and the host."""
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,11 +11,18 @@ import pytest
 
 from rookery.algorithms.evolution.open_es import OpenESWorkflow
 from rookery.errors import InvalidInputError
+from rookery.runs.checkpoint import Checkpoints
 
 POPULATION_SIZE, NUM_EPISODES = 6, 2
 
 
-def make_workflow(env: dict | None = None, num_seeds: int = 1, network: dict | None = None, **agent: Any) -> Any:
+def make_workflow(
+    env: dict | None = None,
+    num_seeds: int = 1,
+    network: dict | None = None,
+    train: dict | None = None,
+    **agent: Any,
+) -> Any:
     agent = {
         "population_size": POPULATION_SIZE,
         "num_episodes": NUM_EPISODES,
@@ -30,6 +39,7 @@ def make_workflow(env: dict | None = None, num_seeds: int = 1, network: dict | N
             "total_timesteps": 10_000,
             "num_seeds": num_seeds,
             "recorders": [],
+            **(train or {}),
         }
     )
 
@@ -179,3 +189,60 @@ def test_a_generation_holds_its_population_about_once(population_size: int) -> N
     memory = jax.jit(workflow.step).lower(state).compile().memory_analysis()
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(state.agent_state.params))
     assert memory.temp_size_in_bytes < 1.6 * population_size * num_parameters * 4 + 2**20
+
+
+# Host environments.
+
+
+@pytest.fixture
+def make_on_host() -> Iterator[Callable[..., Any]]:
+    """Build workflows on host environments, which are closed at the end."""
+    workflows = []
+
+    def make(env: dict | None = None, **config: Any) -> Any:
+        workflows.append(make_workflow({"name": "gymnasium/CartPole-v1", **(env or {})}, **config))
+        return workflows[-1]
+
+    yield make
+    for workflow in workflows:
+        workflow.close()
+
+
+def test_learning_on_the_host_takes_the_steps_one_by_one(make_on_host: Callable[..., Any]) -> None:
+    workflow = make_on_host(train={"total_timesteps": 150})
+    start = workflow.init(workflow.make_key())
+    learned, stepped = workflow.learn(start), start
+    while int(stepped.env_steps) < 150:
+        _, stepped = workflow.step(stepped)
+    assert int(learned.iterations) == int(stepped.iterations) > 1
+    jax.tree.map(np.testing.assert_allclose, learned.agent_state, stepped.agent_state)
+
+
+def test_a_run_on_the_host_that_is_resumed_ends_where_the_uninterrupted_one_did(
+    make_on_host: Callable[..., Any], tmp_path: Path
+) -> None:
+    train = {
+        "run_dir": str(tmp_path / "run"),
+        "total_timesteps": 400,
+        "record_interval": 100,
+        "checkpoint": {"interval": 100, "keep": None},
+    }
+    workflow = make_on_host(train=train)
+    learned = workflow.learn(workflow.init(workflow.make_key()))
+    again = make_on_host(train=train)
+    first = Checkpoints(tmp_path / "run" / "checkpoints").steps()[1]
+    resumed = again.resume(first)
+    assert 0 < first < int(learned.env_steps)
+    jax.tree.map(np.testing.assert_array_equal, resumed.agent_state, learned.agent_state)
+    assert int(resumed.env_steps) == int(learned.env_steps)
+
+
+def test_a_generation_on_the_host_cannot_be_played_ahead(make_on_host: Callable[..., Any]) -> None:
+    with pytest.raises(InvalidInputError, match="overlap=true is for methods that learn from batches"):
+        make_on_host({"runner": {"overlap": True}})
+
+
+def test_a_step_on_the_host_cannot_be_compiled(make_on_host: Callable[..., Any]) -> None:
+    workflow = make_on_host()
+    with pytest.raises(InvalidInputError, match="cannot be part of a compiled program"):
+        jax.jit(workflow.step)(workflow.init(workflow.make_key()))

@@ -365,28 +365,6 @@ def test_fitness_is_the_mean_return_of_an_individual(make: Make) -> None:
     assert int(state.env_steps) == episodes.episode_lengths.sum()
 
 
-def test_learning_takes_the_steps_one_by_one(make: Make) -> None:
-    workflow = make(train={"total_timesteps": 150})
-    start = workflow.init(workflow.make_key())
-    learned, stepped = workflow.learn(start), start
-    while int(stepped.env_steps) < 150:
-        _, stepped = workflow.step(stepped)
-    assert int(learned.iterations) == int(stepped.iterations) > 1
-    jax.tree.map(np.testing.assert_allclose, learned.agent_state, stepped.agent_state)
-
-
-def test_a_run_that_is_resumed_ends_where_the_uninterrupted_one_did(make: Make, tmp_path: Path) -> None:
-    train = {"run_dir": str(tmp_path / "run"), "record_interval": 100, "checkpoint": {"interval": 100, "keep": None}}
-    workflow = make(train=train)
-    learned = workflow.learn(workflow.init(workflow.make_key()))
-    again = make(train=train)
-    first = sorted(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir() if path.name.isdigit())[1]
-    resumed = again.resume(first)
-    assert 0 < first < int(learned.env_steps)
-    jax.tree.map(np.testing.assert_array_equal, resumed.agent_state, learned.agent_state)
-    assert int(resumed.env_steps) == int(learned.env_steps)
-
-
 # Faults.
 
 
@@ -521,11 +499,6 @@ def test_a_killed_process_costs_one_try_of_its_episode(make: Make, envs_are: Any
 # What is refused.
 
 
-def test_a_generation_cannot_be_played_ahead(make: Make) -> None:
-    with pytest.raises(InvalidInputError, match="overlap=true is for methods that learn from batches"):
-        make(env={"runner": {"overlap": True}})
-
-
 def test_environments_with_several_agents_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     class Several:
         name, spaces, is_closed = "several", {"left": (), "right": ()}, False
@@ -538,9 +511,3 @@ def test_environments_with_several_agents_are_refused(make: Make, monkeypatch: p
     with pytest.raises(InvalidInputError, match="has several agents"):
         make()
     assert several.is_closed
-
-
-def test_a_step_cannot_be_compiled(make: Make) -> None:
-    workflow = make()
-    with pytest.raises(InvalidInputError, match="cannot be part of a compiled program"):
-        jax.jit(workflow.step)(workflow.init(workflow.make_key()))
