@@ -1,1 +1,1 @@
-"""Agents that methods share: a network that acts, and what learning asks of it."""
+"""Agents that algorithms share."""

@@ -1,4 +1,4 @@
-"""The agent of the on-policy methods: a policy that samples, and the value of the states it visits."""
+"""The agent of the on-policy methods: a stochastic policy and a value function."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from rookery.types import Array, Key, PyTreeDict, pytree_field
 
 
 class AdvantageSamples(Weighted):
-    """Observations with what the policy did (`policy_extras`), and what to learn from it."""
+    """Observations and `policy_extras`, with advantages and the targets of the value function."""
 
     batch: SampleBatch
     advantages: Array
@@ -26,7 +26,7 @@ class AdvantageSamples(Weighted):
 
 
 class ActorCriticAgent(NetworkAgent):
-    """Samples actions from its policy and estimates the value of every state; the methods add their losses."""
+    """Samples actions from its policy and estimates the value of every state; subclasses add a loss."""
 
     config: ActorCriticConfig = pytree_field(static=True, default_factory=ActorCriticConfig)
 
@@ -38,31 +38,31 @@ class ActorCriticAgent(NetworkAgent):
         return () if self.config.core is None else (carry, () if self.config.shared else carry)
 
     def compute_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
-        """Sample actions; the extras are `log_prob`, `raw_action` and `value`, and `carry` if there is a memory."""
-        distribution, value, memory = self._act(agent_state, sample_batch)
+        """Sample actions; the extras are `log_prob`, `raw_action`, `value`, and `carry` if the agent is recurrent."""
+        distribution, value, carry_extras = self._act(agent_state, sample_batch)
         raw_action = distribution.sample(key)
         extras = PyTreeDict(log_prob=distribution.log_prob(raw_action), raw_action=raw_action, value=value)
-        return distribution.action(raw_action), extras | memory
+        return distribution.action(raw_action), extras | carry_extras
 
     def extras_of_logged(
         self, agent_state: AgentState, sample_batch: SampleBatch, actions: Any, key: Key
     ) -> PyTreeDict:
-        distribution, value, memory = self._act(agent_state, sample_batch)
+        distribution, value, carry_extras = self._act(agent_state, sample_batch)
         raw_action = distribution.raw_of(actions)
-        return PyTreeDict(log_prob=distribution.log_prob(raw_action), raw_action=raw_action, value=value) | memory
+        return PyTreeDict(log_prob=distribution.log_prob(raw_action), raw_action=raw_action, value=value) | carry_extras
 
     def evaluate_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
         """Take the most likely actions; the extras hold the `carry` if the agent is recurrent."""
-        distribution, _, memory = self._act(agent_state, sample_batch)
-        return distribution.action(distribution.mode()), memory
+        distribution, _, carry_extras = self._act(agent_state, sample_batch)
+        return distribution.action(distribution.mode()), carry_extras
 
     def replay(
         self, agent_state: AgentState, sample_batch: SampleBatch, carry: Carry = ()
     ) -> tuple[Distribution, Array]:
-        """Return the distributions that the actions were drawn from and the values of the states.
+        """Return the action distributions and the values of the states.
 
-        `sample_batch` is a trajectory `[T, B]` that starts with the memory `carry`, or for an agent without memory any
-        samples `[N]`.
+        `sample_batch` is a trajectory `[T, B]` that starts with the recurrent state `carry`; for a feed-forward agent,
+        any samples `[N]`.
         """
         obs = self.preprocess_obs(agent_state, sample_batch.obs)
         episode_start = self.episode_start_of(sample_batch, carry)
@@ -95,10 +95,10 @@ class ActorCriticAgent(NetworkAgent):
         )
 
     def successor_values(self, agent_state: AgentState, trajectory: SampleBatch, values: Array) -> Array:
-        """Return the values `[T, B]` of the true successor of every step, given those of the states.
+        """Return the value `[T, B]` of the true successor of every step, given the values of the states.
 
-        The successor is the state of the next row, except for the last row and where an episode was truncated: there
-        `env_extras.ori_obs` is looked at. The value after a termination has no meaning.
+        The successor is the state of the next row. In the last row and at truncations it is `env_extras.ori_obs`. After
+        a termination the value has no meaning.
         """
         env_extras, policy_extras = trajectory.extras.env_extras, trajectory.extras.policy_extras
         successors = (env_extras.ori_obs, policy_extras.get("next_carry", ()))
@@ -110,20 +110,20 @@ class ActorCriticAgent(NetworkAgent):
 
         last_values = value_of(*jax.tree.map(lambda leaf: leaf[-1], successors))
         shifted = jnp.concatenate([values[1:], last_values[None]])
-        # The last row is right already.
+        # The last row has its true successor already.
         truncated = (env_extras.truncation > 0).at[-1].set(False)
         rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), successors)
 
-        def look_up(next_values: Array) -> Array:
+        def replace_truncated(next_values: Array) -> Array:
             return _set_where(truncated.reshape(-1), next_values.reshape(-1), value_of, rows).reshape(shifted.shape)
 
-        return cond_any(truncated, look_up, shifted)
+        return cond_any(truncated, replace_truncated, shifted)
 
     def _act(self, agent_state: AgentState, sample_batch: SampleBatch) -> tuple[Distribution, Array, PyTreeDict]:
         """Return distributions and values of one step, and the next carry as an extra if the agent is recurrent."""
         inputs = self.network_inputs(agent_state, sample_batch)
         distribution, values, carry = agent_state.extra_state.network(agent_state.params, *inputs)
-        return distribution, values, self.memory_extras(carry)
+        return distribution, values, self.carry_extras(carry)
 
 
 ROWS_AT_A_TIME = 64
@@ -133,8 +133,8 @@ def _set_where(mask: Array, values: Array, function: Any, rows: Any) -> Array:
     """Set `values[i] = function(rows[i])` where the mask is true; the cost grows with the number of such rows."""
     num_rows = mask.shape[0]
     size = min(ROWS_AT_A_TIME, num_rows)
-    # First the chosen rows, then `num_rows`, which is no row. `jnp.flatnonzero` finds them by cumulative sums, which on
-    # CPU take four times as long to compile and twice as long to run.
+    # The chosen rows come first, then `num_rows` as padding. On CPU, `jnp.flatnonzero` takes four times as long to
+    # compile and twice as long to run.
     chosen = jnp.sort(jnp.where(mask, jnp.arange(num_rows, dtype=jnp.int32), num_rows), stable=False)
     chosen = jnp.pad(chosen, (0, size), constant_values=num_rows)
 

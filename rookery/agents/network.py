@@ -1,4 +1,4 @@
-"""What agents with a network have in common: where it is kept, what it sees, and its memory."""
+"""The base class of agents with a network: observation normalization, recurrent state, network state."""
 
 from abc import abstractmethod
 from typing import Any
@@ -15,7 +15,7 @@ from rookery.types import Array, Key, PyTreeData, PyTreeDict, pytree_field
 
 
 class NetworkState(PyTreeData):
-    """The network, which takes its shape from the spaces given to `init`; it is part of the compiled program."""
+    """The network for the spaces given to `init`; it is part of the compiled program."""
 
     network: Any = pytree_field(static=True)
 
@@ -23,8 +23,8 @@ class NetworkState(PyTreeData):
 class NetworkAgent(Agent):
     """Acts by a network, feed-forward or recurrent, in any action space.
 
-    With `normalize_obs` the network sees observations normalized by running statistics, in training and evaluation
-    alike; the statistics are part of the agent's state and change only by `update_obs_statistics`.
+    With `normalize_obs`, running statistics normalize observations in training and evaluation. The statistics are part
+    of the agent state; only `update_obs_statistics` changes them.
     """
 
     config: TrunkConfig = pytree_field(static=True, default_factory=TrunkConfig)
@@ -47,7 +47,7 @@ class NetworkAgent(Agent):
         return () if core is None else core.initial_carry(batch_shape)
 
     def preprocess_obs(self, agent_state: AgentState, obs: Any) -> Any:
-        """Turn the observations of the environment into what the network sees."""
+        """Normalize observations, if `normalize_obs` is set."""
         if not self.normalize_obs:
             return obs
         return running_statistics.normalize(agent_state.obs_preprocessor_state, obs)
@@ -55,9 +55,9 @@ class NetworkAgent(Agent):
     def update_obs_statistics(
         self, agent_state: AgentState, obs: Any, weights: Array | None = None, axis_name: str | None = None
     ) -> AgentState:
-        """Take observations into the statistics; `weights` and `axis_name` are those of `running_statistics.update`.
+        """Update the statistics by observations; `weights` and `axis_name` are those of `running_statistics.update`.
 
-        Call it after the losses have used a trajectory: between rollout and loss it would change the log-probabilities.
+        Call it after the losses have used a trajectory: an update between rollout and loss changes log-probabilities.
         """
         if not self.normalize_obs:
             return agent_state
@@ -65,7 +65,7 @@ class NetworkAgent(Agent):
         return agent_state.replace(obs_preprocessor_state=statistics)
 
     def network_inputs(self, agent_state: AgentState, sample_batch: SampleBatch) -> tuple[Any, Carry, Array | None]:
-        """Return what the network takes for one step: observations, memory, and where episodes start."""
+        """Return the inputs of the network for one step: observations, carry and episode starts."""
         carry = sample_batch.extras.policy_extras.get("carry", ())
         return (
             self.preprocess_obs(agent_state, sample_batch.obs),
@@ -73,12 +73,12 @@ class NetworkAgent(Agent):
             self.episode_start_of(sample_batch, carry),
         )
 
-    def memory_extras(self, carry: Carry) -> PyTreeDict:
-        """Return the next carry as an extra, if there is one."""
+    def carry_extras(self, carry: Carry) -> PyTreeDict:
+        """Return the next carry as an extra if the agent is recurrent, else no extras."""
         return PyTreeDict() if self.config.core is None else PyTreeDict(carry=carry)
 
     def episode_start_of(self, sample_batch: SampleBatch, carry: Carry) -> Array | None:
-        """Return where episodes start; raise if the agent needs a memory that it was not given."""
+        """Return the flags of episode starts; raise if the carry or the flags of a recurrent agent are missing."""
         if self.config.core is None:
             return None
         episode_start = sample_batch.extras.policy_extras.get("episode_start")
@@ -86,8 +86,7 @@ class NetworkAgent(Agent):
         if not has_carry or episode_start is None:
             missing = "policy_extras.episode_start" if has_carry else "carry"
             raise InvalidInputError(
-                f"this agent has a {self.config.core} core, but was given no {missing}: use the recurrent form of the "
-                "rollout, starting from agent.initial_carry(batch_shape), or give the evaluator "
-                "initial_carry_fn=agent.initial_carry."
+                f"this agent has a {self.config.core} core and needs {missing}: start the rollout from "
+                "agent.initial_carry(batch_shape), or give the evaluator initial_carry_fn=agent.initial_carry."
             )
         return episode_start

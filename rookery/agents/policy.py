@@ -1,6 +1,6 @@
-"""A policy network as an agent: it samples to explore and takes the mode to be evaluated.
+"""A policy network as an agent: it samples actions to explore and takes the mode in evaluation.
 
-It has no loss of its own: evolution trains its parameters as they are.
+It has no loss: evolution trains its parameters.
 """
 
 from typing import Any
@@ -24,28 +24,28 @@ class PolicyAgent(NetworkAgent):
 
     def compute_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
         """Sample actions; the extras are `log_prob` and `raw_action`, and `carry` if the agent is recurrent."""
-        distribution, memory = self._act(agent_state, sample_batch)
+        distribution, carry_extras = self._act(agent_state, sample_batch)
         raw_action = distribution.sample(key)
         extras = PyTreeDict(log_prob=distribution.log_prob(raw_action), raw_action=raw_action)
-        return distribution.action(raw_action), extras | memory
+        return distribution.action(raw_action), extras | carry_extras
 
     def extras_of_logged(
         self, agent_state: AgentState, sample_batch: SampleBatch, actions: Any, key: Key
     ) -> PyTreeDict:
-        distribution, memory = self._act(agent_state, sample_batch)
+        distribution, carry_extras = self._act(agent_state, sample_batch)
         raw_action = distribution.raw_of(actions)
-        return PyTreeDict(log_prob=distribution.log_prob(raw_action), raw_action=raw_action) | memory
+        return PyTreeDict(log_prob=distribution.log_prob(raw_action), raw_action=raw_action) | carry_extras
 
     def evaluate_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
         """Take the most likely actions; the extras hold the `carry` if the agent is recurrent."""
-        distribution, memory = self._act(agent_state, sample_batch)
-        return distribution.action(distribution.mode()), memory
+        distribution, carry_extras = self._act(agent_state, sample_batch)
+        return distribution.action(distribution.mode()), carry_extras
 
     def replay(self, agent_state: AgentState, trajectory: SampleBatch, carry: Carry = ()) -> Distribution:
-        """Return the distributions `[T, B]` that the actions of a trajectory were drawn from.
+        """Return the action distributions `[T, B]` of a trajectory.
 
-        `carry` is the memory before its first step. Their `log_prob` of `policy_extras.raw_action` is
-        `policy_extras.log_prob` for as long as the state is the one that acted.
+        `carry` is the recurrent state before the first step. If `agent_state` is the state that acted, the log
+        probability of `policy_extras.raw_action` equals `policy_extras.log_prob`.
         """
         obs = self.preprocess_obs(agent_state, trajectory.obs)
         episode_start = self.episode_start_of(trajectory, carry)
@@ -56,4 +56,4 @@ class PolicyAgent(NetworkAgent):
         """Return the distributions of one step, and the next carry as an extra if the agent is recurrent."""
         inputs = self.network_inputs(agent_state, sample_batch)
         distribution, carry = agent_state.extra_state.network(agent_state.params, *inputs)
-        return distribution, self.memory_extras(carry)
+        return distribution, self.carry_extras(carry)

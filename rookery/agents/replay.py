@@ -1,4 +1,4 @@
-"""What agents that learn from batch windows have in common: their transitions, and what a network sees in them."""
+"""The base class of off-policy agents, and the transitions that they learn from."""
 
 from typing import Any
 
@@ -17,24 +17,24 @@ from rookery.types import Array, Params, PyTreeData, pytree_field
 
 
 class ReplayBatch(PyTreeData):
-    """Windows `[L, N]` sampled from a replay buffer; with prioritized replay, how much each of them counts, `[N]`."""
+    """Windows `[L, N]` sampled from a replay buffer and, with prioritized replay, their importance weights `[N]`."""
 
     windows: SampleBatch
     importance: Array | None
 
 
 class LossInfo(PyTreeData):
-    """Besides its value, a loss returns metrics and the absolute errors of the rows `[T, N]`, if it has any."""
+    """The metrics of a loss, and the absolute errors of the rows `[T, N]` if the loss has any."""
 
     metrics: dict[str, Array] = pytree_field(default_factory=dict)
     errors: Any = None
 
 
 class Transitions(Weighted):
-    """What is learned from windows `[L, N]`: the rows after the burn-in that enough others follow, `[T, N]`.
+    """The n-step transitions `[T, N]` of windows `[L, N]`: one for each row after the burn-in that has a full n-step.
 
-    Acting with `actions` on `obs` gave `returns` over `n_step` steps, or fewer where the episode ended; `next_obs` is
-    what came after, and `discounts` how much its value counts.
+    `returns` are the discounted rewards of `n_step` steps, or fewer if the episode ended. `next_obs` is the observation
+    after them, and `discounts` is the weight of its value.
     """
 
     obs: Any
@@ -43,40 +43,40 @@ class Transitions(Weighted):
     discounts: Array
     next_obs: Any
     importance: Array | None
-    """How much each window counts, `[N]`; None if all count the same."""
+    """The importance weight of each window, `[N]`; None if all are 1."""
     last: Array
-    """The row whose successor `next_obs` is, counted from the end of the burn-in."""
+    """The index of the row before `next_obs`, counted from the end of the burn-in."""
     window_obs: Any
     episode_start: Array | None
 
     def corrected_mean(self, values: Array) -> Array:
-        """Average as if the windows had been drawn uniformly."""
+        """Average with importance weights, which correct for prioritized sampling."""
         if self.importance is None:
             return self.mean(values)
         check_same_shape(row=values[0], importance=self.importance)
         return self.mean(values * self.importance[None])
 
     def errors_that_count(self, errors: Array) -> Array:
-        """Set the errors of rows from which nothing is learned to 0, so that replay does not ask for them again."""
+        """Set the errors of rows with weight 0 to 0, so that replay does not prioritize them."""
         return errors if self.weights is None else jnp.where(self.weights > 0, errors, 0.0)
 
     def with_discounted(self, next_values: Array) -> Array:
-        """Return the targets `returns + discounts * next_values`; a value that does not count may be NaN."""
+        """Return the targets `returns + discounts * next_values`; a value with discount 0 may be NaN."""
         return self.returns + jnp.where(self.discounts > 0.0, self.discounts * next_values, 0.0)
 
 
 class ReplayAgent(NetworkAgent):
-    """Learns from windows of stored rows, in which it acted itself or at random."""
+    """Learns from windows of rows in a replay buffer."""
 
     n_step: int = pytree_field(static=True, default=1)
     burn_in: int = pytree_field(static=True, default=0)
 
     def explore_with(self, agent_state: AgentState, hyperparameters: HyperparameterValues) -> AgentState:
-        """Set how `compute_actions` explores from now on."""
+        """Set the exploration of `compute_actions`."""
         return agent_state
 
     def transitions(self, agent_state: AgentState, batch: ReplayBatch, discount: Array) -> Transitions:
-        """Find the transitions in windows `[L, N]`, with observations as the network sees them."""
+        """Return the transitions in windows `[L, N]`, with preprocessed observations."""
         windows = batch.windows
         env_extras, policy_extras = windows.extras.env_extras, windows.extras.policy_extras
         rows = jax.tree.map(lambda leaf: leaf[self.burn_in :], windows)
@@ -99,15 +99,15 @@ class ReplayAgent(NetworkAgent):
         )
 
     def features(self, trunk: Trunk, params: Params, transitions: Transitions) -> tuple[Array, Array]:
-        """Return what a trunk makes of the observations and of those that followed, both `[T, N, F]`.
+        """Return the features of `obs` and of `next_obs`, both `[T, N, F]`.
 
-        A memory is empty at the start of the window and is built up by the burn-in, which has no gradient; what came
-        after is seen with the memory of the window up to there.
+        A recurrent trunk starts each window with its initial carry. The burn-in, which has no gradient, warms it up.
+        `next_obs` uses the carry after the row before it.
         """
         if trunk.config.core is None:
             return trunk(params, transitions.obs)[0], trunk(params, transitions.next_obs)[0]
         starts = transitions.episode_start
-        assert starts is not None, "the rollout of an agent with a memory says where episodes start"
+        assert starts is not None, "the rows of a recurrent agent have episode_start"
         carry = trunk.initial_carry(starts.shape[1:])
         if self.burn_in:
             early_obs = jax.tree.map(lambda leaf: leaf[: self.burn_in], transitions.window_obs)

@@ -1,1 +1,1 @@
-"""The methods, one file each."""
+"""Algorithms, one file each."""

@@ -1,7 +1,7 @@
 """Advantage actor-critic, synchronous (Mnih et al., 2016, "A3C" without the asynchrony).
 
-Departures from the paper: all environments step together and one gradient is taken of the whole batch; advantages are
-those of GAE, which with `gae_lambda=1` are the n-step advantages of the paper.
+Departures from the paper: all environments step together, and each batch gives one gradient step. Advantages are
+estimated by GAE; `gae_lambda=1` gives the n-step advantages of the paper.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class A2CHyperparameters(OnPolicyHyperparameters):
 
 
 class A2CAgent(ActorCriticAgent):
-    """A policy and a value function, trained by the policy gradient with the value as baseline."""
+    """A policy and a value function; the value is the baseline of the policy gradient."""
 
     def loss(
         self,

@@ -1,7 +1,7 @@
 """Deep deterministic policy gradient (Lillicrap et al., 2016): TD3 with one critic, no delay and no target noise.
 
-Departures from the paper: exploration by independent normal noise, not by an Ornstein-Uhlenbeck process, and no weight
-decay of the critic; neither made a difference in later work (Fujimoto et al., 2018).
+Departures from the paper: exploration noise is independent Gaussian, not an Ornstein-Uhlenbeck process, and the critic
+has no weight decay. Neither made a difference in later work (Fujimoto et al., 2018).
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from rookery.workflows.off_policy import OffPolicyWorkflow
 
 @dataclass(frozen=True)
 class DDPGNetworkConfig(ActorCriticsConfig):
-    """The shape of the policy and of its critic."""
+    """The settings of the policy network and the critic network."""
 
     num_critics: int = 1
 
@@ -27,7 +27,7 @@ class DDPGConfig(TD3Config):
 
 
 class DDPGWorkflow(OffPolicyWorkflow):
-    """Deep deterministic policy gradient: critic, policy and their target networks, one step each."""
+    """Deep deterministic policy gradient: each update changes the critic, the policy and their target networks."""
 
     agent_name = "ddpg"
     config_class = DDPGConfig

@@ -2,8 +2,8 @@
 
 Each is an option and they combine: `double` (van Hasselt et al., 2016), `network.dueling` (Wang et al., 2016),
 `prioritized` (Schaul et al., 2016), `n_step`, and `network.head` "categorical" (C51, Bellemare et al., 2017) or
-"quantile" (QR-DQN, Dabney et al., 2018). Departures: the target network follows slowly after every update, unless
-`target_update_interval` copies it as published.
+"quantile" (QR-DQN, Dabney et al., 2018). Departures: the target network gets a soft update after every gradient step;
+`target_update_interval` copies the trained network instead, as published.
 """
 
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ class DQNHyperparameters(OffPolicyHyperparameters):
 
 
 class DQNAgent(ReplayAgent):
-    """Takes the action of the highest value, or now and then any."""
+    """Acts epsilon-greedily on the values of a Q-network."""
 
     config: QNetworkConfig = pytree_field(static=True, default_factory=QNetworkConfig)
     double: bool = pytree_field(static=True, default=True)
@@ -65,7 +65,7 @@ class DQNAgent(ReplayAgent):
     def make_network(self, obs_space: Space, action_space: Space) -> QNetwork:
         if not isinstance(action_space, Discrete):
             raise InvalidInputError(
-                f"dqn compares all actions, but those of {action_space} cannot be: use Discrete ones."
+                f"dqn computes the value of every action and needs a Discrete action space, not {action_space}."
             )
         return QNetwork(obs_space, action_space, self.config)
 
@@ -80,13 +80,13 @@ class DQNAgent(ReplayAgent):
         return agent_state.replace(action_postprocessor_state=PyTreeDict(epsilon=epsilon))
 
     def compute_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
-        """Act at random for a share epsilon, else greedily; the extras hold the `carry` if the agent is recurrent."""
-        greedy, memory = self._best_actions(agent_state, sample_batch)
+        """Act at random with probability epsilon, else greedily; the extras hold the `carry` of a recurrent agent."""
+        greedy, extras = self._best_actions(agent_state, sample_batch)
         choice_key, action_key = jax.random.split(key)
         space, mask = agent_state.extra_state.network.action_space, action_mask_of(sample_batch.obs)
         is_random = jax.random.uniform(choice_key, greedy.shape) < agent_state.action_postprocessor_state.epsilon
         random = space.sample(action_key, greedy.shape) if mask is None else sample_allowed(action_key, mask, space)
-        return jnp.where(is_random, random, greedy), memory
+        return jnp.where(is_random, random, greedy), extras
 
     def evaluate_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
         """Take the best actions; the extras hold the `carry` if the agent is recurrent."""
@@ -95,13 +95,12 @@ class DQNAgent(ReplayAgent):
     def _best_actions(self, agent_state: AgentState, sample_batch: SampleBatch) -> tuple[Array, PyTreeDict]:
         network: QNetwork = agent_state.extra_state.network
         values, carry = network(agent_state.params.q, *self.network_inputs(agent_state, sample_batch))
-        return network.action(network.best(values, sample_batch.obs)), self.memory_extras(carry)
+        return network.action(network.best(values, sample_batch.obs)), self.carry_extras(carry)
 
     def targets(self, agent_state: AgentState, target_params: Params, transitions: Transitions) -> Array:
-        """Return what the outputs for the actions that were taken should be, `[T, N, K]`.
+        """Return the targets `[T, N, K]` of the outputs for the taken actions; a categorical head has probabilities.
 
-        The target network says what the next action is worth; with `double` the trained one chooses it.
-        For a categorical head these are probabilities.
+        The target network evaluates the next action; with `double` the trained network chooses it.
         """
         network: QNetwork = agent_state.extra_state.network
 
@@ -109,13 +108,13 @@ class DQNAgent(ReplayAgent):
             return network.head(q, self.features(network.trunk, q["trunk"], transitions)[1])
 
         outputs = next_outputs(target_params.q)  # [T, N, n, K]
-        judged = next_outputs(agent_state.params.q) if self.double else outputs
-        outputs = outputs_of(outputs, network.best(network.values(judged), transitions.next_obs))  # [T, N, K]
+        choosing = next_outputs(agent_state.params.q) if self.double else outputs
+        outputs = outputs_of(outputs, network.best(network.values(choosing), transitions.next_obs))  # [T, N, K]
         with_discounted = jax.vmap(transitions.with_discounted, in_axes=-1, out_axes=-1)
         if self.config.head != "categorical":
             return with_discounted(outputs)
         returns = with_discounted(jnp.broadcast_to(network.atoms, outputs.shape))
-        # After a termination all returns are the same, and any distribution will do that is not NaN.
+        # After a termination all returns are equal, so any finite distribution gives the same projection.
         probabilities = jax.nn.softmax(jnp.where(transitions.discounts[..., None] > 0.0, outputs, 0.0))
         flat = (-1, self.config.num_atoms)
         projected = categorical_projection(
@@ -126,7 +125,7 @@ class DQNAgent(ReplayAgent):
     def loss(
         self, agent_state: AgentState, q: Params, transitions: Transitions, targets: Array
     ) -> tuple[Array, LossInfo]:
-        """Return how far the outputs for the actions that were taken are from the targets."""
+        """Return the loss of the outputs for the taken actions."""
         network: QNetwork = agent_state.extra_state.network
         features, _ = self.features(network.trunk, q["trunk"], transitions)
         outputs = outputs_of(network.head(q, features), network.index(transitions.actions))
@@ -136,7 +135,7 @@ class DQNAgent(ReplayAgent):
         return loss, LossInfo(metrics=metrics, errors=transitions.errors_that_count(errors))
 
     def _losses(self, outputs: Array, targets: Array) -> tuple[Array, Array]:
-        """Return the losses of the rows `[T, N]`, and the errors that decide how soon they are replayed again."""
+        """Return the losses of the rows `[T, N]`, and their errors, which set the priorities in replay."""
         check_same_shape(outputs=outputs, targets=targets)
         if self.config.head == "expected":
             errors = (targets - outputs)[..., 0]
@@ -145,7 +144,7 @@ class DQNAgent(ReplayAgent):
             flat = (-1, self.config.num_atoms)
             losses = quantile_huber_loss(outputs.reshape(flat), targets.reshape(flat)).reshape(outputs.shape[:-1])
         else:
-            # The divergence, which replay goes by in Rainbow; its gradient is that of the cross entropy of C51.
+            # The KL divergence, which is the priority in Rainbow. C51's cross entropy has the same gradient.
             losses = jnp.sum(jax.scipy.special.xlogy(targets, targets) - targets * jax.nn.log_softmax(outputs), axis=-1)
         return losses, losses
 
@@ -181,11 +180,11 @@ class DQN(ReplayLearner):
         return {name: Mean.of(value) for name, value in metrics.items()}, info.errors, state
 
     def _target_update_rate(self, state: OffPolicyState, hyperparameters: HyperparameterValues) -> Array:
-        """Return how far the target network moves after this update; with an interval, all the way or not at all."""
+        """Return the rate of the target update: `target_update_rate`, or with an interval 1 if due and else 0."""
         interval = self.config.target_update_interval
         if interval is None:
             return hyperparameters.target_update_rate
-        # The lower half of the counter is enough: once in 2^32 updates one interval is shorter.
+        # The lower half of the counter is enough: it wraps every 2^32 updates and shortens one interval.
         is_due = state.num_updates.add(1).low % interval == 0
         return is_due.astype(jnp.float32)
 

@@ -1,8 +1,8 @@
 """IMPALA: an actor-critic whose actors may lag behind the learner, corrected by V-trace (Espeholt et al., 2018).
 
-Departures from the paper: actors and learner take turns in one compiled program instead of running side by side, so
-the lag is exact and a setting (`actor_lag`) instead of a consequence of the machine. The learner takes one gradient
-step on each group of environments of a trajectory in turn; the later ones are off-policy too, which V-trace corrects.
+Departures from the paper: actors and learner alternate in one compiled program instead of running in parallel, so the
+lag is a setting (`actor_lag`) and does not depend on the machine. The learner splits a trajectory into groups of
+environments and takes one gradient step on each. Later groups are off-policy too; V-trace corrects that.
 """
 
 from dataclasses import dataclass
@@ -123,7 +123,7 @@ class IMPALA(OnPolicyLearner):
 
 
 class IMPALAWorkflow(OnPolicyWorkflow):
-    """IMPALA: actors that may lag behind, corrected by V-trace."""
+    """IMPALA: the actors may lag behind the learner; V-trace corrects for it."""
 
     agent_name = "impala"
     config_class = IMPALAConfig

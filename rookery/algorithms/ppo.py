@@ -1,8 +1,8 @@
 """Proximal policy optimization with a clipped objective (Schulman et al., 2017).
 
-Departures from the paper, all of them common practice: advantages are standardized per minibatch, gradients are
-clipped by their norm, an episode that was cut off is bootstrapped from its true last state, and, as options, the value
-is clipped like the policy and an update ends early when the policy has moved too far (`target_kl`).
+Departures from the paper, all common practice: advantages are standardized per minibatch, gradients are clipped by
+their norm, and a truncated episode bootstraps from its true last state. Optional: the value is clipped like the policy
+(`value_clip_ratio`), and an update stops early when the policy has changed too much (`target_kl`).
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class PPOConfig(OnPolicyConfig):
         self.check_minibatches(num_devices=1)
 
     def check_minibatches(self, num_devices: int) -> None:
-        """Raise unless what one device collects can be dealt out to the minibatches."""
+        """Raise unless `num_minibatches` divides the samples of one device."""
         num_envs = self.num_envs // num_devices
         check_num_minibatches(num_envs * (1 if self.network.core else self.rollout_length), self.num_minibatches)
 

@@ -1,7 +1,8 @@
 """Soft actor-critic (Haarnoja et al., 2018, "Soft actor-critic algorithms and applications").
 
-For discrete actions the expectations over the policy are sums (Christodoulou, 2019). Departures: discrete policies aim
-at half of the largest entropy unless told otherwise, since 0.98 of it, as published, hardly lets go of chance.
+For discrete actions the expectations over the policy are sums (Christodoulou, 2019). Departures: the default target
+entropy of a discrete policy is half of the maximum, because the published 0.98 of the maximum keeps the policy nearly
+uniform.
 """
 
 import math
@@ -32,7 +33,7 @@ DISCRETE_ENTROPY_SHARE = 0.5
 
 @dataclass(frozen=True)
 class SACGaussianConfig(SquashedGaussianConfig):
-    """How SAC acts in a `Box`: with a standard deviation for each state."""
+    """The settings of the policy in a `Box`: the standard deviation depends on the state."""
 
     state_dependent_std: bool = True
     min_log_std: float = -5.0
@@ -40,7 +41,7 @@ class SACGaussianConfig(SquashedGaussianConfig):
 
 @dataclass(frozen=True)
 class SACNetworkConfig(ActorCriticsConfig):
-    """The shape of the policy and of the critics."""
+    """The settings of the policy network and the critic networks."""
 
     gaussian: SACGaussianConfig = SACGaussianConfig()
 
@@ -79,39 +80,39 @@ class SACAgent(ReplayAgent):
 
     def compute_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
         """Sample actions; the extras hold the `carry` if the agent is recurrent."""
-        distribution, memory = self._act(agent_state, sample_batch)
-        return distribution.action(distribution.sample(key)), memory
+        distribution, extras = self._act(agent_state, sample_batch)
+        return distribution.action(distribution.sample(key)), extras
 
     def evaluate_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
         """Take the most likely actions; the extras hold the `carry` if the agent is recurrent."""
-        distribution, memory = self._act(agent_state, sample_batch)
-        return distribution.action(distribution.mode()), memory
+        distribution, extras = self._act(agent_state, sample_batch)
+        return distribution.action(distribution.mode()), extras
 
     def _act(self, agent_state: AgentState, sample_batch: SampleBatch) -> tuple[Distribution, PyTreeDict]:
         policy = agent_state.extra_state.network.policy
         distribution, carry = policy(agent_state.params.policy, *self.network_inputs(agent_state, sample_batch))
-        return distribution, self.memory_extras(carry)
+        return distribution, self.carry_extras(carry)
 
     def init(self, obs_space: Space, action_space: Space, key: Key) -> AgentState:
         agent_state = super().init(obs_space, action_space, key)
         return agent_state.replace(params=agent_state.params.replace(log_temperature=jnp.zeros(())))
 
     def temperature(self, params: Params, hyperparameters: HyperparameterValues) -> Array:
-        """Return how much entropy is worth."""
+        """Return the weight of the entropy."""
         return jnp.exp(params.log_temperature) if hyperparameters.temperature is None else hyperparameters.temperature
 
     def targets(
         self, agent_state: AgentState, target_params: Params, transitions: Transitions, temperature: Array, key: Key
     ) -> Array:
-        """Return what the critics should say of the actions that were taken, `[T, N]` (eq. 2 and 3)."""
+        """Return the targets `[T, N]` of the critics for the taken actions (eq. 2 and 3)."""
         params, network = agent_state.params, agent_state.extra_state.network
         _, next_features = self.features(network.policy.trunk, params.policy["trunk"], transitions)
         distribution = network.policy.distribution(params.policy, next_features, transitions.next_obs)
 
-        def seen_next(critic_params: Params) -> Array:
+        def next_features_of(critic_params: Params) -> Array:
             return self.features(network.critic.trunk, critic_params["trunk"], transitions)[1]
 
-        next_values, _ = soft_values(network, target_params.critics, seen_next, distribution, temperature, key)
+        next_values, _ = soft_values(network, target_params.critics, next_features_of, distribution, temperature, key)
         return jax.lax.stop_gradient(transitions.with_discounted(next_values))
 
     def actor_loss(
@@ -122,17 +123,17 @@ class SACAgent(ReplayAgent):
         features, _ = self.features(network.policy.trunk, policy_params["trunk"], transitions)
         distribution = network.policy.distribution(policy_params, features, transitions.obs)
 
-        def seen(critic_params: Params) -> Array:
+        def features_of(critic_params: Params) -> Array:
             return self.features(network.critic.trunk, critic_params["trunk"], transitions)[0]
 
-        values, entropies = soft_values(network, params.critics, seen, distribution, temperature, key)
+        values, entropies = soft_values(network, params.critics, features_of, distribution, temperature, key)
         loss = -transitions.mean(values)
         return loss, LossInfo(metrics={"train/actor_loss": loss, "train/entropy": transitions.mean(entropies)})
 
     def target_entropy(
         self, agent_state: AgentState, transitions: Transitions, hyperparameters: HyperparameterValues
     ) -> Array | float:
-        """Return the entropy that a learned temperature keeps up, on the average over these transitions."""
+        """Return the mean entropy over these transitions that a learned temperature aims at."""
         if hyperparameters.target_entropy is not None:
             return hyperparameters.target_entropy
         space, mask = agent_state.extra_state.network.action_space, action_mask_of(transitions.obs)
@@ -141,7 +142,7 @@ class SACAgent(ReplayAgent):
         if mask is None:
             return DISCRETE_ENTROPY_SHARE * math.log(space.n)
         num_allowed = jnp.sum(mask.astype(jnp.float32), axis=-1)
-        num_allowed = jnp.where(num_allowed > 0.0, num_allowed, float(space.n))  # none allowed stands for all
+        num_allowed = jnp.where(num_allowed > 0.0, num_allowed, float(space.n))  # a mask that allows nothing allows all
         return transitions.mean(DISCRETE_ENTROPY_SHARE * jnp.log(num_allowed))
 
 
@@ -153,9 +154,10 @@ def soft_values(
     temperature: Array,
     key: Key,
 ) -> tuple[Array, Array]:
-    """Return the expected value of a policy, entropy included, and its entropy, both `[T, N]`.
+    """Return the soft values (with entropy) and the entropies of a policy, both `[T, N]`.
 
-    Of several critics the lowest counts. Discrete policies are summed over, continuous ones sampled once.
+    The value of an action is the minimum over the critics. The expectation over a discrete policy is a sum, over a
+    continuous policy one sample.
     """
     if isinstance(distribution, Categorical):
         every = jax.vmap(lambda params: network.critic.of_all_actions(params, features_of(params)))(critics)

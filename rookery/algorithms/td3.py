@@ -1,7 +1,7 @@
 """Twin delayed deep deterministic policy gradient (Fujimoto et al., 2018, "Addressing function approximation error").
 
-What it adds to DDPG: of two critics the lower one makes the targets (eq. 10), the policy is updated less often than the
-critics (`policy_delay`), and targets are smoothed by noise on the actions of the target policy (eq. 14). DDPG is the
+TD3 adds three things to DDPG: targets take the minimum of two critics (eq. 10), the policy is updated less often than
+the critics (`policy_delay`), and noise on the actions of the target policy smooths the targets (eq. 14). DDPG is the
 special case of one critic, no delay and no noise.
 """
 
@@ -65,7 +65,7 @@ class TD3Hyperparameters(DeterministicHyperparameters):
 
 
 class TD3Agent(ReplayAgent):
-    """Acts by the mode of its policy, and adds normal noise to explore."""
+    """Acts by the mode of its policy, and adds Gaussian noise to explore."""
 
     config: ActorCriticsConfig = pytree_field(static=True, default_factory=ActorCriticsConfig)
 
@@ -91,7 +91,7 @@ class TD3Agent(ReplayAgent):
         """Act without noise; the extras hold the `carry` if the agent is recurrent."""
         policy = agent_state.extra_state.network.policy
         distribution, carry = policy(agent_state.params.policy, *self.network_inputs(agent_state, sample_batch))
-        return distribution.action(distribution.mode()), self.memory_extras(carry)
+        return distribution.action(distribution.mode()), self.carry_extras(carry)
 
     def targets(
         self,
@@ -101,7 +101,7 @@ class TD3Agent(ReplayAgent):
         hyperparameters: HyperparameterValues,
         key: Key,
     ) -> Array:
-        """Return the targets of the critics, `[T, N]`: of several target critics the lowest counts."""
+        """Return the targets `[T, N]` of the critics, from the minimum over the target critics."""
         network: ActorCriticsNetwork = agent_state.extra_state.network
         _, next_features = self.features(network.policy.trunk, target_params.policy["trunk"], transitions)
         distribution = network.policy.distribution(target_params.policy, next_features, transitions.next_obs)
@@ -121,19 +121,19 @@ class TD3Agent(ReplayAgent):
     def actor_loss(
         self, agent_state: AgentState, policy_params: Params, transitions: Transitions
     ) -> tuple[Array, LossInfo]:
-        """Return minus the value of the policy's actions, as the first critic sees it."""
+        """Return minus the value of the policy's actions, by the first critic."""
         network: ActorCriticsNetwork = agent_state.extra_state.network
         features, _ = self.features(network.policy.trunk, policy_params["trunk"], transitions)
         distribution = network.policy.distribution(policy_params, features, transitions.obs)
         actions = distribution.action(distribution.mode())
         first = jax.tree.map(lambda leaf: leaf[0], agent_state.params.critics)
-        seen, _ = self.features(network.critic.trunk, first["trunk"], transitions)
-        loss = -transitions.mean(network.critic(first, seen, actions))
+        critic_features, _ = self.features(network.critic.trunk, first["trunk"], transitions)
+        loss = -transitions.mean(network.critic(first, critic_features, actions))
         return loss, LossInfo(metrics={"train/actor_loss": loss})
 
 
 class TD3(ReplayLearner):
-    """Updates the critics, and after every `policy_delay` of these updates the policy and both target networks."""
+    """Updates the critics, and after every `policy_delay` updates also the policy and the target networks."""
 
     agent_class = TD3Agent
     target_parts = ("policy", "critics")
@@ -167,7 +167,7 @@ class TD3(ReplayLearner):
             after = self.update_targets(after, hyperparameters.target_update_rate)
             return where_tree(is_due, _trained(after), trained), of_actor.metrics["train/actor_loss"]
 
-        # The buffer stays out of the branches: a branch would copy it.
+        # The replay buffer is not an argument of the branch, which would copy it.
         trained, actor_loss = cond_any(is_due, update_policy, _trained(state), jnp.zeros(()))
         state = state.replace(agent_state=trained[0], target_params=trained[1], optimizer_states=trained[2])
         metrics = {name: Mean.of(value) for name, value in of_critics.metrics.items()} | {
@@ -181,15 +181,15 @@ def _trained(state: OffPolicyState) -> tuple[AgentState, Params, PyTreeDict]:
 
 
 def with_noise(actions: Array, noise: Array, space: Space) -> Array:
-    """Add noise, given as shares of half the range of the actions, and clip to the bounds."""
-    assert isinstance(space, Box), "make_network takes no other"
+    """Add noise, given as a fraction of half the range of the actions, and clip to the bounds."""
+    assert isinstance(space, Box), "make_network accepts only a Box"
     low, high = (jnp.broadcast_to(bound, actions.shape) for bound in (space.low, space.high))
     half_range = jnp.broadcast_to(np.asarray(space.high / 2 - space.low / 2, space.dtype), actions.shape)
     return jnp.clip(actions + noise.astype(actions.dtype) * half_range, low, high)
 
 
 class TD3Workflow(OffPolicyWorkflow):
-    """Twin delayed DDPG: two critics at every step, the policy and the target networks at every other."""
+    """Twin delayed DDPG: updates the policy and the target networks less often than the two critics."""
 
     agent_name = "td3"
     config_class = TD3Config

@@ -1,1 +1,1 @@
-"""Methods that evolve their agents."""
+"""Evolutionary algorithms."""

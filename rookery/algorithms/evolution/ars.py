@@ -3,8 +3,8 @@
 V1 and V2 differ in the normalization of observations, which is a setting of the workflow (`normalize_obs`); the -t
 variants use an `elite_fraction` below 1.
 
-Departures from the paper: any network may be trained, not only a linear policy that starts at zero; equally good
-directions at the border of the elites share its places.
+Departures from the paper: it trains any network, not only a linear policy that starts at zero. Directions that tie for
+the last elite places share their weight.
 """
 
 import jax
@@ -19,7 +19,7 @@ from rookery.workflows.evolution import ECWorkflow
 
 
 class ARSHyperparameters(Hyperparameters):
-    """The numbers of ARS; of the directions the `elite_fraction`, and at least one, are used."""
+    """The hyper-parameters of ARS; at least one direction is used."""
 
     learning_rate: Scalar = number(0.02, low=0.0, help="step size")
     noise_std: Scalar = number(0.03, low=1e-9, help="standard deviation of individuals around their mean")
@@ -29,7 +29,7 @@ class ARSHyperparameters(Hyperparameters):
 
 
 class ARS(GaussianOptimizer):
-    """Follows the best of some random directions, each tried both ways: individuals 2i and 2i + 1 are opposites."""
+    """Moves the mean along the best random directions; individuals 2i and 2i + 1 are an opposite pair."""
 
     hyperparameters: ARSHyperparameters = pytree_field(default_factory=ARSHyperparameters)
 
@@ -58,11 +58,11 @@ class ARS(GaussianOptimizer):
         places = jnp.arange(num_directions, dtype=jnp.float32)
         weights = weights_by_rank(
             jnp.max(pairs, axis=1), jnp.where(places < num_elites, 1.0 / num_elites, 0.0)
-        )  # line 6; they add up to 1
+        )  # line 6; weights sum to 1
         return_mean = jnp.sum(weights * jnp.mean(pairs, axis=1))
         return_std = jnp.sqrt(jnp.sum(weights * jnp.mean((pairs - return_mean) ** 2, axis=1)))
         scale = hyperparameters.noise_std * jnp.where(return_std > 0.0, return_std, 1.0)
-        # Both individuals of a pair hold its direction, with opposite signs: each takes half of the difference.
+        # Both individuals of a pair hold its direction, with opposite signs: each gets half of the difference.
         half = weights * (pairs[:, 0] - pairs[:, 1]) / (2.0 * scale)
         direction = self.weighted_sum(jnp.stack([half, -half], axis=1).reshape(-1), self.deviations(state))
         return state.replace(mean=self.moved(state.mean, hyperparameters.learning_rate, direction))  # line 7

@@ -1,7 +1,7 @@
-"""The competitive swarm optimizer: particles meet in pairs, and the losers learn (Cheng & Jin, 2015).
+"""Competitive swarm optimizer: in each random pair of particles, the loser learns from the winner (Cheng & Jin, 2015).
 
-Departures from the paper: the swarm starts as a Gaussian cloud around the given parameters; winners are evaluated again
-in the next generation, for the fitness of an agent is noisy.
+Departures from the paper: the swarm starts as Gaussian samples around the given parameters. Winners are evaluated again
+in the next generation, because the fitness of an agent is noisy.
 """
 
 import jax
@@ -16,7 +16,7 @@ from rookery.workflows.evolution import ECWorkflow
 
 
 class CSOHyperparameters(Hyperparameters):
-    """The numbers of the competitive swarm; the `social_factor` draws losers to the mean of the swarm."""
+    """The hyper-parameters of the competitive swarm optimizer."""
 
     initial_std: Scalar = number(
         0.5, low=1e-9, schedule=False, help="standard deviation of the first population around the initial network"
@@ -25,21 +25,21 @@ class CSOHyperparameters(Hyperparameters):
 
 
 class CSOState(ECState):
-    """All particles `[P, ...]` and how they move."""
+    """All particles and their velocities, `[P, ...]`."""
 
     population: Params
     velocity: Params
 
 
 class CSO(EvoOptimizer):
-    """A swarm in which the loser of every pair moves towards its winner and the mean."""
+    """A swarm in which the loser of each pair moves towards the winner and the mean."""
 
     hyperparameters: CSOHyperparameters = pytree_field(default_factory=CSOHyperparameters)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.population_size % 2:
-            raise InvalidInputError(f"population_size={self.population_size} must be even: particles meet in pairs.")
+            raise InvalidInputError(f"population_size={self.population_size} must be even: particles compete in pairs.")
 
     def init(self, params: Params, key: Key) -> CSOState:
         state_key, cloud_key = jax.random.split(as_mappable_key(key))

@@ -1,7 +1,8 @@
-"""Methods that evosax implements: CMA-ES, particle swarms, and any other of its strategies by name.
+"""Strategies of evosax: CMA-ES, particle swarm optimization, and any other by name.
 
-CMA-ES is the one of Hansen's tutorial (2016, arXiv:1604.00772), with negative weights; it keeps a matrix over all
-parameters, so its network is small. PSO is the swarm of Kennedy & Eberhart (1995) with an inertia weight.
+CMA-ES follows Hansen's tutorial (2016, arXiv:1604.00772), with negative weights. Its covariance matrix is quadratic in
+the number of parameters, so the default network is small. PSO is that of Kennedy & Eberhart (1995) with an inertia
+weight.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from rookery.workflows.generations import ECConfig
 
 
 class SearchHyperparameters(Hyperparameters):
-    """How far from the first parameters the search begins."""
+    """The hyper-parameters of a search by evosax."""
 
     initial_std: Scalar = number(
         0.5,
@@ -31,7 +32,7 @@ class SearchHyperparameters(Hyperparameters):
 
 @dataclass(frozen=True)
 class CMAESConfig(ECConfig):
-    """The shapes of CMA-ES, whose covariance has the square of all parameters."""
+    """The settings of CMA-ES."""
 
     network: PolicyConfig = setting(PolicyConfig(hidden_sizes=(16,)))
 
@@ -60,7 +61,7 @@ class PSOWorkflow(ECWorkflow):
 
 @dataclass(frozen=True)
 class EvosaxConfig(ECConfig):
-    """The shapes of any strategy of evosax."""
+    """The settings of a strategy of evosax."""
 
     strategy: str = setting("LM_MA_ES", help="a name in evosax.algorithms")
     params: Mapping[str, Any] = setting({}, help="parameters of the strategy, by name, that differ from its defaults")
@@ -73,7 +74,7 @@ class EvosaxConfig(ECConfig):
 
 
 class EvosaxWorkflow(ECWorkflow):
-    """Any strategy of evosax by its name there."""
+    """Any strategy of evosax, by its name in evosax."""
 
     agent_name = "evosax"
     config_class = EvosaxConfig
@@ -86,7 +87,7 @@ class EvosaxWorkflow(ECWorkflow):
 def evosax_optimizer(
     strategy: str, config: ECConfig, hyperparameters: Any, params: Mapping[str, float] | None = None
 ) -> EvoOptimizer:
-    """Build a strategy of evosax for the shapes of a config."""
+    """Build a strategy of evosax."""
     from rookery.evolution.evosax import EvosaxOptimizer  # here, because importing evosax starts JAX's backend
 
     return EvosaxOptimizer(

@@ -1,8 +1,8 @@
-"""A genetic algorithm for networks: elitism, tournaments, uniform crossover, Gaussian mutation.
+"""A genetic algorithm for networks: elitism, tournament selection, uniform crossover, Gaussian mutation.
 
-Departures from Such et al. (2017), who evolve networks by mutation alone: parents are selected by tournaments instead
-of truncation, pairs of them are crossed, and a mutation may leave genes as they are. Elites are evaluated again in
-every generation, for the fitness of an agent is noisy.
+Departures from Such et al. (2017), who evolve networks by mutation alone: tournaments instead of truncation select the
+parents, pairs of parents are crossed, and a mutation may leave genes unchanged. Elites are evaluated again in every
+generation, because the fitness of an agent is noisy.
 """
 
 import jax
@@ -20,7 +20,7 @@ from rookery.workflows.evolution import ECWorkflow
 
 
 class GAHyperparameters(Hyperparameters):
-    """The numbers of the genetic algorithm."""
+    """The hyper-parameters of the genetic algorithm."""
 
     initial_std: Scalar = number(
         0.5, low=0.0, schedule=False, help="standard deviation of the first population around the initial network"
@@ -31,13 +31,13 @@ class GAHyperparameters(Hyperparameters):
 
 
 class GAState(ECState):
-    """All individuals `[P, ...]`: the elites of the last generation, the best of them first, then their children."""
+    """All individuals `[P, ...]`: the elites of the last generation, best first, then the children."""
 
     population: Params
 
 
 class GA(EvoOptimizer):
-    """Lets the fittest live on and fills up with mutated children of the fitter ones."""
+    """Keeps the fittest individuals and replaces the others by mutated children of tournament winners."""
 
     hyperparameters: GAHyperparameters = pytree_field(default_factory=GAHyperparameters)
     num_elites: int = setting(1, low=1, help="fittest individuals that survive unchanged")

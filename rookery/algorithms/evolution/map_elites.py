@@ -1,7 +1,7 @@
 """MAP-Elites: the fittest individual for every kind of behavior (Mouret & Clune, 2015).
 
-Departures from the paper: a whole population is varied and evaluated at once, along the lines between elites
-(Vassiliades & Mouret, 2018), and the archive may be a centroidal Voronoi tessellation (Vassiliades et al., 2018).
+Departures from the paper: a whole population is varied and evaluated at once. Variation is along the lines between
+elites (Vassiliades & Mouret, 2018). The archive may be a centroidal Voronoi tessellation (Vassiliades et al., 2018).
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ ARCHIVES = ("grid", "cvt")
 
 
 class MAPElitesHyperparameters(Hyperparameters):
-    """The numbers of MAP-Elites."""
+    """The hyper-parameters of MAP-Elites."""
 
     initial_std: Scalar = number(
         0.5, low=0.0, schedule=False, help="standard deviation of the first population around the initial network"
@@ -35,7 +35,7 @@ class MAPElitesHyperparameters(Hyperparameters):
 
 
 class MAPElitesState(ECState):
-    """The archive, the individuals `[P, ...]` to be tried next, and the descriptors `[P, K]` of those tried last."""
+    """The archive, the individuals `[P, ...]` to evaluate next, and the descriptors `[P, K]` of the last ones."""
 
     archive: ArchiveState
     population: Params
@@ -43,7 +43,7 @@ class MAPElitesState(ECState):
 
 
 class MAPElites(EvoOptimizer):
-    """Varies individuals drawn from the archive, and puts those that are the best of their kind back into it."""
+    """Varies individuals sampled from the archive; each cell of the archive keeps its fittest individual."""
 
     hyperparameters: MAPElitesHyperparameters = pytree_field(default_factory=MAPElitesHyperparameters)
     descriptors: tuple[str, ...] = setting(
@@ -86,7 +86,7 @@ class MAPElites(EvoOptimizer):
 
     def update(self, state: MAPElitesState, fitness: Array, key: Key) -> MAPElitesState:
         first_key, second_key, variation_key = jax.random.split(key, 3)
-        fitness = jnp.where(state.is_valid, fitness, jnp.nan)  # which must not fill a cell
+        fitness = jnp.where(state.is_valid, fitness, jnp.nan)  # NaN fills no cell
         archive = self.cell_archive.add(state.archive, state.population, fitness, state.descriptors)
         is_empty = ~jnp.any(archive.is_filled)
 
@@ -135,11 +135,11 @@ class MAPElites(EvoOptimizer):
 
 
 def make_archive(name: str, cells: tuple[int, ...], low: tuple[float, ...], high: tuple[float, ...]) -> Archive:
-    """Make the archive of this name: `cells` are those along each descriptor of a grid, or the one number of a CVT."""
+    """Make an archive; `cells` has one number for each descriptor of a grid, or a single number for a CVT."""
     if name == "grid":
         return GridArchive(low=low, high=high, cells=cells)
     if len(cells) != 1:
-        raise InvalidInputError(f"cells={list(cells)}: a CVT archive has one number of cells, like [1024].")
+        raise InvalidInputError(f"cells={list(cells)}: a CVT archive takes a single number, like [1024].")
     return CVTArchive(low=low, high=high, cells=cells[0])
 
 

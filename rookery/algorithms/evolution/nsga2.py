@@ -1,7 +1,7 @@
 """NSGA-II: a genetic algorithm for several objectives that spreads along the Pareto front (Deb et al., 2002).
 
-Departures from the paper: individuals have no bounds, so a mutation moves a gene by at most `mutation_span` instead of
-the distance of its bounds, and crossover is not bent at them. Parents keep the fitness that they were once given.
+Departures from the paper: individuals have no bounds, so `mutation_span` limits the change of a gene by a mutation, and
+crossover ignores bounds. Parents keep the fitness of their first evaluation.
 """
 
 from functools import partial
@@ -26,7 +26,7 @@ CROSSOVERS = ("sbx", "uniform")
 
 
 class NSGA2Hyperparameters(Hyperparameters):
-    """The numbers of NSGA-II; the larger an eta, the nearer children stay to their parents."""
+    """The hyper-parameters of NSGA-II."""
 
     initial_std: Scalar = number(
         0.5, low=0.0, schedule=False, help="standard deviation of the first population around the initial network"
@@ -39,10 +39,9 @@ class NSGA2Hyperparameters(Hyperparameters):
 
 
 class NSGA2State(ECState):
-    """The parents `[P, ...]` in the order of their rank and crowding, their fitness `[P, M]`, and their children.
+    """The parents `[P, ...]` ordered by rank and crowding, their fitness `[P, M]`, and their children.
 
-    A fitness of minus infinity means that there is none: at first all parents have it, and later those whose own was
-    invalid.
+    Parents without a valid fitness have minus infinity; so have all parents before the first evaluation.
     """
 
     population: Params
@@ -51,7 +50,7 @@ class NSGA2State(ECState):
 
 
 class NSGA2(EvoOptimizer):
-    """Keeps the best of parents and children, front by front, and of the last front those with the most room."""
+    """Keeps the best of parents and children, front by front, and the least crowded of the last front."""
 
     hyperparameters: NSGA2Hyperparameters = pytree_field(default_factory=NSGA2Hyperparameters)
     objectives: tuple[str, ...] = setting(
@@ -84,7 +83,7 @@ class NSGA2(EvoOptimizer):
         return f"a row for each individual, a column for each of the objectives {', '.join(self.objectives)}"
 
     def update(self, state: NSGA2State, fitness: Array, key: Key) -> NSGA2State:
-        # Worse than the worst of this generation is not enough: parents may be worse still.
+        # Invalid children rank below all parents, which may be worse than the worst child.
         fitness = jnp.where(state.is_valid[:, None], fitness, -jnp.inf)
         candidates = jax.tree.map(lambda *parts: jnp.concatenate(parts), state.population, state.offspring)
         fitness = jnp.concatenate([state.fitness, fitness])
@@ -97,7 +96,7 @@ class NSGA2(EvoOptimizer):
         hyperparameters = state.hyperparameters
         selection_key, crossover_key, mutation_key = jax.random.split(key, 3)
         num_parents = self.population_size + self.population_size % 2
-        # Parents stand in the order of the crowded comparison (section III-B): the earlier wins its tournament.
+        # Parents are sorted by the crowded comparison (section III-B): the earlier one wins a tournament.
         places = jnp.arange(self.population_size, dtype=jnp.float32)
         parents = take(state.population, tournament(-places, selection_key, num_parents))
         cross = uniform if self.crossover == "uniform" else partial(simulated_binary, eta=hyperparameters.crossover_eta)
@@ -111,7 +110,7 @@ class NSGA2(EvoOptimizer):
         )
 
     def center(self, state: NSGA2State) -> Params:
-        """Return the individual of the front with the largest sum of objectives, each in units of its deviation."""
+        """Return the individual of the front with the largest sum of objectives, each divided by its deviation."""
         _, fitness, is_front = self.front(state)
         std = jnp.std(fitness, axis=0, keepdims=True, where=jnp.isfinite(fitness))
         scores = jnp.sum(fitness / jnp.where(std > 0.0, std, 1.0), axis=1)
@@ -119,7 +118,7 @@ class NSGA2(EvoOptimizer):
         return jax.tree.map(lambda leaf: leaf[index], state.population)
 
     def front(self, state: NSGA2State) -> tuple[Params, Array, Array]:
-        """Return the parents `[P, ...]`, their fitness `[P, M]`, and who of them is on the Pareto front `[P]`."""
+        """Return the parents `[P, ...]`, their fitness `[P, M]`, and a mask `[P]` of the Pareto front."""
         return state.population, state.fitness, pareto_front(state.fitness)
 
     has_best = False

@@ -1,7 +1,7 @@
 """OpenAI's evolution strategy: a gradient estimated from a Gaussian population (Salimans et al., 2017).
 
-Departures from the paper: none in the method; equal fitness shares its ranks, and the noise is drawn anew instead of
-being read from a table.
+Departures from the paper: individuals of equal fitness share their ranks, and noise is sampled in every generation
+instead of read from a table.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ ASCENTS = {"adam": optax.scale_by_adam(), "sgd": optax.identity()}
 
 
 class OpenESHyperparameters(Hyperparameters):
-    """The numbers of OpenES."""
+    """The hyper-parameters of OpenES."""
 
     learning_rate: Scalar = number(0.01, low=0.0, help="step size of the optimizer")
     noise_std: Scalar = number(0.05, low=1e-9, help="standard deviation of individuals around their mean")

@@ -1,6 +1,7 @@
-"""The cross-entropy method with a diagonal covariance and extra noise that decays (Pourchot & Sigaud, 2019).
+"""The cross-entropy method with a diagonal covariance and decaying extra noise (Pourchot & Sigaud, 2019).
 
-Equations (1) and (2) of CEM-RL, without its gradients. Departures from the paper: equals share their weights.
+Equations (1) and (2) of CEM-RL, without its gradients. Departures from the paper: individuals of equal fitness share
+their weights.
 """
 
 import jax
@@ -14,10 +15,9 @@ from rookery.workflows.evolution import ECWorkflow
 
 
 class SepCEMHyperparameters(Hyperparameters):
-    """The numbers of the cross-entropy method.
+    """The hyper-parameters of the cross-entropy method.
 
-    The extra noise is a variance: it goes from `extra_noise` to `extra_noise_end`, and in each generation the
-    `extra_noise_decay` of the distance is left.
+    The extra noise is a variance. It decays exponentially from `extra_noise` to `extra_noise_end`.
     """
 
     initial_std: Scalar = number(
@@ -34,13 +34,13 @@ class SepCEMHyperparameters(Hyperparameters):
 
 
 class SepCEMState(GaussianState):
-    """The distribution of the population to come."""
+    """The distribution of the next population."""
 
     variance: Params
 
 
 class SepCEM(GaussianOptimizer):
-    """Fits a Gaussian with a diagonal covariance to the fittest of the last one's population."""
+    """Fits a Gaussian with a diagonal covariance to the fittest individuals of the population."""
 
     hyperparameters: SepCEMHyperparameters = pytree_field(default_factory=SepCEMHyperparameters)
 
@@ -68,7 +68,7 @@ class SepCEM(GaussianOptimizer):
         return {"step_size": jnp.mean(jnp.concatenate(stds))}
 
     def _weights(self, elite_fraction: Array) -> Array:
-        """The weights of the ranks, from the best: log((1 + K) / i) for the K elites."""
+        """Return the weights of the ranks, best first: log((1 + K) / i) for the K elites."""
         num_elites = jnp.maximum(jnp.round(elite_fraction * self.population_size), 1.0)
         places = jnp.arange(1, self.population_size + 1, dtype=jnp.float32)
         weights = jnp.maximum(jnp.log((1.0 + num_elites) / places), 0.0)

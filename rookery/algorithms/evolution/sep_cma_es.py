@@ -3,7 +3,8 @@
 Equations and constants are those of Hansen's tutorial (2016, arXiv:1604.00772, appendix A) with positive weights only;
 the learning rates of the covariance are (n + 2) / 3 times as large (Ros & Hansen, 2008, section 3).
 
-Departures from the papers: equals share their weights; the learning rates of the covariance add up to at most 1.
+Departures from the papers: individuals of equal fitness share their weights; the learning rates of the covariance sum
+to at most 1.
 """
 
 import math
@@ -21,11 +22,11 @@ from rookery.types import Array, Key, Params, pytree_field
 from rookery.workflows.evolution import ECWorkflow
 
 TINY = float(np.finfo(np.float32).tiny)
-"""The least step size and variance: where noise is lost in rounding they shrink, and at 0 would divide 0 by 0."""
+"""The minimum step size and variance. They shrink where rounding removes the noise, and 0 would give 0 / 0."""
 
 
 class SepCMAESHyperparameters(Hyperparameters):
-    """The numbers of Sep-CMA-ES that are not derived from its shapes."""
+    """The hyper-parameters of Sep-CMA-ES; `Rates` derives the others."""
 
     initial_std: Scalar = number(
         0.1, low=1e-9, schedule=False, help="first standard deviation of individuals around their mean"
@@ -33,7 +34,7 @@ class SepCMAESHyperparameters(Hyperparameters):
 
 
 class SepCMAESState(GaussianState):
-    """The distribution of the population to come, N(mean, step_size^2 variance), and the paths that the mean took."""
+    """The distribution of the next population, N(mean, step_size^2 variance), and the evolution paths."""
 
     variance: Params
     step_size: Array
@@ -42,7 +43,7 @@ class SepCMAESState(GaussianState):
 
 
 class SepCMAES(GaussianOptimizer):
-    """Adapts a Gaussian with a diagonal covariance by the steps that turned out well."""
+    """Adapts the mean, the step size and the diagonal covariance of a Gaussian to the fittest individuals."""
 
     hyperparameters: SepCMAESHyperparameters = pytree_field(default_factory=SepCMAESHyperparameters)
 
@@ -50,7 +51,7 @@ class SepCMAES(GaussianOptimizer):
         super().__post_init__()
         if self.population_size < 2:
             raise InvalidInputError(
-                f"population_size={self.population_size} must be at least 2: the better half of it is recombined."
+                f"population_size={self.population_size} must be at least 2: the better half is recombined."
             )
 
     def init(self, params: Params, key: Key) -> SepCMAESState:
@@ -122,7 +123,7 @@ class SepCMAES(GaussianOptimizer):
 
 @dataclass(frozen=True)
 class Rates:
-    """What the tutorial derives from the number of dimensions and the size of the population (table 1)."""
+    """The constants that the tutorial derives from the number of dimensions and the population size (table 1)."""
 
     weights: np.ndarray
     effective_size: float
@@ -158,7 +159,7 @@ class Rates:
 
 
 def _path_scale(rate: float, rates: Rates) -> float:
-    """What a step is multiplied by so that a path of random steps keeps the variance of one."""
+    """Return the factor of a step with which a path of random steps keeps the variance of one step."""
     return math.sqrt(rate * (2.0 - rate) * rates.effective_size)
 
 

@@ -1,6 +1,6 @@
 """Separable natural evolution strategies (Schaul et al., 2011; Wierstra et al., 2014, algorithm 6).
 
-Departures from the paper: equals share their utilities.
+Departures from the paper: individuals of equal fitness share their utilities.
 """
 
 import math
@@ -17,7 +17,7 @@ from rookery.workflows.evolution import ECWorkflow
 
 
 class SNESHyperparameters(Hyperparameters):
-    """The numbers of SNES; a `std_learning_rate` of None depends on the number of parameters."""
+    """The hyper-parameters of SNES."""
 
     initial_std: Scalar = number(
         0.1, low=1e-9, schedule=False, help="first standard deviation of individuals around their mean"
@@ -29,7 +29,7 @@ class SNESHyperparameters(Hyperparameters):
 
 
 class SNESState(GaussianState):
-    """The distribution of the population to come."""
+    """The distribution of the next population."""
 
     std: Params
 
@@ -63,7 +63,7 @@ class SNES(GaussianOptimizer):
             state.std,
             mean_gradient,
         )
-        # A coordinate whose noise is lost in rounding shrinks in every generation; at 0 it would divide 0 by 0.
+        # Where rounding removes the noise, the deviation shrinks in every generation; 0 would give 0 / 0.
         std = jax.tree.map(
             lambda std, gradient: jnp.maximum(
                 std * jnp.exp(std_learning_rate / 2.0 * gradient), jnp.finfo(std.dtype).tiny
@@ -78,14 +78,14 @@ class SNES(GaussianOptimizer):
 
 
 def utilities(population_size: int) -> np.ndarray:
-    """The weights of the ranks, from the best; they add up to 0 (Wierstra et al., 2014, section 3.1)."""
+    """Return the weights of the ranks, best first; they sum to 0 (Wierstra et al., 2014, section 3.1)."""
     places = np.arange(1, population_size + 1)
     utility = np.maximum(0.0, math.log(population_size / 2 + 1) - np.log(places))
     return (utility / utility.sum() - 1.0 / population_size).astype(np.float32)
 
 
 def default_std_learning_rate(num_dims: int) -> float:
-    """How fast the standard deviations of so many numbers learn (Wierstra et al., 2014, table 1)."""
+    """Return the learning rate of the standard deviations in `num_dims` dimensions (Wierstra et al., 2014, table 1)."""
     return (3.0 + math.log(num_dims)) / (5.0 * math.sqrt(num_dims))
 
 

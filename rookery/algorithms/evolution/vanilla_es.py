@@ -1,7 +1,7 @@
 """The (mu, lambda) evolution strategy: the mean of the elites is the next mean (Rechenberg, 1973; Schwefel, 1977).
 
-Intermediate recombination of all parents, truncation selection, and an isotropic step size that does not adapt by
-itself but may follow a schedule. Equals at the border of the elites share its places.
+Intermediate recombination of all parents, truncation selection, and an isotropic step size that does not adapt but may
+follow a schedule. Individuals that tie for the last elite places share their weight.
 """
 
 import jax
@@ -15,7 +15,7 @@ from rookery.workflows.evolution import ECWorkflow
 
 
 class VanillaESHyperparameters(Hyperparameters):
-    """The numbers of the (mu, lambda) strategy; mu is the `elite_fraction` of the population, and at least 1."""
+    """The hyper-parameters of the (mu, lambda) strategy; mu is `elite_fraction` of the population, at least 1."""
 
     noise_std: Scalar = number(0.1, low=1e-9, help="standard deviation of individuals around their mean")
     elite_fraction: Scalar = number(
@@ -24,7 +24,7 @@ class VanillaESHyperparameters(Hyperparameters):
 
 
 class VanillaES(GaussianOptimizer):
-    """Moves to the mean of the fittest of a Gaussian population."""
+    """Moves the mean of a Gaussian population to the mean of its fittest individuals."""
 
     hyperparameters: VanillaESHyperparameters = pytree_field(default_factory=VanillaESHyperparameters)
 

@@ -84,7 +84,7 @@ def make_state(agent: PPOAgent, obs_space: Space, action_space: Space) -> AgentS
 
 
 def collect(agent: PPOAgent, env: Any, num_steps: int) -> Collected:
-    """Let an agent act until its memory and its statistics are in use; return the last trajectory and its replay."""
+    """Act until recurrent state and statistics differ from their start; return the last trajectory and its replay."""
     source = RolloutSource(env=env, agent=agent, rollout_length=num_steps)
 
     @jax.jit
@@ -114,9 +114,9 @@ def collect(agent: PPOAgent, env: Any, num_steps: int) -> Collected:
 
 
 def slow_successor_values(agent: ActorCriticAgent, collected: Collected) -> np.ndarray:
-    """Walk through the trajectory one step at a time and value what each step led to, with the memory of that moment.
+    """Compute the value of every successor one step at a time, with the recurrent state of that step.
 
-    The memory is carried by hand: nothing but the first carry, the observations and the episode borders is used.
+    It uses only the first carry, the observations and the episode borders.
     """
 
     @jax.jit
@@ -207,16 +207,16 @@ def test_there_may_be_more_truncations_than_are_looked_up_at_a_time() -> None:
     np.testing.assert_allclose(values, expected, atol=1e-5)
 
 
-def test_a_recurrent_agent_says_what_is_missing_when_it_gets_no_memory() -> None:
+def test_a_recurrent_agent_without_a_carry_is_an_error_that_names_what_is_missing() -> None:
     agent = PPOAgent(config=ActorCriticConfig(hidden_sizes=(4,), core="gru", core_size=4))
     state = make_state(agent, POSITION, Discrete(2))
-    with pytest.raises(InvalidInputError, match=r"gru core.*no carry"):
+    with pytest.raises(InvalidInputError, match=r"gru core.*needs carry"):
         agent.compute_actions(state, SampleBatch(obs=jnp.zeros((2, 3))), jax.random.key(0))
-    with pytest.raises(InvalidInputError, match=r"no policy_extras.episode_start"):
+    with pytest.raises(InvalidInputError, match=r"needs policy_extras.episode_start"):
         agent.replay(state, SampleBatch(obs=jnp.zeros((5, 2, 3))), agent.initial_carry((2,)))
 
 
-def test_a_memory_is_that_of_the_agents_own_network() -> None:
+def test_the_initial_carry_of_an_agent_is_that_of_its_network() -> None:
     env = create_env("probe/memory", parallel=2, record_ori_obs=True)
     for shared in (False, True):
         agent = PPOAgent(config=ActorCriticConfig(hidden_sizes=(4,), core="lstm", core_size=5, shared=shared))

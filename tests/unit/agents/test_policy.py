@@ -1,4 +1,4 @@
-"""The policy agent in real rollouts: what it hands to losses, what it remembers, and how it sees observations."""
+"""The policy agent in real rollouts: extras for losses, recurrent state, and normalization of observations."""
 
 from functools import cache
 from typing import Any
@@ -70,13 +70,13 @@ def test_training_extras_are_what_a_loss_needs_and_evaluation_has_the_carry_alon
     agent, space = make_agent(core), Box(-1.0, 1.0, (2,))
     state = agent.init(space, Discrete(3, start=7), jax.random.key(0))
     batch = one_step(agent, draw(space, batch_shape), batch_shape)
-    memory = set() if core is None else {"carry"}
+    carry_extras = set() if core is None else {"carry"}
     actions, extras = agent.compute_actions(state, batch, jax.random.key(1))
-    assert set(extras) == {"log_prob", "raw_action"} | memory
+    assert set(extras) == {"log_prob", "raw_action"} | carry_extras
     assert extras.log_prob.shape == extras.raw_action.shape == actions.shape == batch_shape
     np.testing.assert_array_equal(actions, extras.raw_action + 7)
     _, extras = agent.evaluate_actions(state, batch, jax.random.key(1))
-    assert set(extras) == memory
+    assert set(extras) == carry_extras
 
 
 def test_evaluation_takes_the_mode_whatever_the_key() -> None:
@@ -196,16 +196,16 @@ def test_without_normalization_there_are_no_statistics() -> None:
 
 
 @pytest.mark.parametrize("core", ["gru", "lstm"])
-def test_a_recurrent_agent_in_a_plain_rollout_is_an_error_that_names_the_recurrent_form(core: str) -> None:
+def test_a_recurrent_agent_in_a_plain_rollout_is_an_error_that_names_initial_carry(core: str) -> None:
     env = create_env("classic/cartpole", parallel=2)
     agent = make_agent(core)
     agent_state = agent.init(env.obs_space, env.action_space, jax.random.key(0))
-    with pytest.raises(InvalidInputError, match="recurrent form of the rollout"):
+    with pytest.raises(InvalidInputError, match=r"start the rollout from agent\.initial_carry"):
         rollout(env.step, agent.compute_actions, env.reset(jax.random.key(1)), agent_state, jax.random.key(2), 5)
-    with pytest.raises(InvalidInputError, match="no carry"):
+    with pytest.raises(InvalidInputError, match="needs carry"):
         agent.evaluate_actions(agent_state, SampleBatch(obs=jnp.zeros((2, 4))), jax.random.key(0))
     without_starts = SampleBatch(obs=jnp.zeros((3, 2, 4)))
-    with pytest.raises(InvalidInputError, match=r"no policy_extras\.episode_start"):
+    with pytest.raises(InvalidInputError, match=r"needs policy_extras\.episode_start"):
         agent.replay(agent_state, without_starts, agent.initial_carry((2,)))
 
 

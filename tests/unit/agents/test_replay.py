@@ -1,4 +1,4 @@
-"""What is learned from windows: transitions worked by hand, rows that count, and memories replayed step by step."""
+"""Transitions of replayed windows by hand, weights of rows, and recurrent states replayed step by step."""
 
 import functools
 from typing import Any
@@ -40,9 +40,9 @@ def make_agent(core: str | None = None, **options: Any) -> tuple[TD3Agent, Agent
 def make_replayed(
     rewards: Any, terminations: Any, truncations: Any, autoreset: Any = None, **changes: Any
 ) -> ReplayBatch:
-    """Make windows `[L, N]`; the observation of row t of window n is `[t, n]`, and what truly followed it is negative.
+    """Make windows `[L, N]`: the observation of row t of window n is `[t, n]`; its true successor is negative.
 
-    A successor that is not the next row's observation tells where it was taken from.
+    So a true successor differs from the observation of the next row.
     """
     rewards = jnp.asarray(rewards, jnp.float32)
     terminations, truncations = jnp.asarray(terminations, jnp.float32), jnp.asarray(truncations, jnp.float32)
@@ -69,7 +69,7 @@ def transitions_of(agent: TD3Agent, state: AgentState, replayed: ReplayBatch) ->
 
 def test_one_step_transitions_are_the_rows_and_only_termination_has_no_successor() -> None:
     agent, state = make_agent()
-    # Going on, terminated, truncated, both at once.
+    # Running, terminated, truncated, both at once.
     replayed = make_replayed([[1.0, 2.0, 3.0, 4.0]], [[0, 1, 0, 1]], [[0, 0, 1, 1]])
     transitions = transitions_of(agent, state, replayed)
     np.testing.assert_array_equal(transitions.returns, [[1.0, 2.0, 3.0, 4.0]])
@@ -148,7 +148,7 @@ def test_dead_rows_weigh_nothing_even_if_they_are_nan() -> None:
     assert report.metrics["train/value"] == 2.5
 
 
-def test_dead_rows_have_no_error_by_which_they_would_be_drawn_more_often() -> None:
+def test_errors_of_dead_rows_are_zero_so_their_priority_does_not_grow() -> None:
     replayed = make_replayed([[0.0, 0.0, 0.0]], [[0, 0, 0]], [[0, 0, 0]], autoreset=[[0, 1, 0]])
     _, report = loss_and_report([[[1.0, 9.0, 4.0]]], [[2.0, 2.0, 2.0]], replayed)
     np.testing.assert_array_equal(report.errors, [[1.0, 0.0, 2.0]])
@@ -224,7 +224,7 @@ def test_features_equal_a_replay_of_the_window_step_by_step(core: str, n_step: i
                 np.testing.assert_allclose(next_features[row, window], after, atol=1e-5)
 
 
-def test_a_burn_in_builds_up_the_memory_and_has_no_gradient() -> None:
+def test_a_burn_in_builds_up_the_recurrent_state_and_has_no_gradient() -> None:
     agent, state = make_agent("gru", burn_in=3)
     transitions = transitions_of(agent, state, windows_across_episodes(length=5, num_windows=6))
     trunk, params = state.extra_state.network.policy.trunk, state.params.policy.trunk
@@ -248,7 +248,7 @@ def test_a_burn_in_builds_up_the_memory_and_has_no_gradient() -> None:
     assert max(jax.tree.leaves(distances)) > 1e-3
 
 
-def test_without_a_memory_features_are_those_of_single_rows() -> None:
+def test_without_a_core_features_are_those_of_single_rows() -> None:
     agent, state = make_agent(n_step=2)
     transitions = transitions_of(agent, state, windows_across_episodes(length=4, num_windows=3))
     trunk, params = state.extra_state.network.policy.trunk, state.params.policy.trunk

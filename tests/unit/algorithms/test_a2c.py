@@ -37,7 +37,7 @@ def normal(*shape: int, seed: int) -> Any:
 
 
 def make_trajectory(with_dead_steps: bool) -> SampleBatch:
-    """Make a trajectory with ends of both kinds; a dead step follows upon each end if there are any."""
+    """Make a trajectory with terminations and truncations, optionally with a dead step after each."""
     generator = np.random.default_rng(1)
     kinds = generator.choice(3, size=SHAPE, p=[0.6, 0.2, 0.2])
     env_extras = PyTreeDict(ori_obs=normal(*SHAPE, 3, seed=2))

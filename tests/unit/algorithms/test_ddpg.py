@@ -46,7 +46,7 @@ def moved(params: Any, seed: int) -> Any:
 
 
 def make_replayed(with_dead_rows: bool) -> ReplayBatch:
-    """Make windows of one row that go on, terminate (what follows is NaN) or are truncated, in turn."""
+    """Make windows of one row: running, terminated (the successor is NaN) or truncated, in turn."""
     shape = (1, NUM_WINDOWS)
     kinds = np.arange(NUM_WINDOWS)[None] % 3
     env_extras = PyTreeDict(termination=jnp.asarray(kinds == 1, jnp.float32))
@@ -98,7 +98,7 @@ def adam_step(loss_of: Any, params: Any, learning_rate: float) -> Any:
 def test_an_update_equals_the_steps_of_the_paper_in_float64(with_dead_rows: bool) -> None:
     workflow, replayed = make_workflow(), make_replayed(with_dead_rows)
     state = workflow.agent.init(OBS, UNEVEN, jax.random.key(0))
-    params, slow = state.params, moved(state.params, seed=30)
+    params, target_params = state.params, moved(state.params, seed=30)
     learner = workflow.training.learner
     hyperparameters = jax.tree.map(
         jnp.float32,
@@ -110,18 +110,18 @@ def test_an_update_equals_the_steps_of_the_paper_in_float64(with_dead_rows: bool
     before = OffPolicyState.first(
         state,
         hyperparameters,
-        target_params=slow,
+        target_params=target_params,
         optimizer_states=PyTreeDict({part: learner.optimizer.init(params[part]) for part in params}),
         buffer_state=None,
     )
     metrics, errors, after = jax.jit(learner.learn_batch)(before, replayed, hyperparameters, jax.random.key(6))
 
     rows = jax.tree.map(lambda leaf: np.asarray(leaf[0], np.float64), replayed.windows)
-    slow, importance = double(slow), np.asarray(replayed.importance, np.float64)
+    target_params, importance = double(target_params), np.asarray(replayed.importance, np.float64)
     counted = np.ones(NUM_WINDOWS, bool) if not with_dead_rows else rows.extras.env_extras.autoreset == 0
-    goes_on = rows.extras.env_extras.termination == 0
-    next_values = value(slow.critics, rows.next_obs, squashed_action(slow.policy, rows.next_obs))
-    targets = np.where(goes_on, rows.rewards + DISCOUNT * next_values, rows.rewards)
+    is_running = rows.extras.env_extras.termination == 0
+    next_values = value(target_params.critics, rows.next_obs, squashed_action(target_params.policy, rows.next_obs))
+    targets = np.where(is_running, rows.rewards + DISCOUNT * next_values, rows.rewards)
     taken = rows.actions / [2.0, 5.0] - [0.0, 1.0]
 
     def critic_loss(critics: Any) -> float:
@@ -142,11 +142,13 @@ def test_an_update_equals_the_steps_of_the_paper_in_float64(with_dead_rows: bool
         change = jax.tree.map(lambda new, old: new - np.asarray(old), expected, params[part])
         assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(change)) > 5e-3
         jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, atol=1e-4), after_params[part], expected)
-        followed = jax.tree.map(lambda old, new: 0.75 * old + 0.25 * np.asarray(new), slow[part], after_params[part])
+        expected_target = jax.tree.map(
+            lambda old, new: 0.75 * old + 0.25 * np.asarray(new), target_params[part], after_params[part]
+        )
         jax.tree.map(
             lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6),
             after.target_params[part],
-            followed,
+            expected_target,
         )
 
 
@@ -162,7 +164,7 @@ def test_targets_have_no_noise() -> None:
     assert np.any(targets(0, TD3Hyperparameters()) != targets(1, TD3Hyperparameters())), "as they do in TD3"
 
 
-def test_the_policy_follows_every_update_and_there_is_one_critic_unless_told_otherwise() -> None:
+def test_by_default_there_is_one_critic_and_every_update_changes_the_policy() -> None:
     assert DDPGConfig().policy_delay == 1
     assert DDPGConfig().network.num_critics == 1
     assert DDPGConfig().network.num_critics == 1
@@ -179,6 +181,6 @@ def test_no_network_is_made_for_actions_without_finite_bounds() -> None:
             TD3Agent().init(OBS, space, jax.random.key(0))
 
 
-def test_what_a_config_does_not_say_of_the_network_keeps_the_default_of_the_method() -> None:
+def test_network_settings_that_a_config_omits_keep_the_defaults_of_the_method() -> None:
     workflow = make_workflow(network={"hidden_sizes": [8], "gaussian": {"bounds": "squash"}})
     assert workflow.config.network.num_critics == 1

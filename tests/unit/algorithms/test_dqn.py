@@ -1,4 +1,4 @@
-"""DQN: targets worked out by hand and by loops in float64, exploration, masks, and how the target network follows."""
+"""DQN: targets by hand and by loops in float64, exploration, masks, and updates of the target network."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def make_replayed(
 
 
 def random_replayed(importance: Any = None) -> ReplayBatch:
-    """Make 16 windows of one row, which go on, terminate or are truncated; what follows a termination is NaN."""
+    """Make 16 windows of one row: running, terminated or truncated; the successor of a termination is NaN."""
     shape = (1, 16)
     kinds = np.arange(16).reshape(shape) % 3
     actions = 2 + np.random.default_rng(9).integers(NUM_ACTIONS, size=shape)
@@ -102,7 +102,7 @@ def test_targets_worked_by_hand_where_termination_ends_and_truncation_does_not(d
     agent, state = linear_agent(Box(-3.0, 3.0, (1,)), num_actions=2, double=double)
     state = state.replace(params=with_weights(state, [[1.0, 2.0]]))  # at 1 chooses the second action, at -1 the first
     target_params = with_weights(state, [[3.0, 1.0]])  # at 1 thinks of the two as 3 and 1, at -1 as -3 and -1
-    # Going on, going on, terminated, truncated, both at once.
+    # Running, running, terminated, truncated, both at once.
     next_obs = jnp.array([[[1.0], [-1.0], [1.0], [1.0], [1.0]]])
     replayed = make_replayed(
         next_obs, [[2] * 5], [[10.0, 20.0, 30.0, 40.0, 50.0]], next_obs, [[0, 0, 1, 0, 1]], [[0, 0, 0, 1, 1]]
@@ -118,7 +118,7 @@ def test_returns_over_three_steps_worked_by_hand() -> None:
     target_params = with_weights(state, [[1.0, 1.0]])  # the value is the observation
     next_obs = jnp.array([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [4.0, 4.0, 4.0]])[..., None]
     rewards = [[8.0, 8.0, 8.0], [16.0, 16.0, 16.0], [32.0, 32.0, 32.0]]
-    # The windows go on, are truncated after two steps, and terminate after one.
+    # One window runs on, one is truncated after two steps, one terminates after one.
     terminations, truncations = [[0, 0, 1], [0, 0, 0], [0, 0, 0]], [[0, 0, 0], [0, 1, 0], [0, 0, 0]]
     replayed = make_replayed(next_obs, [[2] * 3] * 3, rewards, next_obs, terminations, truncations)
     _, targets = transitions_and_targets(agent, state, target_params, replayed, 0.5)
@@ -353,7 +353,7 @@ class CountingUp(DQN):
 
 
 @pytest.mark.parametrize("interval", [1, 4, None])
-def test_the_target_network_follows_every_update_also_where_updates_come_in_groups(interval: int | None) -> None:
+def test_every_update_moves_the_target_network_also_with_several_updates_per_iteration(interval: int | None) -> None:
     workflow = make_workflow(num_envs=2, updates_per_step=1.5, target_update_interval=interval, target_update_rate=0.25)
     learner = workflow.training.learner
     workflow.training.learner = CountingUp(agent=learner.agent, config=learner.config, max_rows=learner.max_rows)
@@ -424,7 +424,7 @@ def test_a_recurrent_network_trains_on_windows_after_a_burn_in() -> None:
 
 @pytest.mark.parametrize("env_name", ["classic/pendulum", "probe/multi_discrete"])
 def test_actions_that_are_not_discrete_are_an_error_at_build(env_name: str) -> None:
-    with pytest.raises(InvalidInputError, match="use Discrete ones"):
+    with pytest.raises(InvalidInputError, match="needs a Discrete action space"):
         make_workflow(env_name)
 
 

@@ -42,7 +42,7 @@ def normal(*shape: int, seed: int) -> Any:
 
 
 def make_trajectory(with_dead_steps: bool) -> SampleBatch:
-    """Make a trajectory of another policy; a dead step follows upon each end of an episode if there are any."""
+    """Make a trajectory of another policy, optionally with a dead step after each end of an episode."""
     generator = np.random.default_rng(1)
     kinds = generator.choice(3, size=SHAPE, p=[0.6, 0.2, 0.2])
     env_extras = PyTreeDict(ori_obs=normal(*SHAPE, 3, seed=2))
@@ -164,7 +164,7 @@ def make_workflow(**agent: Any) -> IMPALAWorkflow:
     return IMPALAWorkflow.build_from_config({"agent": agent, "env": env, "evaluation": {"num_episodes": 2}})
 
 
-def test_actors_take_the_learners_parameters_every_so_many_iterations() -> None:
+def test_actors_take_the_learners_parameters_every_actor_lag_iterations() -> None:
     workflow = make_workflow(actor_lag=2, normalize_obs=True, learning_rate=0.01)
     state = workflow.init(workflow.make_key())
     divergences, acting = [], [state.learner.actor_state]

@@ -46,7 +46,7 @@ def moved(params: Any, seed: int) -> Any:
 
 
 def make_replayed(action_space: Any) -> ReplayBatch:
-    """Make windows of one row that go on, terminate (what follows is NaN) or are truncated, in turn."""
+    """Make windows of one row: running, terminated (the successor is NaN) or truncated, in turn."""
     shape = (1, NUM_WINDOWS)
     kinds = np.arange(NUM_WINDOWS)[None] % 3
     next_obs = jnp.where(jnp.asarray(kinds == 1)[..., None], jnp.nan, normal(*shape, 3, seed=2))
@@ -107,12 +107,14 @@ both_kinds = pytest.mark.parametrize("action_space", SPACES, ids=["continuous", 
 def test_targets_are_rewards_plus_soft_values_of_the_successor_unless_it_is_terminal(action_space: Any) -> None:
     agent, state = linear_agent(action_space)
     state = state.replace(params=state.params.replace(policy=moved(state.params.policy, seed=20)))
-    slow = PyTreeDict(critics=moved(state.params.critics, seed=30))
+    target_params = PyTreeDict(critics=moved(state.params.critics, seed=30))
     transitions = make_transitions(agent, state, action_space)
-    targets = jax.jit(agent.targets)(state, slow, transitions, jnp.float32(TEMPERATURE), KEY)
+    targets = jax.jit(agent.targets)(state, target_params, transitions, jnp.float32(TEMPERATURE), KEY)
     rows = double(make_replayed(action_space).windows)
     expected = rows.rewards[0].copy()
-    next_values = reference_soft_values(state.params.policy, slow.critics, rows.next_obs[0], noise_of(action_space))
+    next_values = reference_soft_values(
+        state.params.policy, target_params.critics, rows.next_obs[0], noise_of(action_space)
+    )
     for row in range(NUM_WINDOWS):
         if not rows.extras.env_extras.termination[0, row]:
             expected[row] += DISCOUNT * next_values[row]
@@ -220,7 +222,7 @@ def test_actions_stay_within_bounds_and_greedy_ones_are_the_squashed_means() -> 
         (UNEVEN, -7.5, -7.5),
     ],
 )
-def test_the_target_entropy_goes_by_the_action_space_unless_it_is_given(
+def test_the_default_target_entropy_depends_on_the_action_space(
     action_space: Any, given: float | None, expected: float
 ) -> None:
     agent, state = linear_agent(action_space)
@@ -326,11 +328,11 @@ def test_a_fixed_temperature_stays_and_counts_in_targets_and_policy(updates: Upd
         assert differs(of_two[0][1].agent_state.params[part], of_two[1][1].agent_state.params[part])
 
 
-def test_the_slow_critics_move_towards_the_new_ones_by_the_stated_share(updates: Updates) -> None:
+def test_the_target_critics_move_towards_the_new_ones_by_the_update_rate(updates: Updates) -> None:
     _, after = updates(target_update_rate=0.25, critic_learning_rate=0.1)
 
-    def check(slow: Any, new: Any, moved: Any) -> None:
-        np.testing.assert_allclose(moved, 0.75 * np.asarray(slow) + 0.25 * np.asarray(new), rtol=1e-5, atol=1e-6)
+    def check(target: Any, new: Any, moved: Any) -> None:
+        np.testing.assert_allclose(moved, 0.75 * np.asarray(target) + 0.25 * np.asarray(new), rtol=1e-5, atol=1e-6)
 
     jax.tree.map(
         check,
@@ -349,7 +351,7 @@ class CountingUp(SAC):
         return report, state.replace(agent_state=state.agent_state.replace(params=params))
 
 
-def test_the_slow_critics_follow_every_update_also_where_updates_come_in_groups() -> None:
+def test_every_update_moves_the_target_critics_also_with_several_updates_per_iteration() -> None:
     workflow = make_workflow(updates_per_step=1.5, target_update_rate=0.25)
     learner = workflow.training.learner
     workflow.training.learner = CountingUp(agent=learner.agent, config=learner.config, max_rows=learner.max_rows)
@@ -381,7 +383,7 @@ def test_the_slow_critics_follow_every_update_also_where_updates_come_in_groups(
     ],
     ids=["discrete, masked, everything on", "continuous"],
 )
-def test_an_agent_with_a_memory_trains(env: Any, network: dict, agent: dict) -> None:
+def test_a_recurrent_agent_trains(env: Any, network: dict, agent: dict) -> None:
     workflow = make_workflow(env, network, **agent)
     first = workflow.init(workflow.make_key())
     metrics, state = workflow.step(workflow.step(first)[1])
@@ -416,7 +418,7 @@ def test_a_number_out_of_range_is_refused(name: str) -> None:
         make_workflow(**{name: -0.5})
 
 
-def test_what_a_config_does_not_say_of_the_network_keeps_the_default_of_the_method() -> None:
+def test_network_settings_that_a_config_omits_keep_the_defaults_of_the_method() -> None:
     workflow = SACWorkflow.build_from_config({"agent": {"network": {"hidden_sizes": [8]}}})
     default = SACConfig().network
     assert workflow.config.network.gaussian == default.gaussian

@@ -1,4 +1,4 @@
-"""TD3: targets worked by hand, noise that is cut off, and a policy that waits for its critics."""
+"""TD3: targets by hand, clipped noise, and delayed updates of the policy."""
 
 import re
 from typing import Any
@@ -63,31 +63,29 @@ def make_transitions(
     return agent.transitions(state, ReplayBatch(windows=windows, importance=None), jnp.float32(0.5))
 
 
-def test_targets_take_the_lower_of_two_slow_critics_of_the_action_of_the_slow_policy() -> None:
+def test_targets_take_the_minimum_of_two_target_critics_at_the_action_of_the_target_policy() -> None:
     agent, state = linear_agent()
     state = state.replace(params=with_weights(state.params, (7.0, 7.0), [(7.0, 7.0, 7.0), (7.0, 7.0, 7.0)]))
-    # The slow policy does 6 at large observations and -2 at small ones, which critics see as 1 and -1.
-    slow = with_weights(state.params, (100.0, 0.0), [(1.0, 4.0, 0.0), (0.0, 1.0, 1.0)])
-    # Going on, going on, terminated, truncated, both at once.
+    # The target policy takes 6 at large observations and -2 at small ones, which critics see as 1 and -1.
+    target_params = with_weights(state.params, (100.0, 0.0), [(1.0, 4.0, 0.0), (0.0, 1.0, 1.0)])
+    # Running, running, terminated, truncated, both at once.
     transitions = make_transitions(agent, state, [2.0, -2.0, 2.0, 2.0, 2.0], [0, 0, 1, 0, 1], [0, 0, 1, 1, 1])
-    targets = agent.targets(state, slow, transitions, NO_NOISE, jax.random.key(0))
+    targets = agent.targets(state, target_params, transitions, NO_NOISE, jax.random.key(0))
     at_plus, at_minus = min(2.0 + 4.0, 1.0 + 1.0), min(-2.0 - 4.0, -1.0 + 1.0)
     expected = [10 + at_plus / 2, 11 + at_minus / 2, 12.0, 13 + at_plus / 2, 14.0]
     np.testing.assert_allclose(targets, [expected], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("target_noise", "limit"), [(0.2, 0.5), (0.5, 0.1)])
-def test_targets_are_smoothed_by_noise_that_is_cut_off_and_stays_within_bounds(
-    target_noise: float, limit: float
-) -> None:
+def test_targets_are_smoothed_by_clipped_noise_that_stays_within_bounds(target_noise: float, limit: float) -> None:
     agent, state = linear_agent()
     # In the middle at 0 and near the upper bound at 1; the value is the action as the critics see it.
-    slow = with_weights(state.params, (2.0, 0.0), [(0.0, 1.0, 0.0), (0.0, 1.0, 100.0)])
+    target_params = with_weights(state.params, (2.0, 0.0), [(0.0, 1.0, 0.0), (0.0, 1.0, 100.0)])
     next_obs = [0.0, 1.0] * 500
     transitions = make_transitions(agent, state, next_obs, [0] * 1000, [0] * 1000)
     hyperparameters = TD3Hyperparameters(target_noise=target_noise, max_target_noise=limit)
     key = jax.random.key(3)
-    targets = agent.targets(state, slow, transitions, hyperparameters, key)
+    targets = agent.targets(state, target_params, transitions, hyperparameters, key)
     noise = target_noise * np.asarray(jax.random.normal(key, (1, 1000, 1)), np.float64)[0, :, 0]
     assert np.any(noise > limit)
     assert np.any(noise < -limit)
@@ -156,7 +154,7 @@ class CountingUp(TD3):
 
 
 @pytest.mark.parametrize("policy_delay", [2, 4])
-def test_policy_and_slow_copies_wait_for_the_critics_also_where_updates_come_in_groups(policy_delay: int) -> None:
+def test_policy_and_target_networks_are_delayed_also_with_several_updates_per_iteration(policy_delay: int) -> None:
     workflow = make_workflow(policy_delay=policy_delay, target_update_rate=0.25)
     learner = workflow.training.learner
     workflow.training.learner = CountingUp(agent=learner.agent, config=learner.config, max_rows=learner.max_rows)

@@ -11,7 +11,7 @@ from rookery.algorithms.evolution.cso import CSO, CSOHyperparameters
 from rookery.errors import InvalidInputError
 
 
-def told(population: Any, fitness: Any, velocity: Any = None, social_factor: float = 0.0) -> Any:
+def after_tell(population: Any, fitness: Any, velocity: Any = None, social_factor: float = 0.0) -> Any:
     population = jnp.asarray(population)
     optimizer = CSO(population_size=len(population), hyperparameters=CSOHyperparameters(social_factor=social_factor))
     state = optimizer.init(jnp.zeros(population.shape[1]), jax.random.key(0)).replace(population=population)
@@ -21,7 +21,7 @@ def told(population: Any, fitness: Any, velocity: Any = None, social_factor: flo
 
 
 def test_the_loser_of_two_moves_towards_the_winner_who_stays() -> None:
-    state = told([[0.0, 10.0], [4.0, -6.0]], [1.0, 0.0])
+    state = after_tell([[0.0, 10.0], [4.0, -6.0]], [1.0, 0.0])
     winner, loser = np.asarray(state.population)
     np.testing.assert_array_equal(winner, [0.0, 10.0])
     assert 0.0 < loser[0] < 4.0
@@ -33,7 +33,7 @@ def test_the_loser_of_two_moves_towards_the_winner_who_stays() -> None:
 
 
 def test_the_loser_keeps_a_part_of_its_velocity() -> None:
-    state = told([[1.0], [1.0]], [1.0, 0.0], velocity=[[5.0], [8.0]])
+    state = after_tell([[1.0], [1.0]], [1.0, 0.0], velocity=[[5.0], [8.0]])
     assert 0.0 < float(state.velocity[1, 0]) < 8.0
     np.testing.assert_allclose(state.population[1], 1.0 + state.velocity[1], rtol=1e-6)
     np.testing.assert_array_equal(state.velocity[0], [5.0])
@@ -42,7 +42,7 @@ def test_the_loser_keeps_a_part_of_its_velocity() -> None:
 def test_losers_are_drawn_to_the_mean_of_the_swarm_by_the_social_factor() -> None:
     # Two particles at 0 and two at 20, whose mean is 10: the same meet whatever the factor is.
     def moved(social_factor: float) -> np.ndarray:
-        state = told([[0.0], [0.0], [20.0], [20.0]], [3.0, 3.0, 3.0, 3.0], social_factor=social_factor)
+        state = after_tell([[0.0], [0.0], [20.0], [20.0]], [3.0, 3.0, 3.0, 3.0], social_factor=social_factor)
         return np.asarray(state.population)[:, 0] - [0.0, 0.0, 20.0, 20.0]
 
     without, drawn = moved(0.0), moved(0.5)
@@ -55,7 +55,7 @@ def test_losers_are_drawn_to_the_mean_of_the_swarm_by_the_social_factor() -> Non
 def test_half_of_the_swarm_moves_and_the_best_does_not() -> None:
     population = jax.random.normal(jax.random.key(1), (10, 3))
     fitness = jax.random.normal(jax.random.key(2), (10,))
-    state = told(population, fitness)
+    state = after_tell(population, fitness)
     has_moved = (np.asarray(state.population) != np.asarray(population)).any(axis=1)
     assert has_moved.sum() == 5
     assert not has_moved[int(jnp.argmax(fitness))]

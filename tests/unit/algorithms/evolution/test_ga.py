@@ -22,7 +22,7 @@ def rastrigin(x: Array) -> Array:
 
 @pytest.mark.parametrize(
     ("problem", "noise_std", "worst_allowed"),
-    # Beside the optimum of Rastrigin's function, at 0, the best local one is at -1.
+    # The optimum of Rastrigin's function is at 0, and its next best local optimum is at -1.
     [(sphere, 0.2, -0.01), (rastrigin, 0.5, -0.5)],
 )
 def test_the_center_comes_to_the_optimum(
@@ -43,14 +43,14 @@ def test_the_center_comes_to_the_optimum(
     assert np.all(np.asarray(fitness) > worst_allowed), fitness
 
 
-def told(optimizer: GA, fitness: Array) -> tuple[Array, GAState]:
+def after_tell(optimizer: GA, fitness: Array) -> tuple[Array, GAState]:
     population, state = optimizer.ask(optimizer.init(jnp.zeros(3), jax.random.key(1)))
     return population, optimizer.tell(state, fitness)
 
 
-def test_elites_live_on_the_best_first_and_the_best_is_the_center() -> None:
+def test_elites_survive_best_first_and_the_best_is_the_center() -> None:
     optimizer = GA(population_size=7, num_elites=3)
-    population, state = told(optimizer, jnp.asarray([0.0, 3.0, 1.0, 9.0, 2.0, -1.0, 4.0]))
+    population, state = after_tell(optimizer, jnp.asarray([0.0, 3.0, 1.0, 9.0, 2.0, -1.0, 4.0]))
     np.testing.assert_array_equal(state.population[:3], population[jnp.asarray([3, 6, 1])])
     np.testing.assert_array_equal(optimizer.center(state), population[3])
     assert state.population.shape == (7, 3)
@@ -60,7 +60,7 @@ def test_without_mutation_children_have_the_genes_of_tournament_winners() -> Non
     hyperparameters = GAHyperparameters(noise_std=0.0, crossover_probability=1.0)
     optimizer = GA(population_size=40, tournament_size=40, hyperparameters=hyperparameters)
     fitness = jnp.where(jnp.arange(40) < 30, 0.0, 1.0)
-    population, state = told(optimizer, fitness)
+    population, state = after_tell(optimizer, fitness)
     for gene in range(3):
         assert set(np.asarray(state.population[:, gene])) <= set(np.asarray(population[30:, gene]))
     is_a_copy = np.any(np.all(np.asarray(state.population)[:, None] == np.asarray(population)[None], axis=2), axis=1)
@@ -69,7 +69,7 @@ def test_without_mutation_children_have_the_genes_of_tournament_winners() -> Non
 
 def test_without_variation_children_are_copies() -> None:
     hyperparameters = GAHyperparameters(mutation_probability=0.0, crossover_probability=0.0)
-    population, state = told(GA(population_size=8, hyperparameters=hyperparameters), jnp.arange(8.0))
+    population, state = after_tell(GA(population_size=8, hyperparameters=hyperparameters), jnp.arange(8.0))
     assert np.all(np.any(np.all(np.asarray(state.population)[:, None] == np.asarray(population)[None], axis=2), axis=1))
 
 
@@ -77,7 +77,7 @@ def test_without_variation_children_are_copies() -> None:
 def test_an_invalid_fitness_has_no_offspring_and_is_counted(invalid: float) -> None:
     hyperparameters = GAHyperparameters(mutation_probability=0.0)
     optimizer = GA(population_size=8, tournament_size=30, num_elites=2, hyperparameters=hyperparameters)
-    population, state = told(optimizer, jnp.asarray([invalid, 1.0, 3.0, invalid, 2.0, 1.5, invalid, 0.5]))
+    population, state = after_tell(optimizer, jnp.asarray([invalid, 1.0, 3.0, invalid, 2.0, 1.5, invalid, 0.5]))
     invalid_genes = set(np.asarray(population)[[0, 3, 6]].ravel()) - set(
         np.asarray(population)[[1, 2, 4, 5, 7]].ravel()
     )
@@ -87,8 +87,8 @@ def test_an_invalid_fitness_has_no_offspring_and_is_counted(invalid: float) -> N
     assert float(state.best_fitness) == 3.0
 
 
-def test_a_population_of_invalid_ones_leads_on_to_finite_children() -> None:
-    _, state = told(GA(population_size=8), jnp.full(8, jnp.nan))
+def test_an_invalid_population_has_finite_children() -> None:
+    _, state = after_tell(GA(population_size=8), jnp.full(8, jnp.nan))
     assert np.all(np.isfinite(state.population))
     assert int(state.num_invalid) == 8
 

@@ -39,7 +39,7 @@ def test_every_cell_is_filled_with_an_individual_near_its_optimum(settings: dict
     assert float(optimizer.report(state)["qd_score"]) == pytest.approx(float(jnp.sum(fitness)), abs=1e-4)
 
 
-def told(optimizer: MAPElites, fitness: Array, descriptors: Array) -> tuple[Array, MAPElitesState]:
+def after_tell(optimizer: MAPElites, fitness: Array, descriptors: Array) -> tuple[Array, MAPElitesState]:
     population, state = optimizer.ask(optimizer.init(jnp.full(3, 0.2), jax.random.key(1)))
     return population, optimizer.tell(state, fitness, descriptors)
 
@@ -48,7 +48,7 @@ def told(optimizer: MAPElites, fitness: Array, descriptors: Array) -> tuple[Arra
 def test_an_invalid_fitness_fills_no_cell_and_is_counted(invalid: float) -> None:
     optimizer = MAPElites(population_size=3, **GRID)
     descriptors = jnp.asarray([[-0.9, -0.9], [0.0, 0.0], [0.9, 0.9]])
-    population, state = told(optimizer, jnp.asarray([invalid, -7.0, invalid]), descriptors)
+    population, state = after_tell(optimizer, jnp.asarray([invalid, -7.0, invalid]), descriptors)
     np.testing.assert_array_equal(np.asarray(state.archive.fitness)[np.asarray(state.archive.is_filled)], [-7.0])
     np.testing.assert_array_equal(optimizer.center(state), population[1])
     assert int(state.num_invalid) == 2
@@ -57,7 +57,7 @@ def test_an_invalid_fitness_fills_no_cell_and_is_counted(invalid: float) -> None
 def test_without_a_descriptor_an_individual_is_neither_kept_nor_the_center() -> None:
     optimizer = MAPElites(population_size=3, **GRID)
     descriptors = jnp.asarray([[jnp.nan, 0.0], [0.0, 0.0], [0.5, 0.5]])
-    population, state = told(optimizer, jnp.asarray([100.0, 1.0, 2.0]), descriptors)
+    population, state = after_tell(optimizer, jnp.asarray([100.0, 1.0, 2.0]), descriptors)
     np.testing.assert_array_equal(optimizer.center(state), population[2])
     assert float(optimizer.report(state)["num_rejected"]) == 1.0
     assert int(state.num_invalid) == 0
@@ -65,7 +65,7 @@ def test_without_a_descriptor_an_individual_is_neither_kept_nor_the_center() -> 
 
 def test_an_empty_archive_lets_the_first_population_vary() -> None:
     optimizer = MAPElites(population_size=50, **GRID)
-    population, state = told(optimizer, jnp.zeros(50), jnp.full((50, 2), jnp.nan))
+    population, state = after_tell(optimizer, jnp.zeros(50), jnp.full((50, 2), jnp.nan))
     assert not np.any(state.archive.is_filled)
     np.testing.assert_array_equal(optimizer.center(state), state.best_params)
     distances = np.asarray(state.population - population)
@@ -76,7 +76,7 @@ def test_an_empty_archive_lets_the_first_population_vary() -> None:
 def test_children_come_from_the_archive() -> None:
     optimizer = MAPElites(population_size=200, **GRID)
     fitness = jnp.where(jnp.arange(200) == 17, 1.0, 0.0)
-    population, state = told(optimizer, fitness, jnp.zeros((200, 2)))
+    population, state = after_tell(optimizer, fitness, jnp.zeros((200, 2)))
     distances = np.asarray(state.population) - np.asarray(population[17])[None]
     np.testing.assert_allclose(distances.std(axis=0), 0.01, rtol=0.25)
 
@@ -84,7 +84,7 @@ def test_children_come_from_the_archive() -> None:
 def test_a_generation_leaves_the_structure_of_the_state_as_it_was() -> None:
     optimizer = MAPElites(population_size=3, **GRID)
     before = optimizer.init(jnp.full(3, 0.2), jax.random.key(1))
-    _, after = told(optimizer, jnp.zeros(3), jnp.zeros((3, 2)))
+    _, after = after_tell(optimizer, jnp.zeros(3), jnp.zeros((3, 2)))
     assert jax.tree.structure(before) == jax.tree.structure(after)
     jax.tree.map(lambda one, other: np.testing.assert_equal(one.shape, other.shape), after, before)
 
@@ -93,7 +93,7 @@ def test_a_generation_leaves_the_structure_of_the_state_as_it_was() -> None:
     ("changes", "error", "message"),
     [
         ({"archive": "gird"}, UnknownNameError, "Did you mean 'grid'"),
-        ({"archive": "cvt"}, InvalidInputError, "one number of cells"),
+        ({"archive": "cvt"}, InvalidInputError, "a single number"),
         ({"cells": (16,)}, InvalidInputError, "each of the 2 descriptors"),
     ],
 )

@@ -73,7 +73,7 @@ def made(population_size: int = 6, **settings: object) -> tuple[NSGA2, NSGA2Stat
     return optimizer, optimizer.init(jnp.zeros(4), jax.random.key(0))
 
 
-def told(optimizer: NSGA2, state: NSGA2State, fitness: Array) -> tuple[Array, NSGA2State]:
+def after_tell(optimizer: NSGA2, state: NSGA2State, fitness: Array) -> tuple[Array, NSGA2State]:
     population, state = optimizer.ask(state)
     return population, optimizer.tell(state, fitness)
 
@@ -81,7 +81,7 @@ def told(optimizer: NSGA2, state: NSGA2State, fitness: Array) -> tuple[Array, NS
 def test_the_first_generation_asks_for_the_initial_population_and_keeps_all_of_it() -> None:
     optimizer, state = made()
     fitness = jax.random.normal(jax.random.key(1), (6, 2))
-    population, state = told(optimizer, state, fitness)
+    population, state = after_tell(optimizer, state, fitness)
     np.testing.assert_array_equal(population[0], np.zeros(4))
     order = jnp.argsort(state.population[:, 0])
     expected = jnp.argsort(population[:, 0])
@@ -94,7 +94,7 @@ def test_survivors_are_the_first_fronts_and_those_with_the_most_room_of_the_last
     for generation in range(4):
         parents, parent_fitness = state.population, state.fitness
         fitness = jnp.round(2.0 * jax.random.normal(jax.random.key(generation), (6, 2)), 1)
-        children, state = told(optimizer, state, fitness)
+        children, state = after_tell(optimizer, state, fitness)
         if generation == 0:
             continue
         everybody = np.concatenate([parents, children])
@@ -107,21 +107,21 @@ def test_survivors_are_the_first_fronts_and_those_with_the_most_room_of_the_last
 
 
 @pytest.mark.parametrize("invalid", [np.nan, np.inf, -np.inf])
-def test_a_child_with_an_invalid_objective_takes_the_place_of_no_parent_however_bad(invalid: float) -> None:
+def test_a_child_with_an_invalid_objective_replaces_no_parent(invalid: float) -> None:
     optimizer, state = made()
-    _, state = told(optimizer, state, jnp.full((6, 2), -100.0) + jnp.arange(6.0)[:, None])
+    _, state = after_tell(optimizer, state, jnp.full((6, 2), -100.0) + jnp.arange(6.0)[:, None])
     fitness = jnp.full((6, 2), 10.0).at[2, 0].set(invalid).at[4].set(invalid)
-    children, state = told(optimizer, state, fitness)
+    children, state = after_tell(optimizer, state, fitness)
     lost = np.asarray(children)[[2, 4]]
     assert not np.any(np.all(np.asarray(state.population)[:, None] == lost[None], axis=2))
     np.testing.assert_array_equal(np.sort(state.fitness[:, 0]), [-96.0, -95.0, 10.0, 10.0, 10.0, 10.0])
     assert int(state.num_invalid) == 2
 
 
-def test_when_all_are_invalid_the_search_goes_on_from_where_it_is() -> None:
+def test_if_all_fitness_is_invalid_the_search_stays_finite() -> None:
     optimizer, state = made()
     for _ in range(2):
-        _, state = told(optimizer, state, jnp.full((6, 2), jnp.nan))
+        _, state = after_tell(optimizer, state, jnp.full((6, 2), jnp.nan))
     assert np.all(np.isfinite(state.population))
     assert np.all(np.isfinite(state.offspring))
     assert not np.any(optimizer.front(state)[2])
@@ -133,7 +133,7 @@ def test_the_center_is_the_best_compromise_on_the_front() -> None:
     optimizer, state = made()
     # In units of their deviations, 2.21 and 229, the third is the best; of the raw sums the first is the largest.
     fitness = jnp.asarray([[0.0, 600.0], [6.0, 0.0], [5.0, 500.0], [1.0, 100.0], [4.0, 400.0], [3.0, 50.0]])
-    population, state = told(optimizer, state, fitness)
+    population, state = after_tell(optimizer, state, fitness)
     np.testing.assert_array_equal(optimizer.center(state), population[2])
     params, front_fitness, is_front = optimizer.front(state)
     assert {tuple(row) for row in np.asarray(front_fitness[is_front])} == {(0.0, 600.0), (6.0, 0.0), (5.0, 500.0)}
@@ -143,13 +143,13 @@ def test_the_center_is_the_best_compromise_on_the_front() -> None:
 
 def test_an_odd_population_has_as_many_children_as_parents() -> None:
     optimizer, state = made(population_size=5)
-    _, state = told(optimizer, state, jnp.ones((5, 2)))
+    _, state = after_tell(optimizer, state, jnp.ones((5, 2)))
     assert optimizer.ask(state)[0].shape == (5, 4)
 
 
 def test_a_generation_leaves_the_structure_of_the_state_as_it_was() -> None:
     optimizer, state = made()
-    _, after = told(optimizer, state, jnp.ones((6, 2)))
+    _, after = after_tell(optimizer, state, jnp.ones((6, 2)))
     assert jax.tree.structure(after) == jax.tree.structure(state)
     jax.tree.map(lambda one, other: np.testing.assert_equal(one.shape, other.shape), after, state)
 
@@ -157,7 +157,7 @@ def test_a_generation_leaves_the_structure_of_the_state_as_it_was() -> None:
 def test_fitness_with_another_number_of_objectives_is_an_error() -> None:
     optimizer, state = made()
     with pytest.raises(ShapeError, match=r"fitness is \[6, 3\]; expected \[6, 2\].*speed, thrift"):
-        told(optimizer, state, jnp.ones((6, 3)))
+        after_tell(optimizer, state, jnp.ones((6, 3)))
 
 
 def test_impossible_settings_are_errors() -> None:

@@ -13,14 +13,14 @@ def make(**hyperparameters: float) -> SepCEM:
     return SepCEM(population_size=3, hyperparameters=SepCEMHyperparameters(**hyperparameters))
 
 
-def told(optimizer: SepCEM, fitness: Any) -> Any:
+def after_tell(optimizer: SepCEM, fitness: Any) -> Any:
     state = optimizer.init(jnp.array([0.0, 1.0]), jax.random.key(0))
     population = jnp.array([[2.0, 1.0], [4.0, 0.0], [-9.0, 9.0]])
     return optimizer.tell(state.replace(asked=population), jnp.asarray(fitness))
 
 
-def test_the_distribution_of_one_elite_is_around_it_as_wide_as_it_was_far() -> None:
-    state = told(make(elite_fraction=0.3, extra_noise=0.5), [1.0, 2.0, 0.0])
+def test_one_elite_gives_the_mean_and_its_squared_deviation_the_variance() -> None:
+    state = after_tell(make(elite_fraction=0.3, extra_noise=0.5), [1.0, 2.0, 0.0])
     np.testing.assert_allclose(state.mean, [4.0, 0.0], atol=1e-6)
     np.testing.assert_allclose(state.variance, [16.0 + 0.5, 1.0 + 0.5], rtol=1e-6)
 
@@ -28,7 +28,7 @@ def test_the_distribution_of_one_elite_is_around_it_as_wide_as_it_was_far() -> N
 def test_better_elites_weigh_more() -> None:
     weights = np.log(3.0 / np.array([1.0, 2.0]))
     weights /= weights.sum()
-    state = told(make(elite_fraction=2 / 3, extra_noise=0.0, extra_noise_end=0.0), [1.0, 2.0, 0.0])
+    state = after_tell(make(elite_fraction=2 / 3, extra_noise=0.0, extra_noise_end=0.0), [1.0, 2.0, 0.0])
     np.testing.assert_allclose(
         state.mean, weights[0] * np.array([4.0, 0.0]) + weights[1] * np.array([2.0, 1.0]), rtol=1e-5
     )
