@@ -1,1 +1,1 @@
-"""Learners: what a method changes and how it learns, apart from environments and loops."""
+"""Learners: how a method updates its state from experience, without environments and loops."""

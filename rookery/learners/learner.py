@@ -1,4 +1,4 @@
-"""The learner: a method apart from where its experience comes from and from the loop around it."""
+"""The learner: a method, independent of the source of its experience and of the training loop."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
@@ -19,7 +19,7 @@ Metrics = dict[str, Mean]
 
 
 class LearnerState(PyTreeData):
-    """Everything that changes while a learner learns."""
+    """Agent state, hyper-parameters and counters of a learner; subclasses add optimizer states and buffers."""
 
     agent_state: AgentState
     hyperparameters: Hyperparameters
@@ -50,7 +50,7 @@ class LearnerState(PyTreeData):
 
 
 class LearnerConfig(Protocol):
-    """What every learner's config has; `num_envs` counts the environments of all devices."""
+    """The fields that every learner's config has; `num_envs` counts the environments of all devices."""
 
     @property
     def num_envs(self) -> int: ...
@@ -65,11 +65,10 @@ ExperienceT = TypeVar("ExperienceT", Experience, JointExperience)
 class Learner(PyTreeNode, ABC, Generic[StateT, ExperienceT]):
     """A method: how it starts and how it learns from experience.
 
-    Methods do not subclass it directly: an on-policy method defines `OnPolicyLearner.update`, an off-policy method
-    `ReplayLearner.learn_batch`.
+    An on-policy method defines `OnPolicyLearner.update`, an off-policy method `ReplayLearner.learn_batch`.
 
-    A learner works on one seed and on one device's share of the environments. It knows no environment, file or clock:
-    it can be vmapped over states, held by another learner, and fed from any source.
+    A learner works on one seed and on one device's share of the environments. It uses no environment, file or clock, so
+    it can be vmapped over states, contained in another learner, and used with any source of experience.
     """
 
     agent_class: ClassVar[type[Agent]]
@@ -90,7 +89,7 @@ class Learner(PyTreeNode, ABC, Generic[StateT, ExperienceT]):
         return state.agent_state  # type: ignore[attr-defined]
 
     def specs(self, state: StateT) -> StateT:
-        """Return which parts of a state are split over the devices: a tree like `state` of `SAME` and `SPLIT`."""
+        """Return `SAME` or `SPLIT` for each leaf of a state: whether it is split over the devices."""
         return jax.tree.map(lambda _: SAME, state)
 
     def check(self, num_devices: int) -> None:
@@ -107,9 +106,9 @@ class Learner(PyTreeNode, ABC, Generic[StateT, ExperienceT]):
         return self.agent
 
     def store(self, state: StateT, experience: ExperienceT) -> StateT:
-        """Take experience in without learning from it. A learner without a replay buffer keeps nothing."""
+        """Store experience without learning from it. A learner without a replay buffer does nothing."""
         return state
 
     def counters(self, state: StateT) -> dict[str, Counter]:
-        """Return the counts of updates, by the name of their metric."""
+        """Return counters by the name of their metric."""
         return {"train/n_updates": state.num_updates}  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""On-policy learners: learn from the trajectory of the present policy, then discard it."""
+"""On-policy learners: learn from a trajectory of the current policy, then discard it."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -74,7 +74,7 @@ LossFn = Callable[[AgentState, Any, Carry, HyperparameterValues], tuple[Array, d
 class OnPolicyLearner(Learner[OnPolicyState, Experience]):
     """Prepares a trajectory and calls the method's `update`.
 
-    Observation statistics change after the losses have used them: the policy in `update` is the one that acted.
+    Observation statistics are updated after `update`, so that the losses use the policy that acted.
     """
 
     agent: Any
@@ -98,7 +98,7 @@ class OnPolicyLearner(Learner[OnPolicyState, Experience]):
     def update(
         self, state: OnPolicyState, experience: Experience, hyperparameters: HyperparameterValues, key: Key
     ) -> tuple[Metrics, OnPolicyState]:
-        """Learn from experience: the method itself. `key` differs between devices."""
+        """Learn from experience. `key` differs between devices."""
 
     @property
     def optimizer(self) -> Optimizer:
@@ -164,9 +164,9 @@ class OnPolicyLearner(Learner[OnPolicyState, Experience]):
         hyperparameters: HyperparameterValues,
         num_chunks: int = 1,
     ) -> tuple[dict[str, Array], OnPolicyState]:
-        """Take one step down the gradient of `loss_fn(agent_state, samples, carry, hyperparameters)`.
+        """Take one gradient step on `loss_fn(agent_state, samples, carry, hyperparameters)`; return its metrics.
 
-        Return the metrics of the loss. A loss that is a mean over samples `[N]` may be computed in chunks.
+        A loss that is a mean over samples `[N]` may be computed in `num_chunks` chunks.
         """
 
         def loss(params: Params, samples: Tree) -> tuple[Array, dict[str, Array]]:

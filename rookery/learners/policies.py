@@ -16,7 +16,7 @@ from rookery.types import Key, PyTreeData, PyTreeDict, where_tree
 
 
 class PoliciesState(PyTreeData):
-    """The state of the learner of each policy; all count the same iterations and env steps."""
+    """The learner state of each policy; all have the same iterations and env steps."""
 
     policies: PyTreeDict
 
@@ -46,9 +46,9 @@ class PoliciesState(PyTreeData):
 
 
 class PolicyLearners(Learner[PoliciesState, JointExperience]):
-    """Trains several policies by one method; they meet in the environments only.
+    """Trains several policies by one method.
 
-    Each policy has its own parameters and optimizer, and learns from the rows of its agents alone. Spaces are `Dict`
+    Each policy has its own parameters and optimizer, and learns only from the rows of its agents. Spaces are `Dict`
     spaces by policy.
     """
 
@@ -69,7 +69,7 @@ class PolicyLearners(Learner[PoliciesState, JointExperience]):
         for policy, policy_key in self._keys(key):
             before, own = state.policies[policy], experience.experiences[policy]
             new_metrics, after = self.learners[policy].learn(before, own, policy_key)
-            # Without a single row the gradient is 0, but the momentum of the optimizer would still move the parameters.
+            # Without rows the gradient is 0, but the momentum of the optimizer would still move the parameters.
             has_rows = num_env_steps(own.trajectory) > 0
             states[policy] = where_tree(has_rows, after, before).replace(
                 iterations=after.iterations, env_steps=before.env_steps.add(experience.env_steps)
@@ -95,5 +95,5 @@ class PolicyLearners(Learner[PoliciesState, JointExperience]):
         return {f"{policy}/train/n_updates": own.num_updates for policy, own in state.policies.items()}
 
     def _keys(self, key: Key) -> Iterator[tuple[str, Key]]:
-        """Give every policy its own key; the order in which policies are declared makes no difference."""
+        """Return a key for each policy, independent of the order in which policies are declared."""
         return zip(sorted(self.learners), jax.random.split(key, len(self.learners)), strict=True)

@@ -37,15 +37,16 @@ from rookery.types import Array, Key, Params, PyTreeDict, pytree_field
 
 WARMUPS = ("random", "policy")
 MAX_SHARE = 0.9
-"""Weight of the largest error of a window in its priority; the mean error has the rest (Kapturowski et al., 2019)."""
+"""Weight of the maximum error of a window in its priority; the mean error has the rest (Kapturowski et al., 2019)."""
 
 
 @dataclass(frozen=True)
 class OffPolicyConfig:
     """The settings that off-policy methods share.
 
-    Rows in which ENVPOOL environments only reset count as steps for `updates_per_step`. A batch has windows of rows: of
-    `n_step` rows, whose rewards are summed; with a recurrent core, of `sequence_length` such sums after `burn_in` rows.
+    Reset rows of ENVPOOL environments count as steps for `updates_per_step`. A batch consists of windows. A window has
+    the `n_step` rows of one transition; with a recurrent core, `burn_in` rows and the rows of `sequence_length`
+    transitions.
     """
 
     num_envs: int = setting(1, low=1, help="environments in parallel, over all devices")
@@ -74,12 +75,12 @@ class OffPolicyConfig:
             )
         if self.warmup_steps < self.min_warmup_steps:
             raise InvalidInputError(
-                f"warmup_steps={self.warmup_steps} leaves nothing to learn from: use at least {self.min_warmup_steps}."
+                f"warmup_steps={self.warmup_steps} fills no window for every env: use at least {self.min_warmup_steps}."
             )
         steps = self.num_envs * self.rollout_length
         if self.num_updates < 1 or not math.isclose(self.num_updates, self.updates_per_step * steps):
             raise InvalidInputError(
-                f"updates_per_step={self.updates_per_step:g} must make a whole number of updates after "
+                f"updates_per_step={self.updates_per_step:g} must give a whole number of updates per "
                 f"num_envs * rollout_length = {steps} steps: use a multiple of 1/{steps}."
             )
 
@@ -129,24 +130,24 @@ class OffPolicyState(LearnerState):
 
 
 LossFn = Callable[[Params], tuple[Array, LossInfo]]
-"""Given one part of the parameters, returns its loss."""
+"""Given one part of the parameters, returns the loss."""
 
 
 class ReplayLearner(Learner[OffPolicyState, Experience]):
-    """Stores experience, then calls the method's `learn_batch` on batches sampled from all that is stored.
+    """Stores experience, then calls the method's `learn_batch` on batches sampled from the replay buffer.
 
     Every device stores the experience of its own environments and samples its share of each batch from it.
     """
 
     target_parts: ClassVar[tuple[str, ...]]
-    """The parts of the parameters that have target parameters."""
+    """The parts of the parameters that have target networks."""
 
     agent: Any
     config: OffPolicyConfig = pytree_field(static=True)
     max_rows: int | None = pytree_field(static=True, default=None)
-    """The number of rows that will ever be stored, if known: a larger buffer would stay empty."""
+    """Upper limit of the rows of a run, if known: the buffer need not be larger."""
     has_dead_rows: bool = pytree_field(static=True, default=False)
-    """Whether trajectories have rows in which an environment only resets itself."""
+    """Whether trajectories may have dead rows, which hold no transition."""
 
     @classmethod
     def of(cls, config: OffPolicyConfig) -> "ReplayLearner":
@@ -159,7 +160,7 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
             config=config.network, normalize_obs=config.normalize_obs, n_step=config.n_step, burn_in=config.burn_in
         )
 
-    # What a method defines.
+    # For subclasses.
 
     @abstractmethod
     def learn_batch(
@@ -175,7 +176,7 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
         learning_rate: Array,
         max_grad_norm: Array | None = None,
     ) -> tuple[LossInfo, OffPolicyState]:
-        """Take one step down the gradient of the loss of one part of the parameters."""
+        """Take one gradient step on the loss of one part of the parameters."""
         params = state.agent_state.params
         gradients, info = jax.grad(loss_fn, has_aux=True)(params[part])
         gradients, metrics = mean_over_devices((gradients, info.metrics))
@@ -192,7 +193,7 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
         trained = PyTreeDict({part: state.agent_state.params[part] for part in self.target_parts})
         return state.replace(target_params=polyak(state.target_params, trained, rate))
 
-    # What the interface asks for.
+    # The interface of a learner.
 
     @property
     def optimizer(self) -> Optimizer:
@@ -242,7 +243,7 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
             )
 
     def acting_state(self, state: OffPolicyState) -> AgentState:
-        """Return the agent state with the exploration of the present env step."""
+        """Return the agent state with the exploration of the current env step."""
         return self.agent.explore_with(state.agent_state, values_at(state.hyperparameters, state.env_steps.as_float()))
 
     @property
@@ -317,7 +318,7 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
 
 
 def rows_of(trajectory: SampleBatch) -> SampleBatch:
-    """Return what is stored of a trajectory: `next_obs` is the true successor, also where an episode is done."""
+    """Return the rows to store; `next_obs` is the true successor, also where an episode is done."""
     env_extras, policy_extras = trajectory.extras.env_extras, trajectory.extras.policy_extras
     kept = {name: env_extras[name] for name in ("termination", "autoreset") if name in env_extras}
     starts = {"episode_start": policy_extras.episode_start} if "episode_start" in policy_extras else {}
@@ -332,9 +333,9 @@ def rows_of(trajectory: SampleBatch) -> SampleBatch:
 
 
 def with_last_rows_done(buffer_state: ReplayState, envs: Array) -> ReplayState:
-    """Mark the newest row of these envs `[B]` as done: a window must not continue behind it.
+    """Mark the newest row of these envs `[B]` as done, so that no transition continues past it.
 
-    It is no termination: the value of its `next_obs` still counts.
+    The row is not terminated: targets still bootstrap from its `next_obs`.
     """
     layout, num_rows = buffer_state.layout, next(iter(buffer_state.storage.values())).shape[1]
     newest = (buffer_state.head - 1) % num_rows

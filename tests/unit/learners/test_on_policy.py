@@ -1,4 +1,4 @@
-"""On-policy iterations: what counts and what does not, hyper-parameters in the state, and states side by side."""
+"""On-policy iterations: dead rows, hyper-parameters in the state, and vmap over states."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from rookery.types import PyTreeDict
 
 NUM_ENVS, ROLLOUT_LENGTH = 2, 6
 LIVE_STEPS = 8
-"""Episodes of 2 steps and a dead one: of 6 rows 4 count, in each of the envs."""
+"""Live rows of both envs: episodes of 2 steps and a dead row, so 4 of 6 rows are live."""
 TOTAL_TIMESTEPS = 100
 
 
@@ -172,7 +172,7 @@ def test_a_step_leaves_the_state_it_was_given_usable(workflow: A2CWorkflow, stat
     assert not differs(once.agent_state.params, again.agent_state.params)
 
 
-def test_an_untrained_iteration_changes_what_must_change(states: list[Any]) -> None:
+def test_an_iteration_changes_the_parameters_and_the_training_key_alone(states: list[Any]) -> None:
     before, after = states[0], states[1]
     assert differs(before.agent_state.params, after.agent_state.params)
     assert jax.random.key_data(before.key).tolist() != jax.random.key_data(after.key).tolist()
@@ -180,7 +180,7 @@ def test_an_untrained_iteration_changes_what_must_change(states: list[Any]) -> N
 
 
 def marked_experience() -> Experience:
-    """Rows that say where they come from, 10 * step + env, and carries that say which env they belong to."""
+    """Make experience whose rows are 10 * step + env and whose carries are the index of the env."""
     rows = 10 * jnp.arange(3)[:, None] + jnp.arange(4)[None, :]
     return Experience(
         trajectory=SampleBatch(obs=rows[..., None].astype(jnp.float32), rewards=rows),
@@ -197,7 +197,7 @@ def test_envs_are_taken_with_their_own_carry_and_weights() -> None:
 
 
 def written_down(num_steps: int = 3, num_envs: int = 2) -> Experience:
-    """Experience of an env with observations in a Box, written down by hand."""
+    """Make experience with observations in a Box, without an environment."""
     shape = (num_steps, num_envs)
     env_extras = PyTreeDict(termination=jnp.zeros(shape), truncation=jnp.zeros(shape), ori_obs=jnp.ones((*shape, 1)))
     policy_extras = PyTreeDict(raw_action=jnp.zeros(shape, jnp.int32), value=jnp.zeros(shape))

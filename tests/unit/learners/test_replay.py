@@ -1,4 +1,4 @@
-"""Off-policy iterations: the warm-up, what is stored, how many updates are made, and what counts and what does not."""
+"""Off-policy iterations: warm-up, stored rows, number of updates, priorities and dead rows."""
 
 import re
 from collections.abc import Iterator
@@ -64,7 +64,7 @@ class TellTale(Env):
 
 
 class NaNAtTheEnd(TellTale):
-    """A simulator whose last observation is not a number."""
+    """An environment whose last observation is NaN."""
 
     def shown(self, obs: Any, done: Any) -> Any:
         return jnp.where(done > 0, jnp.nan, obs)
@@ -113,7 +113,7 @@ def stored(state: Any) -> SampleBatch:
 
 
 def live(rows: SampleBatch) -> SampleBatch:
-    """The rows `[N, ...]` in which an env did not only reset itself."""
+    """The rows `[N, ...]` that are not dead."""
     autoreset = rows.extras.env_extras.get("autoreset", np.zeros_like(rows.rewards))
     return jax.tree.map(lambda leaf: leaf[autoreset == 0], rows)
 
@@ -201,7 +201,7 @@ def test_a_warm_up_by_the_policy_acts_by_the_policy() -> None:
     assert rows.actions.std() > 0.05
 
 
-def test_random_actions_keep_up_the_memory_of_the_agent() -> None:
+def test_random_actions_update_the_recurrent_state_of_the_agent() -> None:
     workflow = make_workflow(network={"core": "gru"}, sequence_length=2)
     state = workflow.init(workflow.make_key())
     rows = stored(state)
@@ -213,7 +213,7 @@ def test_random_actions_keep_up_the_memory_of_the_agent() -> None:
     np.testing.assert_allclose(state.source_state.carry, carry, atol=1e-5)
 
 
-# What is stored.
+# Stored rows.
 
 
 @pytest.mark.parametrize("name", ["states", "envpool_states"])
@@ -240,7 +240,7 @@ def test_rows_follow_each_other_in_the_order_of_time(states: list[Any]) -> None:
     assert np.all(rows.obs[:, 1:, 1][~goes_on] == 0)
 
 
-def test_no_window_goes_on_behind_a_row_that_was_marked() -> None:
+def test_no_window_continues_past_a_row_that_was_marked() -> None:
     buffer = UniformBuffer(capacity=10, num_envs=2, sequence_length=2)
 
     def row(number: float) -> SampleBatch:
@@ -303,7 +303,7 @@ def test_steps_iterations_and_updates_are_counted(states: list[Any]) -> None:
         ({"num_envs": 8, "rollout_length": 16, "updates_per_step": 1.0}, 128),
     ],
 )
-def test_updates_per_step_gives_so_many_updates(shapes: dict, num_updates: int) -> None:
+def test_updates_per_step_sets_the_number_of_updates(shapes: dict, num_updates: int) -> None:
     assert SACConfig(**shapes).num_updates == num_updates
 
 
@@ -327,7 +327,7 @@ def test_a_step_leaves_the_state_it_was_given_usable_and_draws_new_numbers(workf
 
 
 def test_exploration_follows_its_schedule_by_env_steps(states: list[Any]) -> None:
-    # An iteration explores as the steps before it say; the warm-up as at step 0.
+    # An iteration explores by its first env step; the warm-up explores as at step 0.
     steps = [0, 27, 33, 39]
     noise = [float(state.agent_state.action_postprocessor_state.noise) for state in states]
     np.testing.assert_allclose(noise, [1 - number / TOTAL_TIMESTEPS for number in steps], rtol=1e-5)
@@ -392,7 +392,7 @@ def test_three_seeds_at_once_are_three_runs() -> None:
 
 
 def make_prioritized() -> Any:
-    """Make a workflow whose parameters stay as they are: the errors can be computed once more."""
+    """Make a workflow whose parameters do not change, so that the errors can be computed again."""
     rates = {"critic_learning_rate": 0.0, "actor_learning_rate": 0.0, "target_update_rate": 0.0}
     exponents = {"priority_exponent": 0.7, "importance_exponent": 0.4}
     return make_workflow(prioritized=True, updates_per_step=1 / 3, batch_size=8, **rates, **exponents)
@@ -425,7 +425,7 @@ def test_the_absolute_errors_of_drawn_windows_become_their_priorities(prioritize
     )
 
 
-def test_windows_are_weighed_by_how_likely_they_were(prioritized_state: Any) -> None:
+def test_windows_are_weighted_by_their_sampling_probability(prioritized_state: Any) -> None:
     class Reporting(TD3):
         def learn_batch(self, state: Any, batch: ReplayBatch, hyperparameters: Any, key: Key) -> Any:
             importance = batch.importance
@@ -499,7 +499,7 @@ def test_dead_rows_are_no_part_of_counts_and_statistics(envpool_states: list[Any
         np.testing.assert_allclose(mean, rows.obs.astype(np.float64).mean(axis=0), rtol=1e-5)
 
 
-def test_an_env_whose_last_observation_is_not_a_number_does_no_harm() -> None:
+def test_a_nan_as_last_observation_of_an_episode_does_not_reach_the_parameters() -> None:
     workflow = make_workflow(env="probe/nan_at_the_end", **ENVPOOL)
     _, state = workflow.step(workflow.init(workflow.make_key()))
     _, state = workflow.step(state)
@@ -508,18 +508,18 @@ def test_an_env_whose_last_observation_is_not_a_number_does_no_harm() -> None:
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.agent_state))
 
 
-# What is refused.
+# Errors.
 
 
 @pytest.mark.parametrize(
     ("agent", "message"),
     [
-        ({"warmup_steps": TOTAL_TIMESTEPS}, f"agent.warmup_steps={TOTAL_TIMESTEPS} leaves nothing of total_timesteps"),
-        ({"warmup_steps": 8, "n_step": 3}, "agent.warmup_steps=8 leaves nothing to learn from: use at least 9"),
+        ({"warmup_steps": TOTAL_TIMESTEPS}, f"must be less than total_timesteps={TOTAL_TIMESTEPS}"),
+        ({"warmup_steps": 8, "n_step": 3}, "agent.warmup_steps=8 fills no window for every env: use at least 9"),
         ({"warmup": "greedy"}, "agent: unknown warmup 'greedy'"),
-        ({"updates_per_step": 0.5}, "updates_per_step=0.5 must make a whole number of updates after num_envs"),
-        ({"updates_per_step": 0.0}, "agent.updates_per_step=0 must make"),
-        ({"updates_per_step": -1.0}, "agent.updates_per_step=-1 must make"),
+        ({"updates_per_step": 0.5}, "updates_per_step=0.5 must give a whole number of updates per num_envs"),
+        ({"updates_per_step": 0.0}, "agent.updates_per_step=0 must give"),
+        ({"updates_per_step": -1.0}, "agent.updates_per_step=-1 must give"),
         ({"batch_size": 0}, "agent.batch_size=0"),
         ({"burn_in": -1}, "agent.burn_in=-1 must be an integer of at least 0"),
         (
@@ -536,9 +536,7 @@ def test_bad_input_is_one_clear_error_at_build(agent: dict, message: str) -> Non
 
 
 @pytest.mark.parametrize(("name", "advice"), [("num_envs", "(4 or 6)"), ("batch_size", "(4 or 6)")])
-def test_sizes_that_do_not_divide_over_the_devices_are_an_error_that_names_sizes_which_would(
-    name: str, advice: str
-) -> None:
+def test_sizes_that_do_not_divide_over_the_devices_are_an_error_that_names_valid_sizes(name: str, advice: str) -> None:
     config = DDPGConfig(**{"num_envs": 4, "batch_size": 4, "warmup_steps": 25, "updates_per_step": 1.0, name: 5})
     with pytest.raises(InvalidInputError, match=re.escape(f"agent.{name}=5 does not divide over 2 devices")) as error:
         TD3.of(config).check(num_devices=2)
