@@ -4,8 +4,8 @@
 and the tables in the docs use the declaration.
 
 A config is a tree of mappings, lists and scalars, from YAML, from Hydra or written in Python. `from_mapping` builds the
-dataclass that a mapping describes. An invalid config raises one error that names the key. Past this module nobody sees
-a `DictConfig`.
+dataclass that a mapping describes. An invalid config raises one error that names the key. No other module uses
+`DictConfig`.
 """
 
 import dataclasses
@@ -29,14 +29,14 @@ KINDS = {
     float: ("a number", "numbers"),
     str: ("a string", "strings"),
 }
-"""The scalars of a config: how one and how several of them are called in an error."""
+"""The scalar types of a config, with their singular and plural names in errors."""
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a field of a config declares besides its type and its default.
+    """Help, range and choices of a field of a config.
 
-    `low` and `high` are allowed values themselves. `schedule` says that the number may change over the run.
+    `low` and `high` are inclusive. If `schedule` is set, the number may be a schedule.
     """
 
     help: str = ""
@@ -53,7 +53,7 @@ class Declaration:
         return ": ".join(filter(None, (self.help, f"{', '.join(others)} or {last}")))
 
     def expected_range(self, integer: bool = False) -> str:
-        """Say in words which numbers are allowed."""
+        """Return the range as a phrase for errors."""
         if self.low is not None and self.high is not None:
             return f"must lie between {self.low:g} and {self.high:g}"
         if self.low is None:
@@ -61,7 +61,7 @@ class Declaration:
         return f"must be {'an integer of ' if integer else ''}at least {self.low:g}"
 
     def contains(self, number: float) -> bool:
-        """Whether a number lies in the declared range."""
+        """Return whether a number lies in the declared range."""
         return (self.low is None or number >= self.low) and (self.high is None or number <= self.high)
 
 
@@ -75,8 +75,8 @@ def setting(
 ) -> Value:
     """Declare a field of a config, or a static field of a `PyTreeNode`.
 
-    Range and choices of a list hold for each of its entries. A subclass that only changes the default writes the field
-    without `setting`: range, choices and help are inherited.
+    Range and choices of a list apply to each entry. A subclass that only changes the default writes the field without
+    `setting` and inherits range, choices and help.
     """
     metadata = declared(Declaration(help, low, high, choices), static=True)
     if isinstance(default, dict):
@@ -85,7 +85,7 @@ def setting(
 
 
 def declared(declaration: Declaration, static: bool) -> dict[str, Any]:
-    """The metadata of a field with a declaration."""
+    """Return the metadata of a field with a declaration."""
     return {"declaration": declaration, "static": static}
 
 
@@ -137,12 +137,12 @@ def _check_range(name: str, value: Any, annotation: Any, declaration: Declaratio
 
 
 def from_mapping(cls: type[Config], mapping: Mapping[str, Any], path: str) -> Config:
-    """Build the dataclass `cls` from `mapping`; what the mapping does not say keeps its default.
+    """Build the dataclass `cls` from `mapping`; missing keys keep their defaults.
 
-    `path` is where in the whole config the mapping stands ("agent", or "" for the root): errors begin with it. A field
+    `path` is the key of the mapping in the whole config ("agent", or "" for the root); errors start with it. A field
     may be a bool, int, float, str, enum (given by value), `Literal`, `tuple[X, ...]`, `Mapping[str, Any]`, another
-    dataclass, or a union of these. A whole number may be written as 1e6, and any number as a string, which is what YAML
-    makes of 3e-4.
+    dataclass, or a union of these. An integer may be written as 1e6. A number may be a string, because YAML reads 3e-4
+    as one.
     """
     mapping = plain(mapping, path)
     names = field_names(cls)
@@ -159,7 +159,7 @@ def from_mapping(cls: type[Config], mapping: Mapping[str, Any], path: str) -> Co
 
 
 def to_mapping(config: object) -> dict[str, Any]:
-    """Turn a dataclass into what YAML can hold: the inverse of `from_mapping`."""
+    """Convert a dataclass to plain containers: the inverse of `from_mapping`."""
     return {entry.name: _to_plain(getattr(config, entry.name)) for entry in dataclasses.fields(config)}  # type: ignore[arg-type]
 
 
@@ -176,12 +176,12 @@ def _to_plain(value: Any) -> Any:
 
 
 def field_names(cls: type) -> list[str]:
-    """The keys that `from_mapping` accepts for `cls`."""
+    """Return the keys that `from_mapping` accepts for `cls`."""
     return [field.name for field in dataclasses.fields(cls) if field.init]
 
 
 def check_keys(mapping: Mapping[str, Any], known: Collection[str], path: str) -> None:
-    """Raise for the first key of `mapping` that is not known, with the nearest known one or else all of them."""
+    """Raise for the first unknown key of `mapping`; the error names the nearest known keys, or all."""
     for key in mapping:
         if key not in known:
             near = nearest_names(str(key), known)
@@ -193,7 +193,7 @@ def check_keys(mapping: Mapping[str, Any], known: Collection[str], path: str) ->
 def plain(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Return a config as plain dicts and lists, with the interpolations of a `DictConfig` resolved.
 
-    `_target_`, by which Hydra would import and call anything, is refused wherever it stands.
+    A `_target_` anywhere is an error: Hydra would import and call it.
     """
     if not isinstance(config, dict):
         from omegaconf import DictConfig, OmegaConf
@@ -209,12 +209,12 @@ def plain(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     if not isinstance(config, Mapping):
         raise _mismatch(config, "a mapping", path)
     for place in _targets(config, path):
-        raise InvalidInputError(f"{place}: a config names no Python objects, names go through the registry.")
+        raise InvalidInputError(f"{place}: a config cannot name Python objects; use a registered name.")
     return dict(config)
 
 
 def _targets(tree: Any, path: str) -> Iterator[str]:
-    """Give the places at which a `_target_` stands."""
+    """Yield the paths of all keys `_target_`."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             if key == "_target_":
@@ -235,7 +235,7 @@ def _required_fields(cls: type) -> list[str]:
 
 
 def _convert(value: Any, annotation: Any, path: str) -> Any:
-    """Return `value` as what the annotation asks for, or raise an error that says where it stands."""
+    """Convert `value` to the type of the annotation, or raise an error that names the path."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation is Any:
         return value
@@ -269,7 +269,7 @@ def _convert_to_one_of(value: Any, union: Any, path: str) -> Any:
 
 
 def _scalar(value: Any, kind: type) -> list[Any]:
-    """Return the value as a scalar of this kind in a list, which is empty if it is none."""
+    """Return a list with the value as a scalar of this kind, or an empty list if it cannot be converted."""
     if kind in (bool, str) or isinstance(value, bool):
         return [value] if type(value) is kind else []
     try:
@@ -284,7 +284,7 @@ def _scalar(value: Any, kind: type) -> list[Any]:
 
 
 def _describe(annotation: Any) -> str:
-    """Say in words what an annotation accepts."""
+    """Return a phrase for the values that an annotation accepts."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation in KINDS:
         return KINDS[annotation][0]
@@ -308,7 +308,7 @@ def _mismatch(value: Any, expected: str, path: str) -> InvalidInputError:
 
 
 def _placed(error: RookeryError, path: str, names: list[str]) -> RookeryError:
-    """Put the place in front of an error that a dataclass raised about its own fields."""
+    """Prefix an error of a dataclass with the path of the dataclass."""
     message = str(error)
     is_about_a_field = path and any(message.startswith(f"{name}=") for name in names)
     return type(error)(f"{path}.{message}" if is_about_a_field else f"{_prefix(path)}{message}")

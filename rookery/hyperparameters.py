@@ -1,6 +1,6 @@
-"""The numbers of a method that do not shape the compiled program, constant or changing with the env steps.
+"""Hyper-parameters: traced numbers of a method, constant or scheduled over env steps.
 
-A method declares each of them once, with its default, range and help:
+A method declares each hyper-parameter once, with its default, range and help:
 
     class PPOHyperparameters(OnPolicyHyperparameters):
         clip_ratio: Scalar = number(0.2, low=0.0, help="how far the probability ratio may leave 1")
@@ -26,9 +26,9 @@ Values = TypeVar("Values", bound="Hyperparameters")
 
 
 class LinearSchedule(PyTreeData):
-    """Goes from `start` to `end` within `steps` env steps and stays there.
+    """Changes linearly from `start` to `end` over `steps` env steps, then stays at `end`.
 
-    All three are traced: the members of a population may each have their own schedule.
+    All three are traced, so the members of a population may have different schedules.
     """
 
     start: Number
@@ -36,7 +36,7 @@ class LinearSchedule(PyTreeData):
     steps: Number
 
     def value(self, env_steps: Number) -> Float[Array, "..."]:
-        """Return the value after `env_steps`, exact at both ends; with `steps=0` it is `end` from the outset."""
+        """Return the value after `env_steps`, exact at both ends; with `steps=0` it is always `end`."""
         start, end, steps, taken = (_as_float(number) for number in (self.start, self.end, self.steps, env_steps))
         progress = taken / jnp.where(steps > 0.0, steps, 1.0)
         return jnp.where(taken >= steps, end, start + progress * (end - start))
@@ -49,9 +49,9 @@ Scalar = float | Array | LinearSchedule
 def number(
     default: Value, *, help: str = "", low: float | None = None, high: float | None = None, schedule: bool = True
 ) -> Value:
-    """Declare a hyper-parameter; `schedule=False` is for a number that is used once, at the start.
+    """Declare a hyper-parameter; use `schedule=False` for a number that is used only at the start.
 
-    A subclass that only changes the default writes the field without `number`: range and help are inherited.
+    A subclass that only changes the default writes the field without `number` and inherits range and help.
     """
     return dataclasses.field(
         default=default, metadata=declared(Declaration(help, low, high, schedule=schedule), static=False)
@@ -61,18 +61,18 @@ def number(
 class Hyperparameters(PyTreeData):
     """The hyper-parameters of a method. They are part of its state, so a population may have different ones.
 
-    A field that is None switches off what it belongs to, in the compiled program.
+    None disables a feature in the compiled program.
     """
 
 
 class HyperparameterValues(Protocol):
-    """Hyper-parameters evaluated at one env step: every number is an array, and None is switched off."""
+    """Hyper-parameters evaluated at one env step: numbers are arrays; None disables a feature."""
 
     def __getattr__(self, name: str, /) -> Array: ...
 
 
 def values_at(hyperparameters: Hyperparameters, env_steps: Number) -> Any:
-    """Replace every schedule by its value (`HyperparameterValues`), and every number by a float32 array."""
+    """Evaluate all schedules at `env_steps`; return `HyperparameterValues` with float32 arrays."""
 
     def value_of(leaf: Any) -> Array:
         return leaf.value(env_steps) if isinstance(leaf, LinearSchedule) else _as_float(leaf)
@@ -81,7 +81,7 @@ def values_at(hyperparameters: Hyperparameters, env_steps: Number) -> Any:
 
 
 def hyperparameters_from(cls: type[Values], values: Mapping[str, Any], total_timesteps: int) -> Values:
-    """Build hyper-parameters from numbers and schedules, `{start: 3e-4, end: 0}`, which last for the whole run."""
+    """Build hyper-parameters from numbers and schedules `{start: 3e-4, end: 0}`, by default over the whole run."""
     annotations = get_type_hints(cls)
     optional = {name for name in field_names(cls) if type(None) in get_args(annotations[name])}
     parsed: dict[str, Any] = {}

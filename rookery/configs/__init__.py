@@ -1,6 +1,6 @@
-"""How one config is composed of defaults, presets and overrides, and written out with its help.
+"""Composes a config from defaults, presets and overrides, and prints it with its help.
 
-The groups `env` and `preset` are YAML files. The group `agent` and the settings of a run are made from declarations.
+The groups `env` and `preset` are YAML files. The group `agent` and the settings of a run come from declarations.
 """
 
 from rookery.configs.composition import compose, sweep

@@ -1,8 +1,8 @@
-"""One config out of the files of this package and the overrides of a command line, by Hydra.
+"""Composes a config from the files of this package and command-line overrides, by Hydra.
 
-`agent=ppo` and `env=classic/pendulum` choose a file of a group; the file `preset/ppo/classic/pendulum.yaml`, if there
-is one, changes defaults for that pair; `agent.learning_rate=1e-3` changes one value and has the last word. Hydra's
-errors become one line with the nearest names that exist.
+`agent=ppo` and `env=classic/pendulum` select configs of a group. The file `preset/ppo/classic/pendulum.yaml`, if it
+exists, changes defaults for that pair. `agent.learning_rate=1e-3` changes one value and takes precedence. Errors of
+Hydra become one line that suggests the nearest names.
 """
 
 import itertools
@@ -21,11 +21,11 @@ FOLDER = Path(__file__).parent
 MODULE = "rookery.configs"
 GROUPS = ("agent", "env")
 OPEN_MAPPING = "env.kwargs"
-"""Below it stand the arguments of an environment library, which no file can list."""
+"""Its keys are arguments of an environment library, so any key is valid."""
 
 
 def compose(overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Compose the config that these overrides describe, as plain dicts and lists."""
+    """Compose the config with these overrides, as plain dicts and lists."""
     from hydra.errors import HydraException
 
     parsed = [parse(text) for text in overrides]
@@ -41,7 +41,7 @@ def compose(overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """Expand `agent=ppo,a2c seed=range(3)` into the overrides of every single run, in order."""
+    """Expand `agent=ppo,a2c seed=range(3)` into the overrides of each run, in order."""
     choices: dict[str, list[str]] = {}
     for text in overrides:
         override = parse(text)
@@ -51,7 +51,7 @@ def sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def stored_names(group: str) -> list[str]:
-    """The names of all configs of a group."""
+    """Return the names of all configs of a group."""
     if group == "agent":
         return sorted(agent_names())
     paths = (FOLDER / group).rglob("*.yaml")
@@ -67,14 +67,14 @@ def parse(text: str) -> "Override":
         return OverridesParser.create().parse_overrides([text])[0]
     except HydraException as error:
         if "=" in text:
-            advice = "check brackets and quotes; a value with special characters is written key=\"'a=b'\"."
+            advice = "check brackets and quotes; write a value with special characters as key=\"'a=b'\"."
         else:
             advice = "expected key=value, like agent.learning_rate=1e-3."
         raise InvalidInputError(f"cannot read the override {text!r}: {advice}") from error
 
 
 def check(override: "Override") -> None:
-    """Raise for what Hydra would ignore without a word, or explain at length."""
+    """Raise for overrides that Hydra would ignore, or reject with a long error."""
     key, value = override.key_or_group, override.value()
     if override.is_hydra_override():
         raise InvalidInputError(f"{override.input_line}: Hydra's own settings have no effect here; see run_dir=FOLDER.")
@@ -93,14 +93,14 @@ def check(override: "Override") -> None:
 
 
 def check_agent(name: Any) -> None:
-    """Raise unless there is a method of this name."""
+    """Raise if no agent has this name."""
     if name not in agent_names():
         is_near = nearest_names(str(name), agent_names())
         raise unknown_name("agent", str(name), agent_names(), "" if is_near else "`rookery list agents` shows all.")
 
 
 def provide_env(name: str) -> None:
-    """Make sure that Hydra finds the environment `name`, also where no file names it; raise if there is none."""
+    """Add the environment `name` to Hydra's store if it has no file; raise if it does not exist."""
     if name in stored_names("env"):
         return
     from hydra.core.config_store import ConfigStore
@@ -112,7 +112,7 @@ def provide_env(name: str) -> None:
     hint = "`rookery list envs` shows all."
     library, _, name_in_library = name.partition("/")
     if is_on_host(library) and name_in_library:
-        known = [name]  # its library may make more than it lists: what it cannot make is an error when it is built
+        known = [name]  # a host library may have more environments than it lists: building reports an unknown one
     elif name_in_library or library in library_names():
         known = env_names(library)
     else:
@@ -131,9 +131,10 @@ def _compose(overrides: list[str]) -> dict[str, Any]:
 
 
 def _with_sign(override: "Override") -> str:
-    """Return the override for Hydra, which wants a sign in front of what may add a key.
+    """Return the override for Hydra, with the prefix `++` if it may add a key.
 
-    These are the arguments of an environment library, and mappings: a schedule may have a key that its preset has not.
+    Arguments of an environment library may add keys, and so may mappings: a schedule may have a key that its preset
+    lacks.
     """
     text, key = str(override.input_line), override.get_key_element()
     may_add = key.startswith(OPEN_MAPPING) or (isinstance(override.value(), dict) and key[0] not in "+~")
@@ -160,7 +161,7 @@ def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def _values(override: "Override") -> list[str]:
-    """List the values that a sweep goes through, as they would be written on the command line."""
+    """Return the values of a sweep, as written on the command line."""
     from hydra.core.override_parser.types import Glob
 
     pattern = override.value()

@@ -1,6 +1,6 @@
-"""Configs made from declarations: the defaults of a run and of each method, and the help of every key.
+"""Configs from declarations: the defaults of a run and of each method, and the help of every key.
 
-Hydra finds them in its store. The module of a method is imported when its config is loaded.
+Hydra loads them from its store. The module of a method is imported when its config is loaded.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from rookery.registry import agent_names, workflow_class
 
 
 def agent_defaults(name: str) -> dict[str, Any]:
-    """Return the defaults of a method: its settings, its hyper-parameters, then what is nested, like `network`."""
+    """Return the defaults of a method: settings, hyper-parameters, then nested configs such as `network`."""
     workflow = workflow_class(name)
     config = workflow.config_class()
     settings = to_mapping(config)
@@ -32,20 +32,20 @@ def train_defaults() -> dict[str, Any]:
 
 
 def train_help() -> dict[str, str]:
-    """Return the help of the settings that all methods share, by their full names like `env.runner.processes`."""
+    """Return the help of the settings that all methods share, by full names such as `env.runner.processes`."""
     from rookery.workflows.config import TrainConfig
 
     return help_of(TrainConfig())
 
 
 def agent_help(name: str) -> dict[str, str]:
-    """Return the help of the keys of a method, by their full names like `agent.network.core`."""
+    """Return the help of the keys of a method, by full names such as `agent.network.core`."""
     workflow = workflow_class(name)
     return help_of(workflow.config_class(), "agent.") | help_of(workflow.hyperparameters_class(), "agent.")
 
 
 def help_of(config: object, prefix: str = "") -> dict[str, str]:
-    """Return the help of the fields of a config and of the configs in it; * marks numbers that may be schedules."""
+    """Return the help of the fields of a config and its nested configs; * marks numbers that may be schedules."""
     found: dict[str, str] = {}
     for name, declaration in declarations(type(config)).items():
         text = declaration.describe()
@@ -58,7 +58,7 @@ def help_of(config: object, prefix: str = "") -> dict[str, str]:
 
 
 class DeclaredNode(ConfigNode):
-    """A config in Hydra's store that is made when Hydra loads it: Hydra copies the entry and sets `node` to a copy."""
+    """A config in Hydra's store that is built when Hydra loads it; Hydra copies the entry and sets `node`."""
 
     def __init__(self, name: str, group: str | None, make_fn: Callable[[], dict[str, Any]]) -> None:
         self.name, self.group, self.package, self.provider = f"{name}.yaml", group, None, "rookery"

@@ -1,4 +1,4 @@
-"""A config written out, each key with its help as a comment."""
+"""Prints a config as YAML, with the help of each key as a comment."""
 
 import math
 from collections.abc import Iterator, Mapping

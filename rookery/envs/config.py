@@ -1,4 +1,4 @@
-"""The settings of an environment: its name, its time limit, and how a host environment is run."""
+"""The settings of an environment: name, time limit, and runner settings of host environments."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ RESERVED_KWARGS = {"episode_length", "parallel", "autoreset_mode", "discount", "
 
 @dataclass(frozen=True)
 class RunnerSettings:
-    """How host environments are run.
+    """The runner settings of host environments.
 
-    Off-policy methods do not mind `overlap`, IMPALA corrects for it, PPO and A2C tolerate it.
+    `overlap` does not bias off-policy methods. IMPALA corrects for it; PPO and A2C tolerate it.
     """
 
     processes: bool = setting(False, help="run environments in other processes, where they may crash")
@@ -44,8 +44,8 @@ class RunnerSettings:
 class EnvConfig:
     """The environment to train on.
 
-    A host environment is a Python object; its name begins with a library such as `gymnasium`. `policies` by patterns of
-    agent names, `{"adversary_*": "hunter", "agent_0": "prey"}`, takes the first match.
+    A host environment is a Python object; its name starts with a library such as `gymnasium`. If `policies` maps
+    patterns of agent names, `{"adversary_*": "hunter", "agent_0": "prey"}`, the first match counts.
     """
 
     name: str = setting("classic/cartpole", help="`rookery list envs` shows all")
@@ -70,17 +70,17 @@ class EnvConfig:
 
     @property
     def has_several_agents(self) -> bool:
-        """Whether it is a host environment with several agents."""
+        """Whether the environment is a host environment with several agents."""
         library = find_host_library(self.name)
         return library is not None and library.has_several_agents
 
     def __post_init__(self) -> None:
         check_settings(self)
         if self.autoreset_mode is AutoresetMode.DISABLED:
-            raise InvalidInputError("autoreset_mode=disabled would end training with the first episodes: use 'normal'.")
-        taken = sorted(RESERVED_KWARGS & self.kwargs.keys())
-        if taken:
-            raise InvalidInputError(f"kwargs.{taken[0]} is not an argument of the library: training sets it itself.")
+            raise InvalidInputError("autoreset_mode=disabled ends training after the first episodes: use 'normal'.")
+        reserved = sorted(RESERVED_KWARGS & self.kwargs.keys())
+        if reserved:
+            raise InvalidInputError(f"kwargs.{reserved[0]} is not an argument of the library: training sets it.")
         if self.is_on_host and self.autoreset_mode is not AutoresetMode.NORMAL:
             raise InvalidInputError(
                 f"autoreset_mode={self.autoreset_mode.value} is for environments on the device: "
@@ -88,8 +88,8 @@ class EnvConfig:
             )
         if self.policies is not None and not self.has_several_agents:
             raise InvalidInputError(
-                f"policies={self.policies!r} is for environments on the host with several agents, such as "
-                f"pettingzoo/mpe2.simple_spread_v3: {self.name} is none."
+                f"policies={self.policies!r} is for host environments with several agents, such as "
+                f"pettingzoo/mpe2.simple_spread_v3, not for {self.name}."
             )
         if isinstance(self.policies, Mapping):
             for pattern, policy in self.policies.items():
@@ -104,6 +104,6 @@ class EnvConfig:
 
 
 def check_policy_name(whose: str, policy: Any) -> None:
-    """Raise unless `policy` is a valid name: it begins the names of the policy's metrics."""
+    """Raise unless `policy` is a valid name: it is the prefix of the policy's metrics."""
     if not isinstance(policy, str) or not policy or "/" in policy:
-        raise InvalidInputError(f"{whose} is {policy!r}; expected a name, which is a string without '/'.")
+        raise InvalidInputError(f"{whose} is {policy!r}; expected a name: a string without '/'.")

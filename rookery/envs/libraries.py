@@ -1,4 +1,4 @@
-"""The table of environment libraries, on the device and on the host: plain data that imports none of them."""
+"""The table of device libraries and host libraries. It imports none of them."""
 
 import importlib
 import importlib.util
@@ -15,9 +15,9 @@ class Library:
     """A library whose environments compile onto the device."""
 
     module: str
-    """The module that adapts it."""
+    """The module of the adapter."""
     requires: str | None = None
-    """The optional package that it wraps."""
+    """The optional package that the module wraps."""
     extra: str | None = None
     """The extra that installs the package."""
 
@@ -26,7 +26,7 @@ class Library:
         return self.requires is None or importlib.util.find_spec(self.requires) is not None
 
     def check_installed(self) -> None:
-        """Raise an error that names the extra unless the package is installed."""
+        """Raise an error that names the extra if the package is not installed."""
         if not self.installed:
             raise missing_extra(str(self.requires), str(self.extra))
 
@@ -46,22 +46,22 @@ class HostLibrary(Library):
     """The function of the module that `make_host_env` calls."""
     has_several_agents: bool = False
     has_threads: bool = False
-    """Whether it steps its envs in threads of its own, and cannot use processes."""
+    """Whether the library steps its envs in its own threads, so that they cannot run in processes."""
     clipping_option: str | None = None
-    """The option that clips rewards to their sign. Workflows leave it out and clip only what is learned from."""
+    """The option that clips rewards to their sign. Workflows omit it and clip rewards for training only."""
     clips_by_default: bool = False
     """Whether workflows clip if the option is not given."""
     training_options: tuple[str, ...] = ()
-    """Options that help learning and change what an episode is: evaluation leaves them out."""
+    """Options that help training but change episodes; evaluation omits them."""
 
     def clips_rewards(self, kwargs: Mapping[str, Any]) -> bool:
-        """Tell whether a workflow whose envs are made with these options learns from the signs of their rewards."""
+        """Return whether a workflow with these options clips rewards for training."""
         return bool(self.clipping_option and kwargs.get(self.clipping_option, self.clips_by_default))
 
     def kwargs_of_envs(self, kwargs: Mapping[str, Any], is_evaluation: bool) -> dict[str, Any]:
-        """Leave out the options that a workflow does not pass to its envs."""
-        left_out = {self.clipping_option, *(self.training_options if is_evaluation else ())}
-        return {name: value for name, value in kwargs.items() if name not in left_out}
+        """Return the options that a workflow passes to its envs."""
+        omitted = {self.clipping_option, *(self.training_options if is_evaluation else ())}
+        return {name: value for name, value in kwargs.items() if name not in omitted}
 
 
 LIBRARIES: dict[str, Library] = {
@@ -113,5 +113,5 @@ def find_host_library(name: str) -> HostLibrary | None:
 
 
 def is_on_host(name: str) -> bool:
-    """Tell whether an environment, or a library, is on the host."""
+    """Return whether an environment, or a library, is on the host."""
     return find_host_library(name) is not None

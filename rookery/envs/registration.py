@@ -1,8 +1,9 @@
-"""Environments by name: `library/name`, each library imported when one of its environments is asked for.
+"""Makes environments by name, `library/name`. A library is imported when one of its environments is made.
 
-A library is a module (or any object) with `names()`, the names it knows, and `make(name, episode_length, **kwargs)`,
-which builds one bare env. Ours are in the table of `rookery.envs.libraries`; others register theirs under the
-entry-point group `rookery.envs`, where the name of the entry point is the name of the library.
+A library is a module (or any object) with `names()`, which returns its environments, and
+`make(name, episode_length, **kwargs)`, which builds one bare env. Rookery's libraries are in the table of
+`rookery.envs.libraries`. Other packages register theirs under the entry-point group `rookery.envs`; the name of the
+entry point is the name of the library.
 """
 
 import importlib.metadata
@@ -18,32 +19,32 @@ from rookery.errors import InvalidInputError, UnknownNameError, check_count, nea
 
 ENTRY_POINT_GROUP = "rookery.envs"
 CONFIG_FOLDER = Path(__file__).parents[1] / "configs" / "env"
-"""Has a file for every environment of the builtin libraries: their names, without importing the libraries."""
+"""Has a file for every environment of the builtin libraries, which lists their names without importing them."""
 
 
 class EnvLibrary(Protocol):
-    """What a module must offer to be a library of environments."""
+    """The interface of a library of device environments."""
 
     def names(self) -> Iterable[str]:
-        """The names of its environments, without the prefix of the library."""
+        """Return the names of its environments, without the prefix of the library."""
 
     def make(self, name: str, episode_length: int | None = None, **kwargs: Any) -> Env:
-        """Build one bare env; `episode_length`, where the env has a time limit of its own, replaces it."""
+        """Build one bare env; `episode_length` replaces a time limit of the env itself."""
 
 
 def library_names() -> list[str]:
-    """The names of the device libraries, installed or not."""
-    ours = [name for name in LIBRARIES if not is_on_host(name)]
-    return [*ours, *(name for name in _entry_points() if name not in LIBRARIES)]
+    """Return the names of the device libraries, installed or not."""
+    builtin = [name for name in LIBRARIES if not is_on_host(name)]
+    return [*builtin, *(name for name in _entry_points() if name not in LIBRARIES)]
 
 
 def all_library_names() -> list[str]:
-    """The names of the device libraries and the host libraries, installed or not."""
+    """Return the names of the device libraries and the host libraries, installed or not."""
     return [*library_names(), *filter(is_on_host, LIBRARIES)]
 
 
 def is_installed(library: str) -> bool:
-    """Tell whether the package behind a library is there, without importing it."""
+    """Return whether the package of a library is installed, without importing it."""
     return library not in LIBRARIES or LIBRARIES[library].installed
 
 
@@ -58,14 +59,14 @@ def load_library(library: str) -> EnvLibrary:
 
 
 def env_names(library: str) -> list[str]:
-    """The full names of a library's environments, sorted."""
+    """Return the full names of a library's environments, sorted."""
     host_library = find_host_library(library)
     names_fn = getattr(host_library.load(), host_library.names_fn) if host_library else load_library(library).names
     return sorted(f"{library}/{name}" for name in names_fn())
 
 
 def make_env(name: str, episode_length: int | None = None, **library_kwargs: Any) -> Env:
-    """Build one bare env by its name: single, without episodes and autoreset. `wrap_env` adds these."""
+    """Build one bare env by its name. `wrap_env` vectorizes it and adds time limit and autoreset."""
     if not isinstance(name, str):
         raise InvalidInputError(f"expected the name of an environment, like 'classic/cartpole', got {name!r}.")
     library, _, env_name = name.partition("/")
@@ -76,7 +77,7 @@ def make_env(name: str, episode_length: int | None = None, **library_kwargs: Any
             "device environment",
             name,
             [],
-            "It is a Python object, which cannot be compiled onto the device: make it with "
+            "It is a host environment, which cannot be compiled: make it with "
             f"rookery.runners.envs.libraries.make_host_env({name!r}, num_envs).",
         )
     if library not in LIBRARIES and library in library_names() and name not in env_names(library):
@@ -87,9 +88,9 @@ def make_env(name: str, episode_length: int | None = None, **library_kwargs: Any
 def unknown_environment(
     name: str, other_names: Iterable[str] = (), hint: str = "Names look like 'classic/cartpole'."
 ) -> UnknownNameError:
-    """Build the error for a name without a library; no library is imported to find the nearest ones.
+    """Build the error for a name without a library, with the nearest names; no library is imported.
 
-    Those of the builtin libraries that are installed are compared without the library, `other_names` as they are.
+    Names of installed builtin libraries are compared without the library, `other_names` in full.
     """
     spellings = [(other, other) for other in other_names]
     for library in filter(is_installed, LIBRARIES):
@@ -110,9 +111,10 @@ def wrap_env(
     record_ori_obs: bool = False,
     pool_size: int = 1,
 ) -> VectorWrapper:
-    """Give a bare env episodes, and make `parallel` of it.
+    """Add a time limit and autoreset to a bare env, and vectorize it over `parallel` envs.
 
-    `episode_length=None` is the env's own limit. `pool_size` is the number of cached starts per env of `FAST` mode.
+    `episode_length=None` is the env's own limit. `pool_size` is the number of cached initial states per env in `FAST`
+    mode.
     """
     check_is_env(env)
     check_wrapping(episode_length, parallel, autoreset_mode, pool_size)
@@ -134,7 +136,7 @@ def create_env(
     pool_size: int = 1,
     **library_kwargs: Any,
 ) -> VectorWrapper:
-    """Make any environment by its name, vectorized over `parallel` envs: `create_env("brax/hopper", parallel=16)`.
+    """Make a vectorized device environment by its name: `create_env("brax/hopper", parallel=16)`.
 
     The arguments are those of `wrap_env`; `library_kwargs` go to the library.
     """
@@ -144,7 +146,7 @@ def create_env(
 
 
 def create_wrapped_classic_env(name: str, *args: Any, **kwargs: Any) -> VectorWrapper:
-    """`create_env` for one of our own: `create_wrapped_classic_env("cartpole", parallel=16)`."""
+    """`create_env` for classic control: `create_wrapped_classic_env("cartpole", parallel=16)`."""
     return create_env(f"classic/{name}", *args, **kwargs)
 
 
@@ -164,7 +166,7 @@ def create_wrapped_jumanji_env(name: str, *args: Any, **kwargs: Any) -> VectorWr
 
 
 def check_wrapping(episode_length: int | None, parallel: int, autoreset_mode: AutoresetMode, pool_size: int) -> None:
-    """Raise before anything is built if the arguments of `wrap_env` cannot be meant."""
+    """Raise if the arguments of `wrap_env` are invalid."""
     if episode_length is not None:
         check_count("episode_length", episode_length)
     check_count("parallel", parallel)

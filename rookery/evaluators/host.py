@@ -1,4 +1,4 @@
-"""Evaluation on host environments: greedy episodes, dealt to the environments beforehand."""
+"""Evaluation on host environments: greedy episodes, assigned to the environments in advance."""
 
 import contextlib
 import logging
@@ -29,13 +29,13 @@ from rookery.runners.schedule import DealtEpisodes
 from rookery.types import Array, Key, PyTreeDict, as_one_key
 
 MAX_EPISODE_STEPS = 108_000
-"""A longer episode is taken for one that never ends: the time limit of Atari games, in frames."""
+"""The default time limit of an episode: that of Atari games, in frames."""
 
 logger = logging.getLogger(__name__)
 
 
 class HostEvaluateMetric(EvaluateMetric):
-    """The episodes that could be finished, and the number of those that could not."""
+    """The finished episodes, and the number of episodes that failed."""
 
     num_left_out: int
 
@@ -44,7 +44,7 @@ class HostEvaluateMetric(EvaluateMetric):
 
 
 class MultiPolicyEvaluateMetric(HostEvaluateMetric):
-    """`episode_returns` are those of all agents together; `policy_returns` those of the agents of each policy."""
+    """`episode_returns` sums over all agents, `policy_returns` over the agents of each policy."""
 
     policy_returns: PyTreeDict
 
@@ -56,12 +56,12 @@ class MultiPolicyEvaluateMetric(HostEvaluateMetric):
 class HostEvaluator:
     """Plays episodes with the greedy policy, in environments that it makes for each evaluation.
 
-    Env k of n plays episodes k, k + n, k + 2n, ..., each with its own seed: which episodes count is fixed before they
-    are played. An episode that fails is played again with another seed. After `max_restarts` such faults it is left out
-    of the result, which is NaN if no episode is left. What a lost env leaves, the others play.
+    Env k of n plays episodes k, k + n, k + 2n, ..., each with its own seed, so the speed of an env does not decide
+    which episodes count. A failed episode is played again with another seed. After `max_restarts` faults the episode is
+    left out of the result. The result is NaN if no episode finished. The other envs play the episodes of a lost env.
 
-    With `policy_of`, which names the policy of each agent, states are given by policy. `opened` environments are used
-    by the first evaluation if it needs as many.
+    If `policy_of` gives the policy of each agent, agent states are given by policy. The first evaluation uses the
+    `opened` environments if it needs the same number.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class HostEvaluator:
         self._clock, self._sleep = clock, sleep
 
     def close(self) -> None:
-        """Close environments that were opened and not used; calling it twice does no harm."""
+        """Close unused `opened` environments. May be called twice."""
         if self._opened is not None:
             self._opened.close()
         self._opened = None
@@ -92,7 +92,7 @@ class HostEvaluator:
     def evaluate(
         self, agent_state: AgentState | Mapping[PolicyID, AgentState], key: Key, num_episodes: int
     ) -> HostEvaluateMetric:
-        """Play exactly `num_episodes` episodes; return the return and the length of each."""
+        """Play `num_episodes` episodes; return the return and the length of each."""
         check_count("num_episodes", num_episodes)
         num_envs = min(num_episodes, self._num_envs)
         with contextlib.closing(self._take_envs(num_envs)) as base_env:
@@ -126,7 +126,7 @@ class HostEvaluator:
     def frames(
         self, agent_state: AgentState | Mapping[PolicyID, AgentState], key: Key, max_steps: int
     ) -> Iterator[np.ndarray]:
-        """Play one episode, or its first `max_steps` steps, and render it; raise `RenderError` if that fails."""
+        """Play and render one episode of at most `max_steps` steps; raise `RenderError` if that fails."""
         try:
             base_env = make_envs(self._env, 1, render=True, is_evaluation=True)
         except RookeryError as error:
@@ -159,7 +159,7 @@ class HostEvaluator:
         num_episodes: int,
         restart: RestartPolicy,
     ) -> tuple[EpisodeEngine, ReturnsRecorder]:
-        """Make ready to play episodes in these environments."""
+        """Make the engine and the recorder for episodes in these environments."""
         num_envs = base_env.num_envs
         self._players.begin(on_one_device(agent_state), num_envs)
         recorder = ReturnsRecorder(self._players, num_envs, num_episodes, self.max_episode_steps, base_env.name)
@@ -179,11 +179,11 @@ def _render(base_env: BaseEnv) -> np.ndarray:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of an error; if it is MuJoCo's, add what to try."""
+    """Return the first line of an error; add advice to an error of MuJoCo."""
     reason = _first_line(error)
     if "mujoco" not in str(error):
         return reason
-    return f"{reason} MUJOCO_GL={os.environ.get('MUJOCO_GL', '')} says how MuJoCo renders: try egl or osmesa."
+    return f"{reason} MUJOCO_GL={os.environ.get('MUJOCO_GL', '')} selects how MuJoCo renders: try egl or osmesa."
 
 
 def _first_line(error: Exception) -> str:

@@ -40,16 +40,16 @@ from rookery.types import Array, Key, Params, as_mappable_key, as_one_key
 class HostPopulation:
     """Plays the episodes of a population in host environments, `num_slots` at a time.
 
-    A slot that finishes an episode begins the next (individual, episode) at once. The population stays on the device:
+    A slot that finishes an episode starts the next (individual, episode) at once. The population stays on the device:
     one compiled call acts for all slots, each with the parameters of its individual. Seeds and random actions depend
-    on the key, the individual and the episode, so the result does not depend on the number of slots; except with
+    on the key, the individual and the episode, so the result does not depend on the number of slots. The exception is
     vector environments that do not take a seed for each episode.
 
-    A fault within an episode counts against the episode, which is played again with another seed. After `max_restarts`
-    such faults its return is NaN: a policy may be what breaks a simulator. A fault before the first action counts
-    against the env, which is given up after `max_restarts` failed restarts in a row.
+    After a fault within an episode, the episode is played again with another seed. After `max_restarts` such faults its
+    return is NaN, because the policy may cause them. An env that fails before the first action is restarted, and lost
+    after `max_restarts` failed restarts in a row.
 
-    Environments are made to be described, or with the first generation if a `description` is given.
+    Without a `description`, environments are made at once; otherwise with the first generation.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class HostPopulation:
         check_one_host(env)
         if env.runner.overlap:
             raise InvalidInputError(
-                "env.runner.overlap=true is for methods that learn from batches: a generation cannot be played before "
-                "the one before is over."
+                "env.runner.overlap=true is for methods that learn from batches: a generation cannot start before "
+                "the previous one has finished."
             )
         self.num_slots = num_slots
         self._env = env
@@ -77,7 +77,7 @@ class HostPopulation:
         self._restart = RestartPolicy(max_restarts=env.runner.max_restarts)
         self._max_episode_steps = env.episode_length or MAX_EPISODE_STEPS
         self._counts: Counter[str] = Counter()
-        """The counts of former engines, and of episodes that were given up."""
+        """The counts of previous engines, and of episodes that were given up."""
         self._fault_notices = FaultNotices()
         self._clock, self._sleep = clock, sleep
         self._engine: EpisodeEngine | None = None
@@ -92,15 +92,15 @@ class HostPopulation:
         self._policy = PopulationPolicy(agent, self.obs_space, num_slots, explore, track_obs)
 
     def play(self, agent_state: AgentState, population: Params, key: Key, num_episodes: int) -> PopulationEpisodes:
-        """Play `num_episodes` of every individual; individuals share the rest of `agent_state`.
+        """Play `num_episodes` episodes of every individual; individuals share the rest of `agent_state`.
 
-        An episode that could not be finished has a return of NaN and a length of 0.
+        An unfinished episode has a return of NaN and a length of 0.
         """
         seed_key, action_key = jax.random.split(as_mappable_key(as_one_key(key)))
         population_size = population_size_of(population)
         num_jobs = population_size * num_episodes
         if num_jobs < self.num_slots:
-            raise InvalidInputError(f"num_slots={self.num_slots} is more than the {num_jobs} episodes to be played.")
+            raise InvalidInputError(f"num_slots={self.num_slots} is more than the {num_jobs} episodes to play.")
         players = self._policy.begin(agent_state, population, action_key, num_episodes)
         recorder = self._make_recorder(players, num_jobs)
         schedule = EpisodeQueue(num_jobs, self.num_slots, int(jax.random.bits(seed_key)))
@@ -112,7 +112,7 @@ class HostPopulation:
                 message = f"none of {num_jobs} episodes could be finished; the first fault: {first}"
                 raise EnvFaultError(message, first)
         except BaseException:
-            self.close()  # the envs are in the middle of episodes
+            self.close()  # the envs are in unfinished episodes
             raise
         finally:
             self._counts["unfinished_episodes"] += schedule.num_given_up
@@ -120,7 +120,7 @@ class HostPopulation:
         return recorder.result((population_size, num_episodes), statistics)
 
     def no_episodes(self, population_size: int, num_episodes: int) -> PopulationEpisodes:
-        """Return a result like that of `play`, for a population that did not play."""
+        """Return a result of zeros with the shapes of `play`."""
         shape = population_size, num_episodes
         arrays: dict[str, Any] = {
             "episode_returns": np.zeros(shape, np.float32),
@@ -130,7 +130,7 @@ class HostPopulation:
         return PopulationEpisodes(**arrays, obs_statistics=self._policy.no_statistics())
 
     def play_at_random(self, num_envs: int, num_steps: int, seed: int) -> tuple[Any, Array]:
-        """Act at random in new envs; return the observations `[T, B, ...]` and 0 for rows without one."""
+        """Act at random in new envs; return the observations and their weights, 0 for dead rows, `[T, B, ...]`."""
         config = RunnerConfig(
             rollout_fragment_length=num_steps, on_invalid=self._env.runner.on_invalid, restart=self._restart
         )
@@ -148,17 +148,17 @@ class HostPopulation:
         return self._env.name
 
     def report(self) -> dict[str, float]:
-        """Return the faults so far and the steps that they cost, as records name them."""
+        """Return the counts of faults and discarded steps, by the name of their metric."""
         counts = self._counts + self._engine_counts()
         report = fault_report(counts, 0 if self._engine is None else len(self._engine.states.lost))
         return report | {"faults/unfinished_episodes": counts["unfinished_episodes"]}
 
     def get_state(self) -> dict[str, Any]:
-        """Return the counts: every generation begins new episodes, with seeds from the training state."""
+        """Return the counts. Nothing else is saved: a generation starts new episodes, seeded by the training state."""
         return {"counts": dict(self._counts + self._engine_counts())}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on counting from `get_state`."""
+        """Continue counting from `get_state`."""
         self._counts = Counter(state["counts"])
         self._counts.subtract(self._engine_counts())
 
@@ -166,13 +166,13 @@ class HostPopulation:
         return f"{self._env.name} restarts, as in every generation"
 
     def close(self) -> None:
-        """Close the environments, which the next generation makes again; calling it twice does no harm."""
+        """Close the environments; the next generation makes new ones. May be called twice."""
         if self._base_env is not None:
             self._base_env.close()
         self._base_env = None
 
     def _begin(self, recorder: "MeasuresRecorder", schedule: EpisodeQueue) -> EpisodeEngine:
-        """Return the engine, ready to play; make it and its environments if there are none."""
+        """Return the engine, ready to play; make it and its environments if necessary."""
         if self._engine is None or self._base_env is None:
             self._counts.update(self._engine_counts())
             self._base_env = self._base_env or make_envs(self._env, self.num_slots)
@@ -224,7 +224,7 @@ class MeasuresRecorder(ReturnsRecorder):
         return completed
 
     def _measure(self, polled: EnvOutputs, row: int) -> None:
-        """Measure one step; a measure of the last step is looked up when the episode is over."""
+        """Measure one step; `last` measures are evaluated only at the end of the episode."""
         env = int(polled.envs[row])
         action, reward = self.last_action(env), float(polled.rewards[row])
         obs = jax.tree.map(lambda leaf: leaf[row], polled.obs)
@@ -243,7 +243,7 @@ class MeasuresRecorder(ReturnsRecorder):
         return super().discard(env)
 
     def result(self, shape: tuple[int, int], obs_statistics: RunningStatistics | None) -> PopulationEpisodes:
-        """Return the results as NumPy arrays, for `[individual, episode]`."""
+        """Return the results as NumPy arrays `[individual, episode]`."""
         lengths = np.maximum(self.lengths, 1)  # unfinished episodes have no mean
         columns = [measure.result(self._measured[:, i], lengths) for i, measure in enumerate(self._measures)]
         measured = np.stack(columns, axis=1) if columns else self._measured

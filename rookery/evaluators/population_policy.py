@@ -24,17 +24,17 @@ from rookery.types import Array, Key, Params, PyTreeData, PyTreeDict, where_tree
 
 
 class ActingState(PyTreeData):
-    """What acting keeps on the device: recurrent states, one per slot, and observation statistics, one per job."""
+    """Device state of acting: the recurrent state of each slot, and the observation statistics of each job."""
 
     carry: Carry
     obs_statistics: RunningStatistics | None
 
 
 class PopulationPolicy:
-    """Acts in `num_slots` environments, in each with the parameters of the individual whose episode it plays.
+    """Acts in `num_slots` environments, each with the parameters of the individual whose episode it plays.
 
-    Job j is episode j % num_episodes of individual j // num_episodes. Random actions depend on the key, the individual,
-    the episode and its step alone.
+    Job j is episode j % num_episodes of individual j // num_episodes. Random actions depend only on the key, the
+    individual, the episode and its step.
     """
 
     def __init__(self, agent: Agent, obs_space: Space, num_slots: int, explore: bool, track_obs: bool) -> None:
@@ -52,15 +52,15 @@ class PopulationPolicy:
         self._merge_finished = jax.jit(_merge_finished)
 
     def begin(self, agent_state: AgentState, population: Params, key: Key, num_episodes: int) -> "PopulationPlayers":
-        """Begin to act with a population; its individuals share the rest of `agent_state`."""
-        # Flat, because the program is called in every step: flattening trees of dicts takes as long as acting.
+        """Start a generation; individuals share the rest of `agent_state`."""
+        # Flattened once: flattening trees of dicts in every step takes as long as acting.
         leaves, treedef = jax.tree.flatten((agent_state, population, key))
         state = self._initial_state(population_size_of(population) * num_episodes)
         act_fn = partial(self._act, num_episodes, treedef, leaves)
         return PopulationPlayers(act_fn, self._merge_finished, state, self._obs_space, self._num_slots)
 
     def no_statistics(self) -> RunningStatistics | None:
-        """Return the statistics of no observation; None if observations are not tracked."""
+        """Return empty observation statistics; None if observations are not tracked."""
         return running_statistics.init(self._obs_space) if self._track_obs else None
 
     def _initial_state(self, num_jobs: int) -> ActingState:
@@ -105,7 +105,7 @@ class PopulationPolicy:
 
 
 class PopulationPlayers(Players):
-    """The individuals of one generation, and their acting state. An episode's number is that of its job."""
+    """The individuals of one generation and their acting state. The number of an episode is its job."""
 
     def __init__(
         self, act_fn: Callable, merge_fn: Callable, state: ActingState, obs_space: Space, num_slots: int

@@ -1,4 +1,4 @@
-"""Experience: what a learner learns from, whichever source it came from."""
+"""Experience: the input of a learner, from any source."""
 
 from typing import Any, no_type_check
 
@@ -15,21 +15,21 @@ from rookery.types import Array, PyTreeData, PyTreeDict, pytree_field
 
 
 class Weighted(PyTreeData):
-    """Rows of which some may not count: averages go over the rows of all devices that do."""
+    """Rows with weights; averages are weighted and taken over all devices."""
 
     weights: Array | None = None
-    """0 for rows that do not count, 1 for the others; None if all count."""
+    """0 for dead rows, 1 for the others; None if no row is dead."""
 
     def mean(self, values: Array) -> Array:
-        """Average over the rows that count."""
+        """Return the weighted mean."""
         return weighted_mean(values, self.weights, device_axis())
 
     def standardize(self, values: Array) -> Array:
-        """Scale to mean 0 and standard deviation 1; values of rows that do not count become 0."""
+        """Scale to mean 0 and standard deviation 1; values of dead rows become 0."""
         return standardize(values, self.weights, device_axis())
 
     def explained_variance(self, targets: Array, predictions: Array) -> Mean:
-        """Return the share of the variance of the targets that the predictions explain, if the targets vary."""
+        """Return the fraction of the variance of the targets that the predictions explain; empty without variance."""
         share = explained_variance(targets, predictions, self.weights, device_axis())
         return Mean.where(jnp.isfinite(share), share)
 
@@ -38,7 +38,7 @@ class Weighted(PyTreeData):
 class Experience(Weighted):
     """A trajectory `[T, B]` and the recurrent state of the agent before its first row.
 
-    `metrics` describe the episodes that ended in it, by the rewards of the environment. A learner sets `weights`.
+    `metrics` describe the episodes that ended in it, with unscaled rewards. The learner sets `weights`.
     """
 
     trajectory: SampleBatch
@@ -46,7 +46,7 @@ class Experience(Weighted):
     metrics: dict[str, Mean] = pytree_field(default_factory=dict)
 
     def take_envs(self, indexes: Array) -> "Experience":
-        """Take some environments, without metrics."""
+        """Return the experience of some environments, without metrics."""
         trajectory, weights = jax.tree.map(lambda leaf: leaf[:, indexes], (self.trajectory, self.weights))
         first_carry = jax.tree.map(lambda leaf: leaf[indexes], self.first_carry)
         return Experience(trajectory=trajectory, first_carry=first_carry, weights=weights)
@@ -54,7 +54,7 @@ class Experience(Weighted):
 
 @no_type_check
 class JointExperience(PyTreeData):
-    """The experience of several policies in the same steps of the same environments."""
+    """The experience of several policies in the same env steps."""
 
     experiences: PyTreeDict
     """An `Experience` for each policy, without metrics."""
@@ -63,9 +63,9 @@ class JointExperience(PyTreeData):
 
 
 def trajectory_shapes(agent: Agent, obs_space: Space, action_space: Space, num_envs: int, length: int) -> SampleBatch:
-    """Return the shapes of what an agent experiences in environments with these spaces: `[T, B]`.
+    """Return the shapes of a trajectory `[T, B]` of an agent in environments with these spaces.
 
-    It holds the entries of `env_extras` that do not depend on the source: `termination`, `truncation` and `ori_obs`.
+    `env_extras` has the entries that every source has: `termination`, `truncation` and `ori_obs`.
     """
 
     def act_once(key: Array) -> SampleBatch:

@@ -1,1 +1,1 @@
-"""Workflows: the loops that carry a method from its first step to its last."""
+"""Workflows: runs of a method, and the training loops on the device and on the host."""

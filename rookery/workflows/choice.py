@@ -1,4 +1,4 @@
-"""Choosing how a run trains: the one place that asks whether environments are on the device or on the host."""
+"""Selects device training or host training for a run; no other module makes this choice."""
 
 import contextlib
 import dataclasses
@@ -36,9 +36,9 @@ from rookery.workflows.training import Training
 def train_by_gradient(
     settings: Settings, layout: Layout, learner: Learner, evaluation_episodes: int | None = None
 ) -> Training:
-    """Train a learner on the configured environment.
+    """Make the training of a learner on the configured environment.
 
-    With `evaluation_episodes` the run is only evaluated: training environments on the host are not started.
+    If `evaluation_episodes` is given, the run is only evaluated and no host environments for training are started.
     """
     train = settings.train
     num_devices, num_envs = layout.mesh.size, learner.config.num_envs
@@ -65,7 +65,7 @@ def train_by_gradient(
 
 
 def _train_policies(settings: Settings, layout: Layout, learner: Learner, evaluation_episodes: int | None) -> Training:
-    """Train several policies in the same environments, each by its own copy of a learner."""
+    """Make the training of several policies in the same environments, with one copy of the learner for each."""
     if not isinstance(learner, OnPolicyLearner):
         raise several_agents_error(settings)
     train, agent, config = settings.train, learner.agent, learner.config
@@ -81,7 +81,7 @@ def _train_policies(settings: Settings, layout: Layout, learner: Learner, evalua
 
 
 def with_num_envs(learner: OnPolicyLearner, num_envs: int) -> OnPolicyLearner:
-    """Return the same learner for another number of environments."""
+    """Return the learner for another number of environments."""
     return learner.replace(config=dataclasses.replace(learner.config, num_envs=num_envs))
 
 
@@ -93,7 +93,7 @@ def train_by_evolution(
     config: ECConfig,
     evaluation_episodes: int | None = None,
 ) -> Training:
-    """Evolve the parameters of an agent on the configured environment; `evaluation_episodes` as for gradients."""
+    """Make the evolution of an agent on the configured environment; see `train_by_gradient`."""
     train, num_episodes = settings.train, settings.train.evaluation.num_episodes
     common = optimizer, agent, config, settings.hyperparameters, layout
     if train.env.has_several_agents:
@@ -123,7 +123,7 @@ def train_by_evolution(
 def open_envs(
     env: EnvConfig, num_envs: int, evaluation_episodes: int | None, opened: contextlib.ExitStack
 ) -> BaseEnv | None:
-    """Make the environments of the evaluation that follows, which describe the others; None if training follows."""
+    """Make the evaluation environments of a run that is only evaluated; None for a run that trains."""
     check_one_host(env)
     if evaluation_episodes is None:
         return None
@@ -135,7 +135,7 @@ def open_envs(
 def make_group(
     train: TrainConfig, num_envs: int, rollout_length: int, envs: BaseEnv | None, opened: contextlib.ExitStack
 ) -> RunnerGroup:
-    """Make the runners that collect; environments that are open already describe theirs."""
+    """Make the runners; if `envs` is given, it describes the environments and none are started for that."""
     group = LocalRunners(
         RunnerSpec(EnvSpec(train.env, num_envs), rollout_length, train.seed),
         description=None if envs is None else Description.of(envs),
@@ -146,15 +146,15 @@ def make_group(
 
 
 def several_agents_error(settings: Settings) -> InvalidInputError:
-    """Return the error of a method for one agent on an environment with several."""
+    """Return the error for a single-agent method on a multi-agent environment."""
     return InvalidInputError(
-        f"{settings.train.env.name} has several agents, and {settings.agent_name} trains one: choose another method, "
+        f"{settings.train.env.name} has several agents, and {settings.agent_name} trains one: use another agent, "
         "such as ppo."
     )
 
 
 def make_env(env: EnvConfig, num_envs: int, autoreset_mode: AutoresetMode) -> VectorWrapper:
-    """Make copies of the configured device environment."""
+    """Make the configured device environment, vectorized."""
     return create_env(
         env.name,
         episode_length=env.episode_length,
@@ -166,7 +166,7 @@ def make_env(env: EnvConfig, num_envs: int, autoreset_mode: AutoresetMode) -> Ve
 
 
 def make_evaluator(settings: Settings, agent: Agent) -> Evaluator:
-    """Make the evaluator on device environments."""
+    """Make the evaluator for device environments."""
     train = settings.train
     env = make_env(train.env, train.evaluation.num_episodes, AutoresetMode.DISABLED)
     if env.max_episode_steps is None:
@@ -183,7 +183,7 @@ def make_evaluator(settings: Settings, agent: Agent) -> Evaluator:
 
 @contextlib.contextmanager
 def close_on_error() -> Iterator[contextlib.ExitStack]:
-    """Call the callbacks of a stack if what is built on open environments cannot be built."""
+    """Yield a stack whose callbacks are called if the block raises."""
     with contextlib.ExitStack() as stack:
         yield stack
         stack.pop_all()

@@ -1,4 +1,4 @@
-"""Collecting experience from host environments for training."""
+"""Collects experience for training from host environments."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -39,13 +39,13 @@ from rookery.types import PyTreeDict
 from rookery.workflows.programs import experience_specs
 
 FIELDS = (*TRAINING_FIELDS, "t")
-"""The entries of `env_extras` that training looks at; `t` is the step of the episode in which an action was taken."""
+"""The entries of `env_extras` that training uses; `t` is the step of the episode."""
 
 
 def blank_experience(
     agent: Agent, obs_space: Space, action_space: Space, num_columns: int, rollout_length: int
 ) -> Experience:
-    """Make experience in which nothing happened, without metrics, of the shapes that all experience has."""
+    """Make experience of zeros, without metrics."""
     shapes = trajectory_shapes(agent, obs_space, action_space, num_columns, rollout_length)
     floats = shapes.rewards
     integers = jax.ShapeDtypeStruct(floats.shape, np.int32)
@@ -59,13 +59,14 @@ def blank_experience(
 class Collector(ABC):
     """Collects experience for training from a group of runners.
 
-    Episodes start when they are needed, and again after `close` or `set_state`: simulators cannot be saved.
+    Environments start with the first `collect`. They restart after `close` or `set_state`, because simulators cannot be
+    saved.
     """
 
     obs_space: Space
     action_space: Space
     policy_of: Mapping[AgentID, PolicyID] | None = None
-    """The policy of each agent; None where there is one agent."""
+    """The policy of each agent; None if there is one agent."""
 
     def __init__(self, group: RunnerGroup, env: EnvConfig, agent: Agent, num_envs: int, rollout_length: int) -> None:
         self.num_envs = num_envs
@@ -82,32 +83,32 @@ class Collector(ABC):
         self._counts: Counter[str] = Counter()
         """The counts before the group was started."""
         self._episode_metrics: dict[str, Mean] = {}
-        """Numbers that environments and callbacks reported with episodes since the last record."""
+        """Episode metrics from environments and callbacks since the last record."""
         self.seconds_ahead = 0.0
-        """With `overlap`, the seconds that collecting took for steps that no state includes yet."""
+        """With `overlap`, the collecting time of `steps_ahead`."""
         self.steps_ahead = 0
-        """With `overlap`, the number of these steps."""
+        """With `overlap`, the number of env steps that are collected but not yet learned from."""
         self.spaces = group.describe().spaces
         self._clips_rewards = clips_rewards(env)
 
     def set_agents(self, agents: Mapping[RoleID, Agent]) -> None:
-        """Set the agents that act, by role, before the first step."""
+        """Set the agents by role. Call it before the first step."""
         self._agents = agents
 
     @abstractmethod
     def example(self) -> Any:
-        """Make experience in which nothing happened, of the shapes that all experience has."""
+        """Make experience of zeros with the shapes of collected experience."""
 
     @abstractmethod
     def experience_specs(self) -> Any:
-        """Return how experience is split over the devices."""
+        """Return the partition specs of experience."""
 
     @abstractmethod
     def collect(self, role: RoleID, agent_state: Any, rollout_length: int, staleness: int = 0) -> tuple[Any, int]:
-        """Act in all environments for `rollout_length` steps; return the experience and its env steps."""
+        """Act in all environments for `rollout_length` steps; return the experience and its number of env steps."""
 
     def sample(self, role: RoleID, agent_states: Mapping[PolicyID, AgentState], rollout_length: int) -> list[Sample]:
-        """Let the agents of a role act for `rollout_length` steps of each env; return the sample of each runner."""
+        """Act with the agents of a role for `rollout_length` steps of each env; return the sample of each runner."""
         check_not_traced(self._env.name, agent_states)
         self._start()
         request = FragmentRequest(role, agent_states, rollout_length)
@@ -124,11 +125,11 @@ class Collector(ABC):
         return list(map(with_clipped_rewards, samples)) if self._clips_rewards else samples
 
     def discard(self, num_steps: int) -> None:
-        """Count steps that were collected and are not learned from."""
+        """Count env steps that were collected and are discarded."""
         self._counts["steps_discarded"] += num_steps
 
     def report(self) -> dict[str, float]:
-        """Return faults, lost envs and steps, milliseconds of a step, and what was reported with episodes since."""
+        """Return fault counts, the time of each phase of a step, and episode metrics since the last call."""
         reports = list(self._reports.values())
         report = fault_report(self._counted(), sum(report.num_lost_envs for report in reports))
         report |= {f"rollout/{name}": float(mean.value) for name, mean in self._episode_metrics.items()}
@@ -141,14 +142,14 @@ class Collector(ABC):
         }
 
     def get_state(self) -> dict[str, Any]:
-        """Return everything but the simulators, as JSON data; a resumed run discards the steps ahead."""
+        """Return runner states and counts as JSON data; a resumed run discards the steps ahead."""
         return {
             "runners": jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), self._states),
             "counts": self._counted() + Counter(steps_discarded=self.steps_ahead),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from `get_state`, with new episodes."""
+        """Continue from `get_state`, with new episodes."""
         if self._is_started:
             self.close()
         self._states = state["runners"] if "runners" in state else [state["runner"]]
@@ -158,7 +159,7 @@ class Collector(ABC):
         return f"{self._env.name} restarts with new episodes and new seeds: simulator state is not checkpointed"
 
     def close(self) -> None:
-        """Close the environments; calling it twice does no harm."""
+        """Close the environments. May be called twice."""
         self.group.close()
         self._counts, self._reports = self._counted(), {}
         self._is_started = False
@@ -182,7 +183,7 @@ class Collector(ABC):
 
 
 class SingleAgentCollector(Collector):
-    """Environments with one agent."""
+    """Collects from environments with one agent."""
 
     def __init__(self, group: RunnerGroup, env: EnvConfig, agent: Agent, num_envs: int, rollout_length: int) -> None:
         super().__init__(group, env, agent, num_envs, rollout_length)
@@ -216,14 +217,14 @@ class SingleAgentCollector(Collector):
 
 
 def sample_of(reply: Reply) -> Sample:
-    """Return the sample of a delivery; raise the error of a runner that failed."""
+    """Return the sample of a reply; raise the error of a runner that failed."""
     if isinstance(reply, RunnerFailed):
         raise reply.error()
     return reply.sample
 
 
 def check_not_traced(env_name: str, tree: Any) -> None:
-    """Raise if what is to be played with is not there yet, but part of a program that is being compiled."""
+    """Raise if the tree has tracers: host environments cannot be stepped inside a compiled program."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree)):
         raise InvalidInputError(
             f"{env_name} is on the host: a step of training on it cannot be part of a compiled program."
@@ -231,19 +232,19 @@ def check_not_traced(env_name: str, tree: Any) -> None:
 
 
 def trajectory_of(batch: SampleBatch) -> SampleBatch:
-    """Leave out of the rows of a policy what training does not look at."""
+    """Return the fields of a policy's rows that training uses."""
     env_extras = {name: batch.extras.env_extras[name] for name in FIELDS}
     return batch.replace(next_obs=None, extras=batch.extras.replace(env_extras=PyTreeDict(env_extras)))
 
 
 def with_clipped_rewards(sample: Sample) -> Sample:
-    """Replace the rewards to learn from by their signs (Mnih et al., 2015); the figures of the episodes stay raw."""
+    """Replace rewards by their signs for training (Mnih et al., 2015); episode returns stay unclipped."""
     clipped = {policy: batch.replace(rewards=np.sign(batch.rewards)) for policy, batch in sample.batch.batches.items()}
     return replace(sample, batch=sample.batch.replace(batches=PyTreeDict(clipped)))
 
 
 def metrics_of(samples: Sequence[Sample], staleness: int) -> dict[str, Mean]:
-    """Return the mean return and length of the episodes, without those that failed."""
+    """Return the mean return and the mean length of the episodes that did not fail."""
     episodes = [episode for sample in samples for episode in sample.episodes if not episode.is_faulty]
     returns = mean_of([episode.episode_return for episode in episodes])
     lengths = mean_of([episode.episode_length for episode in episodes])
@@ -251,7 +252,7 @@ def metrics_of(samples: Sequence[Sample], staleness: int) -> dict[str, Mean]:
 
 
 def mean_of(values: list[Any]) -> Mean:
-    """Average numbers of the host."""
+    """Return the mean of Python or NumPy numbers."""
     total: Any = np.float32(np.sum(values))
     weight: Any = np.float32(len(values))
     return Mean(total=total, weight=weight)

@@ -1,7 +1,4 @@
-"""The settings of a training run, from a composed config to frozen dataclasses.
-
-Past this module nobody sees a `DictConfig`, a null that stands for something else, or a number out of range.
-"""
+"""The settings of a training run as frozen dataclasses, built from a composed config and checked."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -72,13 +69,13 @@ class TrainConfig:
         if self.num_seeds > 1 and self.env.is_on_host:
             seeds = f"seed=range({self.seed},{self.seed + self.num_seeds})"
             raise InvalidInputError(
-                f"num_seeds={self.num_seeds}: {self.env.name} is on the host, where seeds do not train side by side: "
-                f"let them train one after the other with --multirun '{seeds}'."
+                f"num_seeds={self.num_seeds}: {self.env.name} is on the host, where seeds cannot train in parallel. "
+                f"Train them one after the other with --multirun '{seeds}'."
             )
         if self.num_seeds > 1 and self.prng != "threefry2x32":
             raise InvalidInputError(
-                f"prng={self.prng} draws the numbers of all seeds from the first one's key: "
-                f"with num_seeds={self.num_seeds} use threefry2x32."
+                f"prng={self.prng} uses the key of the first seed for all seeds: "
+                f"use threefry2x32 with num_seeds={self.num_seeds}."
             )
 
     @property
@@ -88,7 +85,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of one run: common ones, the shapes of the method, and its hyper-parameters."""
+    """All settings of one run: the common settings, the method's settings, and its hyper-parameters."""
 
     train: TrainConfig
     agent_name: str
@@ -96,7 +93,7 @@ class Settings:
     hyperparameters: Any
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the resolved config as plain containers: what `settings_from` makes these settings of again."""
+        """Return the resolved config as plain containers: the inverse of `settings_from`."""
         agent = {"name": self.agent_name, **to_mapping(self.method), **to_mapping(self.hyperparameters)}
         return {"agent": agent, **to_mapping(self.train)}
 

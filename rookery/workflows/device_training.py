@@ -1,4 +1,4 @@
-"""Training on the device: environments, agent and learner in one compiled program."""
+"""Device training: environments, agent and learner in one compiled program."""
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +26,11 @@ from rookery.workflows.training import (
 )
 
 ROWS_TO_TIME = 128
-"""Shorter rollouts are timed several at once: otherwise the call itself would dominate."""
+"""Minimum number of rows per timed call; with fewer rows the overhead of the call would dominate."""
 
 
 class DeviceTraining(Training):
-    """Collects from a compiled source and learns; all iterations between two records are one program."""
+    """Collects and learns on the device; all iterations between two records are one program."""
 
     environments = NoEnvironments()
 
@@ -55,7 +55,7 @@ class DeviceTraining(Training):
         )
         iterate = layout.over_seeds(self._iterate)
         if layout.enable_jit:
-            iterate = jax.jit(iterate)  # so that it is traced once for all the programs that contain it
+            iterate = jax.jit(iterate)  # traced once for all programs that contain it
         specs = self.specs()
         self._init = layout.program(layout.over_seeds(self._start), (SAME,), specs, options=run_once_options())
         self._step = layout.program(iterate, (specs,), (SAME, specs))
@@ -79,7 +79,7 @@ class DeviceTraining(Training):
     def counters(self, state: TrainingState) -> dict[str, Counter]:
         return self.learner.counters(state.learner)
 
-    # One seed, and this device's share of the environments.
+    # For one seed, on this device's share of the environments.
 
     def _start(self, key: Key) -> TrainingState:
         key, eval_key, learner_key, env_key, warmup_key = jax.random.split(key, 5)
@@ -98,7 +98,7 @@ class DeviceTraining(Training):
         return jax.eval_shape(self._start_learner, jax.random.key(0))
 
     def _start_envs(self, key: Key) -> RolloutState:
-        """Start this device's environments; together they are the same for any number of devices."""
+        """Start this device's environments; the keys do not depend on the number of devices."""
         num_devices, num_envs = self.layout.mesh.size, self.source.num_envs
         env_keys = jax.random.split(key, num_devices * num_envs).reshape(num_devices, num_envs)
         return self.source.init(env_keys[jax.lax.axis_index(DEVICE_AXIS)])
@@ -127,7 +127,7 @@ class DeviceTraining(Training):
         return metrics, state.replace(key=key, learner=learner, source_state=source_state)
 
     def collect_seconds(self, state: TrainingState) -> float:
-        """Time collecting by itself: inside of a program nothing can be timed."""
+        """Time collecting in a separate program, because a part of a program cannot be timed."""
         source = self.source
         num_rounds = max(1, ROWS_TO_TIME // source.rollout_length)
 

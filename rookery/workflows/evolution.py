@@ -1,4 +1,4 @@
-"""Workflows of evolutionary methods: a strategy, and the network whose parameters it evolves."""
+"""Workflows of evolutionary methods: a strategy evolves the parameters of a policy network."""
 
 import dataclasses
 from typing import Any, ClassVar, get_type_hints
@@ -18,13 +18,13 @@ from rookery.workflows.workflow import Workflow
 class ECWorkflow(Workflow):
     """Evolves the parameters of an agent; an iteration is a generation.
 
-    A method gives its `agent_name` and its strategy, `optimizer_class`; the strategy declares the config and the
+    A subclass sets `agent_name` and the strategy, `optimizer_class`. The strategy declares its settings and
     hyper-parameters.
     """
 
     optimizer_class: ClassVar[type[EvoOptimizer]]
     agent_class: ClassVar[type[NetworkAgent]] = PolicyAgent
-    # A population fills the device by itself; vectorized, the lanes of one seed would wait for those of another.
+    # One population fills the device. With `vmap`, the lanes of one seed would wait for those of another.
     vectorize_seeds = False
     compiler_options = batch_invariant_options
 

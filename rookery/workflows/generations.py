@@ -1,4 +1,4 @@
-"""Evolution: ask a strategy for a population, play its episodes, tell the strategy how fit the individuals are."""
+"""Evolution: ask a strategy for a population, play its episodes, tell the strategy the fitness of the individuals."""
 
 import time
 from abc import abstractmethod
@@ -36,10 +36,10 @@ from rookery.workflows.programs import Layout, Program
 from rookery.workflows.training import NoEnvironments, Training, TrainingState, advance_program, state_specs, timed
 
 REFERENCE_ENVS, REFERENCE_STEPS = 64, 128
-"""The batch of random play for `fixed_obs_statistics`."""
+"""The size of the random rollout for `fixed_obs_statistics`."""
 
 MAX_PARAMS_WITH_PATH = 100
-"""Up to this number of parameters, records contain the first two parameters of the center: the path of the search."""
+"""Up to this number of parameters, records contain the first two parameters of the center, to plot the search."""
 
 QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 
@@ -77,8 +77,8 @@ class EvolutionState(LearnerState):
 class Generations(Training):
     """Evolves the parameters of an agent; an iteration is a generation.
 
-    The population is split over the devices. All individuals of a generation see observations normalized by the same
-    statistics: those of all observations of earlier generations, or with `fixed_obs_statistics` those of random play.
+    The population is split over the devices. With `normalize_obs`, all individuals of a generation use the same
+    statistics: of all earlier generations, or of a random rollout with `fixed_obs_statistics`.
     """
 
     def __init__(
@@ -134,12 +134,12 @@ class Generations(Training):
         described = map(self.optimizer.describe, self.layout.seeds_of(state.learner.evo_state))  # type: ignore[attr-defined]
         return [population for population in described if population is not None]
 
-    # One seed, and this device's share of the population.
+    # For one seed, on this device's share of the population.
 
     def _start(self, key: Key) -> TrainingState:
         key, eval_key, agent_key, evo_key, reference_key = jax.random.split(key, 5)
         agent_state = self._with_reference_statistics(self.agent.init(*self.spaces, agent_key), reference_key)
-        # A strategy takes numbers; schedules are evaluated here.
+        # Strategies take numbers, so schedules are evaluated here.
         optimizer = self.optimizer.replace(hyperparameters=values_at(self._hyperparameters, 0.0))
         learner = EvolutionState.first(
             agent_state, self._hyperparameters, evo_state=optimizer.init(agent_state.params, evo_key)
@@ -147,11 +147,11 @@ class Generations(Training):
         return TrainingState(key=key, eval_key=eval_key, learner=learner, source_state=())
 
     def _with_reference_statistics(self, agent_state: AgentState, key: Key) -> AgentState:
-        """Set the observation statistics that stay fixed, if there are any."""
+        """Set the observation statistics of `fixed_obs_statistics`."""
         return agent_state
 
     def _ask(self, state: TrainingState) -> tuple[TrainingState, Params, Key]:
-        """Begin a generation: return the state, this device's share of the population, and the key of its episodes."""
+        """Start a generation: return the state, this device's share of the population, and the key of its episodes."""
         key, play_key = jax.random.split(state.key)
         learner: Any = state.learner
         hyperparameters = values_at(learner.hyperparameters, learner.env_steps.as_float())
@@ -162,7 +162,7 @@ class Generations(Training):
     def _tell(
         self, state: TrainingState, population: Params, episodes: PopulationEpisodes
     ) -> tuple[Metrics, TrainingState]:
-        """End a generation; the observation statistics are those of all devices."""
+        """End a generation; `episodes.obs_statistics` covers all devices."""
         learner: Any = state.learner
         evo_state = self.optimizer.tell_episodes(
             learner.evo_state.replace(asked=population), episodes.episode_returns, episodes.measures
@@ -210,7 +210,7 @@ class Generations(Training):
 
 
 class DeviceGenerations(Generations):
-    """Plays the episodes of a population inside of the compiled program."""
+    """Plays the episodes of a population inside the compiled program."""
 
     environments = NoEnvironments()
 
@@ -239,10 +239,10 @@ class DeviceGenerations(Generations):
             track_obs=self.tracks_obs,
         )
         if self.measures:
-            jax.eval_shape(self._measure_one_step, jax.random.key(0))  # raises for what the environment does not have
+            jax.eval_shape(self._measure_one_step, jax.random.key(0))  # raises if a measure does not exist
         iterate = layout.over_seeds(self._iterate)
         if layout.enable_jit:
-            iterate = jax.jit(iterate)  # so that it is traced once for all the programs that contain it
+            iterate = jax.jit(iterate)  # traced once for all programs that contain it
         self._init = layout.program(layout.over_seeds(self._start), (SAME,), SAME, options=run_once_options())
         self._step = layout.program(iterate, (SAME,), (SAME, SAME))
         self.advance = advance_program(layout, iterate, self.specs())
@@ -261,7 +261,7 @@ class DeviceGenerations(Generations):
         return jax.eval_shape(self._step, state)[0]
 
     def collect_seconds(self, state: TrainingState) -> float:
-        """Time the episodes of a generation by themselves: inside of a program nothing can be timed."""
+        """Time the episodes of a generation in a separate program, because a part of a program cannot be timed."""
 
         def play(state: TrainingState) -> Array:
             population, _ = self.optimizer.ask(state.learner.evo_state)  # type: ignore[attr-defined]
@@ -287,7 +287,7 @@ class DeviceGenerations(Generations):
         return episodes.replace(obs_statistics=observed)
 
     def _with_reference_statistics(self, agent_state: AgentState, key: Key) -> AgentState:
-        """Take the observation statistics from random play, as virtual batch normalization does."""
+        """Compute the observation statistics of a random rollout, as virtual batch normalization does."""
         env = self._reference_env
         if env is None:
             return agent_state
@@ -307,7 +307,7 @@ class DeviceGenerations(Generations):
 
 
 class HostGenerations(Generations):
-    """Plays the episodes of a population in host environments, between two compiled programs."""
+    """Plays the episodes of a population in host environments; asking and telling are compiled programs."""
 
     advance: "HostAdvance"
     evaluator: HostEvaluator
@@ -371,7 +371,7 @@ class HostGenerations(Generations):
 
 
 class HostAdvance:
-    """The loop of evolution on the host: ask in a program, play on the host, tell in a program, and again."""
+    """The loop of evolution on the host: ask, play, tell."""
 
     def __init__(
         self, training: HostGenerations, ask: Program, example: PopulationEpisodes, episode_specs: PopulationEpisodes
@@ -415,7 +415,7 @@ class HostAdvance:
 
     @property
     def collect_seconds(self) -> float:
-        """The mean time of playing a generation."""
+        """The mean time to play a generation."""
         return self._seconds / max(self._num_played, 1)
 
 

@@ -1,4 +1,4 @@
-"""Training on host environments: a runner collects, a compiled program learns."""
+"""Host training: a group of runners collects, a compiled program learns."""
 
 import time
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from rookery.workflows.training import Training, TrainingState, state_specs
 
 
 class HostTraining(Training):
-    """A runner collects a batch, a compiled program learns from it, and so on."""
+    """Alternates between collecting a batch by runners and learning from it in a compiled program."""
 
     advance: "HostAdvance"
     evaluator: HostEvaluator
@@ -84,20 +84,20 @@ class HostTraining(Training):
     def collect_seconds(self, state: TrainingState) -> float:
         return self.advance.collect_seconds
 
-    # What `HostAdvance` calls.
+    # For `HostAdvance`.
 
     def acting_state(self, state: TrainingState) -> AgentState:
-        """Return a copy of the agent state that acts next."""
+        """Return a copy of the agent state for the next batch."""
         return self._acting(state)
 
     def collect(self, agent_state: AgentState, staleness: int = 0) -> tuple[Experience | JointExperience, int]:
-        """Collect one batch; return it, placed on the devices, and its env steps."""
+        """Collect one batch; return it, placed on the devices, and its number of env steps."""
         rollout_length = self.learner.config.rollout_length
         experience, num_steps = self.collector.collect(TRAIN, agent_state, rollout_length, staleness)
         return self._place(experience), num_steps
 
     def update_program(self) -> Program:
-        """Make the program of one update: it adds to the metrics, and returns a copy of the agent state that acts."""
+        """Make the program of one update, which adds to the metrics and returns a copy of the next acting state."""
 
         def update(state: TrainingState, metrics: Metrics, experience: Experience) -> tuple[Any, Metrics, AgentState]:
             new_metrics, state = self._learn_from(state, experience)
@@ -107,16 +107,16 @@ class HostTraining(Training):
         return self.layout.program(update, (specs, SAME, self._given), (specs, SAME, SAME), donate=(0, 1))
 
     def _place(self, experience: Experience | JointExperience) -> Experience | JointExperience:
-        """Split experience over the devices; a single device takes it as it is."""
+        """Split experience over the devices; with one device, return it unchanged."""
         num_devices = self.layout.mesh.size
         if num_devices == 1:
             return experience
-        # Programs add up the metrics of all devices.
+        # Programs sum the metrics over the devices.
         metrics = jax.tree.map(lambda number: number / np.float32(num_devices), experience.metrics)
         return self.layout.place(experience.replace(metrics=metrics), self._given)
 
     def _warm_up(self, state: TrainingState) -> TrainingState:
-        """Take the first steps, and store them by a compiled program."""
+        """Take the warm-up steps and store them."""
 
         def store(state: TrainingState, experience: Experience) -> TrainingState:
             return state.replace(learner=self.learner.store(state.learner, experience))
@@ -130,7 +130,7 @@ class HostTraining(Training):
             num_steps += num_new
         return state
 
-    # One device's share.
+    # For one device's share.
 
     def _start(self, key: Key) -> TrainingState:
         key, eval_key, learner_key = jax.random.split(key, 3)
@@ -146,19 +146,19 @@ class HostTraining(Training):
     def _learn_from(
         self, state: TrainingState, experience: Experience | JointExperience
     ) -> tuple[Metrics, TrainingState]:
-        key, _, learn_key = jax.random.split(state.key, 3)  # as on the device, where the second one collects
+        key, _, learn_key = jax.random.split(state.key, 3)  # as in device training, where the second key collects
         metrics, learner = self.learner.learn(state.learner, experience, learn_key)
         return metrics, state.replace(key=key, learner=learner)
 
     def _acting_state(self, state: TrainingState) -> AgentState:
-        # A copy: the next update overwrites its state, perhaps while the agent still acts.
+        # A copy, because the next update overwrites the state, possibly while the agent acts.
         return jax.tree.map(jnp.copy, self.learner.acting_state(state.learner))
 
 
 class HostAdvance:
-    """The loop of host training: collect, update, and again.
+    """The loop of host training: collect, then update.
 
-    With `overlap` the update runs in its own thread while the next batch is collected. JAX executes the calls of one
+    With `overlap` the update runs in another thread while the next batch is collected. JAX executes the calls of one
     thread in order: in the same thread, every action would wait for the update.
     """
 
@@ -177,9 +177,9 @@ class HostAdvance:
         self._clock = clock
         self._update = training.update_program()
         self._ahead: tuple[Key, Any, int] | None = None
-        """The key of the state for which a batch was collected ahead, the batch and its env steps."""
+        """The batch collected ahead: the key of the state that it belongs to, the batch, and its env steps."""
         self._seconds = self._last_seconds = 0.0
-        """The time of all collecting, and of the last batch."""
+        """The collecting time of all batches, and of the last batch."""
         self._num_collected = 0
 
     def is_ready(self, *args: Any) -> bool:
@@ -216,11 +216,11 @@ class HostAdvance:
 
     @property
     def collect_seconds(self) -> float:
-        """The mean time of collecting one batch."""
+        """The mean time to collect one batch."""
         return self._seconds / max(self._num_collected, 1)
 
     def _collect(self, agent_state: AgentState, staleness: int = 0) -> tuple[Any, int]:
-        jax.block_until_ready(agent_state)  # a running update is not time of collecting
+        jax.block_until_ready(agent_state)  # collecting time excludes a running update
         start = self._clock()
         collected = self._training.collect(agent_state, staleness)
         self._last_seconds = self._clock() - start

@@ -1,4 +1,4 @@
-"""Collecting for several policies at once, from host environments in which several agents act."""
+"""Collects experience for several policies from multi-agent host environments."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,10 +25,10 @@ from rookery.workflows.programs import experience_specs
 
 
 class MultiAgentCollector(Collector):
-    """Environments with several agents, each of which has one of the policies.
+    """Collects from environments with several agents; each agent has one of the policies.
 
-    A policy has one column for each of its agents in all environments. Where agents are absent, or act less often than
-    others, rows are dead (`autoreset`).
+    A policy has one column for each of its agents in each environment. Columns of agents that are absent or act less
+    often have dead rows (`autoreset`).
     """
 
     obs_space: Dict
@@ -44,7 +44,7 @@ class MultiAgentCollector(Collector):
         self.action_space = Dict({policy: action_space for policy, (_, action_space) in spaces.items()})
         self._nothing: JointExperience | None = None
         self._last_episodes: dict[tuple[int, PolicyID], np.ndarray] = {}
-        """The number of the episode that each column was in last, by runner and policy."""
+        """The last episode number of each column, by runner and policy."""
 
     def num_columns(self, policy: PolicyID) -> int:
         """Return the number of agents with this policy in all environments."""
@@ -93,14 +93,14 @@ class MultiAgentCollector(Collector):
         return experience
 
     def _experience_of(self, samples: Sequence[Sample], policy: PolicyID) -> Experience:
-        """Take the rows of a policy out of the samples of all runners."""
+        """Merge the rows of a policy in the samples of all runners."""
         nothing = self.example().experiences[policy]
         parts = [self._part_of(index, sample, policy, nothing) for index, sample in enumerate(samples)]
         trajectory, first_carry = merge_columns(parts)
         return Experience(trajectory=trajectory, first_carry=first_carry)
 
     def _part_of(self, runner: int, sample: Sample, policy: PolicyID, nothing: Experience) -> tuple[SampleBatch, Carry]:
-        """Take the rows of a policy out of one sample; columns that no agent ever had are filled with dead rows."""
+        """Return the rows of a policy in one sample; columns without an agent have dead rows."""
         num_rows, num_columns = nothing.trajectory.rewards.shape
         num_columns //= self.group.num_runners
         nothing_here = _columns(nothing.trajectory, 1, 0, num_columns), _columns(nothing.first_carry, 0, 0, num_columns)
@@ -118,10 +118,10 @@ class MultiAgentCollector(Collector):
         return merge_columns([(trajectory, first_carry), absent])
 
     def _times_of(self, runner: int, policy: PolicyID, batch: SampleBatch) -> np.ndarray:
-        """Return the steps of the episodes `[T, columns]`; 0 in the first row of a column with another episode now.
+        """Return the episode step `[T, columns]` of each row, with 0 in the first row of a column in a new episode.
 
-        An agent may join an episode late, and an env that failed may have begun another one without any row that says
-        so: a 0 tells learning that nothing continues here.
+        An agent may join an episode late, and a failed env may start an episode without a row that marks it. The 0
+        marks that the column does not continue the previous trajectory.
         """
         env_extras = batch.extras.env_extras
         num_rows = np.sum(env_extras.autoreset == 0, axis=0)

@@ -9,7 +9,7 @@ from rookery.workflows.workflow import Workflow
 
 
 class OnPolicyWorkflow(Workflow):
-    """Trains by an on-policy learner: on the device, on the host, and several policies at once."""
+    """Trains an on-policy learner on device environments, host environments, or several policies."""
 
     learner_class: ClassVar[type[OnPolicyLearner]]
 

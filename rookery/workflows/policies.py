@@ -1,4 +1,4 @@
-"""Which policy each agent of an environment has: `env.policies` of a config, for the agents that there are."""
+"""Maps the agents of an environment to policies, as `env.policies` declares."""
 
 import re
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from rookery.spaces import Space
 SHARED, PER_AGENT = "shared", "per_agent"
 
 Spaces = tuple[Space, Space]
-"""Of observations and of actions."""
+"""The observation space and the action space."""
 
 
 def assign_policies(
     policies: str | Mapping[str, PolicyID] | None, spaces: Mapping[AgentID, Spaces]
 ) -> dict[AgentID, PolicyID]:
-    """Return the policy of each agent, as `EnvConfig.policies` says; raise unless those who share one can."""
+    """Return the policy of each agent by `EnvConfig.policies`; raise if agents of one policy have different spaces."""
     if policies is None:
         policy_of = _by_spaces(spaces)
     elif isinstance(policies, Mapping):
@@ -33,12 +33,12 @@ def assign_policies(
 
 
 def agents_of(policy: PolicyID, policy_of: Mapping[AgentID, PolicyID]) -> list[AgentID]:
-    """The agents that share a policy."""
+    """Return the agents that share a policy."""
     return [agent for agent, its_policy in policy_of.items() if its_policy == policy]
 
 
 def _by_spaces(spaces: Mapping[AgentID, Spaces]) -> dict[AgentID, PolicyID]:
-    """Give agents with the same spaces one policy, which has their name: `adversary` for `adversary_0` and others."""
+    """Return one policy for all agents with the same spaces, named after them: `adversary` for `adversary_0`."""
     kinds: list[list[AgentID]] = []
     for agent in spaces:
         kind = next((kind for kind in kinds if spaces[kind[0]] == spaces[agent]), None)
@@ -63,12 +63,12 @@ def _by_patterns(policies: Mapping[str, PolicyID], spaces: Mapping[AgentID, Spac
             raise unknown_name("agent in env.policies", pattern, names)
     policy_of = {}
     for agent, name in zip(spaces, names, strict=True):
-        fitting = [policy for pattern, policy in policies.items() if fnmatchcase(name, pattern)]
-        if not fitting:
+        matching = [policy for pattern, policy in policies.items() if fnmatchcase(name, pattern)]
+        if not matching:
             raise InvalidInputError(
-                f"env.policies={policies} says nothing of agent {name!r}: name it, or add '*' for all others."
+                f"env.policies={policies} has no policy for agent {name!r}: add it, or '*' for all others."
             )
-        policy_of[agent] = fitting[0]
+        policy_of[agent] = matching[0]
     return policy_of
 
 
@@ -79,7 +79,7 @@ def _check_spaces(policy_of: Mapping[AgentID, PolicyID], spaces: Mapping[AgentID
             for what, one, another in zip(("observations", "actions"), spaces[first], spaces[other], strict=True):
                 if one != another:
                     raise InvalidInputError(
-                        f"agents {first!r} and {other!r} cannot share the policy {policy!r}: the {what} of one are "
-                        f"{one}, those of the other {another}. Set env.policies to per_agent, or to null: then agents "
-                        "with the same spaces share one."
+                        f"agents {first!r} and {other!r} cannot share the policy {policy!r}: their {what} differ "
+                        f"({one} and {another}). Set env.policies to per_agent, or to null: then agents with the same "
+                        "spaces share one."
                     )

@@ -1,4 +1,4 @@
-"""Compiled programs: many seeds and many devices around a function that knows of one seed and its own share of envs."""
+"""Compiled programs: map a function of one seed and one device's share over all seeds and devices."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from rookery.types import Tree
 
 @dataclass(frozen=True)
 class Layout:
-    """How a function of one seed and one device's share becomes a program for all seeds and all devices."""
+    """Devices, seeds and compiler options; makes programs from functions of one seed and one device's share."""
 
     mesh: Mesh
     num_seeds: int = 1
@@ -60,11 +60,11 @@ class Layout:
             mesh=self.mesh,
             in_specs=self._with_seeds(in_specs),
             out_specs=self._with_seeds(out_specs),
-            check_vma=False,  # arrays that start as constants, such as the counters of an env, would have to be marked
+            check_vma=False,  # it would require marking arrays that start as constants, such as counters of an env
         )
 
     def place(self, tree: Tree, specs: Any) -> Tree:
-        """Put host arrays onto the devices as `specs` say."""
+        """Put host arrays onto the devices by `specs`."""
 
         def put(spec: PartitionSpec, subtree: Any) -> Any:
             sharding = NamedSharding(self.mesh, spec)
@@ -73,14 +73,14 @@ class Layout:
         return jax.tree.map(put, self._with_seeds(specs), tree, is_leaf=_is_spec)
 
     def _with_seeds(self, specs: Any) -> Any:
-        """Shift the split axis by one where the seeds come first."""
+        """Shift the split axis by one if the first axis is that of the seeds."""
         if self.num_seeds == 1:
             return specs
         return jax.tree.map(lambda spec: PartitionSpec(None, *spec) if len(spec) else spec, specs, is_leaf=_is_spec)
 
 
 def experience_specs() -> Experience:
-    """Return how experience is split over the devices: by environments."""
+    """Return the partition specs of experience, which is split by environments."""
     specs: dict[str, Any] = {"trajectory": PartitionSpec(None, DEVICE_AXIS), "first_carry": SPLIT, "metrics": SAME}
     return Experience(**specs)
 
@@ -90,7 +90,7 @@ def _is_spec(node: Any) -> bool:
 
 
 def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
-    """Place one array; every process gives its own part, so this works across hosts too."""
+    """Place one array; every process places its own part, so this also works with several hosts."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         data = np.asarray(jax.random.key_data(leaf))
         return jax.random.wrap_key_data(_put(data, sharding), impl=jax.random.key_impl(leaf))
@@ -99,7 +99,7 @@ def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
 
 
 def gather(tree: Tree) -> Tree:
-    """Bring all arrays of a tree to the host, from other processes too."""
+    """Bring all arrays of a tree to the host, also from other processes."""
 
     def fetch(leaf: Any) -> Any:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -115,7 +115,7 @@ def gather(tree: Tree) -> Tree:
 
 
 class Program:
-    """A function that is compiled once for all arguments of the same shapes, with the time of compiling kept apart."""
+    """A function that is compiled once for each set of argument shapes; `compile` returns the time of compiling."""
 
     def __init__(
         self,
@@ -130,15 +130,15 @@ class Program:
             self._jitted = jax.jit(
                 function, donate_argnums=donate, compiler_options=dict(compiler_options or {}) or None
             )
-            self._part_of_a_program = jax.jit(function)  # whose options count then
+            self._part_of_a_program = jax.jit(function)  # the compiler options of the outer program apply
         self._compiled: dict[Any, Callable] = {}
 
     def is_ready(self, *args: Any) -> bool:
-        """Tell whether there is nothing to compile for arguments like these."""
+        """Return whether the program is compiled for arguments of these shapes."""
         return self._jitted is None or _signature(args) in self._compiled
 
     def compile(self, *args: Any) -> float:
-        """Compile for arguments like these; return the seconds it took."""
+        """Compile for arguments of these shapes; return the seconds it took."""
         start = time.perf_counter()
         if self._jitted is not None:
             self._compiled[_signature(args)] = self._jitted.lower(*args).compile()
@@ -152,7 +152,7 @@ class Program:
         return self.specialized(*args)(*args)
 
     def specialized(self, *args: Any) -> Callable:
-        """Return the program for arguments like these: to call that again and again saves looking at them each time."""
+        """Return the compiled program for arguments of these shapes; calling it skips the lookup by shapes."""
         if self._jitted is None:
             return self._function
         if not self.is_ready(*args):
@@ -161,6 +161,6 @@ class Program:
 
 
 def _signature(args: Any) -> Any:
-    """What a compiled program depends on: the structure, shapes and dtypes of its arguments."""
+    """Return the structure, shapes and dtypes of the arguments: the key of a compiled program."""
     leaves, structure = jax.tree.flatten(args)
     return structure, tuple(jax.typeof(leaf) for leaf in leaves)

@@ -1,4 +1,4 @@
-"""The run directory of a workflow, created or reopened: one process holds it and writes there."""
+"""Creates or reopens the run directory of a workflow; only one process writes to it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from rookery.workflows.config import Settings
 
 @contextlib.contextmanager
 def created_run(settings: Settings, mesh: Mesh) -> Iterator[RunDirectory | None]:
-    """Create the run directory and lock it; None where nothing is written by this process."""
+    """Create the run directory and lock it; None if this process writes nothing."""
     path = settings.train.run_dir
     if path is None or jax.process_index() > 0:
         yield None
@@ -28,7 +28,7 @@ def created_run(settings: Settings, mesh: Mesh) -> Iterator[RunDirectory | None]
 
 @contextlib.contextmanager
 def reopened_run(settings: Settings) -> Iterator[RunDirectory | None]:
-    """Lock the run directory that is there; None where nothing is written by this process."""
+    """Lock the existing run directory; None if this process writes nothing."""
     run = existing_run(settings)
     if jax.process_index() > 0:
         yield None
@@ -38,14 +38,14 @@ def reopened_run(settings: Settings) -> Iterator[RunDirectory | None]:
 
 
 def existing_run(settings: Settings) -> RunDirectory:
-    """Return the run directory that is there, to read from; raise if there is none."""
+    """Return the existing run directory, without locking it; raise if it does not exist."""
     if settings.train.run_dir is None:
         raise InvalidInputError("this workflow has no run_dir to restore from: set it in the config.")
     return RunDirectory.open(Path(settings.train.run_dir))
 
 
 def describe_run(settings: Settings, run: RunDirectory | None) -> RunDescription:
-    """Describe a run to its recorders."""
+    """Return the description of a run for its recorders."""
     train = settings.train
     return RunDescription(
         title=f"{settings.agent_name} on {train.env.name}",

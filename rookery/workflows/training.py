@@ -1,4 +1,4 @@
-"""How an iteration happens: the interface of training on the device, on the host, and by generations."""
+"""The interface of training: on the device, on the host, and by evolution."""
 
 import time
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ from rookery.workflows.programs import Layout, Program
 
 
 class TrainingState(State):
-    """Everything that changes while a workflow trains. Evaluation has its own key, so it does not change training."""
+    """The state of a training run. Evaluation has its own key, so it does not change training."""
 
     eval_key: Key
     learner: LearnerState
@@ -28,7 +28,7 @@ class TrainingState(State):
     """The state of device environments; empty if environments are on the host."""
 
     def replace_learner(self, **changes: Any) -> Self:
-        """Return a copy with these fields of the learner's state changed."""
+        """Return a copy with some fields of the learner state replaced."""
         return self.replace(learner=self.learner.replace(**changes))
 
     @property
@@ -55,39 +55,39 @@ class TrainingState(State):
 class Advance(Protocol):
     """Trains for some iterations: `(state, metrics, num_iterations, until) -> (state, metrics)`.
 
-    It stops at `until` env steps, adds to the metrics, and overwrites the state and the metrics that it is given.
+    It stops at `until` env steps and adds to the metrics. It overwrites its arguments `state` and `metrics`.
     """
 
     def is_ready(self, *args: Any) -> bool:
-        """Return whether there is nothing to compile for arguments like these."""
+        """Return whether the program is compiled for arguments of these shapes."""
 
     def compile(self, *args: Any) -> float:
-        """Compile for arguments like these; return the seconds it took."""
+        """Compile for arguments of these shapes; return the seconds it took."""
 
     def __call__(self, *args: Any) -> Any: ...
 
 
 class Environments(Protocol):
-    """Environments on the host: they change outside of the state."""
+    """Host environments, whose state is not part of `TrainingState`."""
 
     def report(self) -> dict[str, float]:
-        """Return figures of the environments for a record."""
+        """Return metrics of the environments for a record."""
 
     def get_state(self) -> dict[str, Any]:
-        """Return what is saved with the state, as JSON data."""
+        """Return the JSON data that checkpoints contain."""
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `get_state` returned."""
+        """Continue from a result of `get_state`."""
 
     def describe_restart(self) -> str:
-        """Describe what a resumed run starts again because checkpoints do not contain it."""
+        """Return a notice of what restarts in a resumed run, because checkpoints do not contain it."""
 
     def close(self) -> None:
-        """Close the environments; calling it twice does no harm."""
+        """Close the environments. May be called twice."""
 
 
 class NoEnvironments:
-    """Environments on the device are part of the state: outside of it there is nothing."""
+    """No host environments: device environments are part of `TrainingState`."""
 
     def report(self) -> dict[str, float]:
         return {}
@@ -106,14 +106,14 @@ class NoEnvironments:
 
 
 class Training(ABC):
-    """Makes iterations. A workflow chooses one, and asks it for everything that depends on where environments are."""
+    """Runs iterations. It contains all code that depends on where environments are."""
 
     agent: Agent
     layout: Layout
     environments: Environments
     evaluator: Evaluator | HostEvaluator
     evaluation: Program
-    """`evaluation(agents, eval_key)` plays greedy episodes; returns metrics and the next key."""
+    """`evaluation(agents, eval_key)` plays greedy episodes and returns metrics and the next key."""
     advance: Advance
     _init: Program
     has_best: bool = False
@@ -125,11 +125,11 @@ class Training(ABC):
 
     @abstractmethod
     def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
-        """Train for one iteration; the state that is given stays valid."""
+        """Train for one iteration; the argument `state` stays valid."""
 
     @abstractmethod
     def agent_shape(self) -> AgentState:
-        """Return the shapes of the agent state of one seed; by policy if there are several."""
+        """Return the shapes of the agent state of one seed, or by policy if there are several policies."""
 
     @abstractmethod
     def specs(self) -> TrainingState:
@@ -141,24 +141,24 @@ class Training(ABC):
 
     @abstractmethod
     def collect_seconds(self, state: TrainingState) -> float:
-        """Return how long one iteration spends on gathering experience."""
+        """Return the seconds that one iteration takes to collect experience."""
 
     @abstractmethod
     def counters(self, state: TrainingState) -> dict[str, Counter]:
-        """Return the counts of a record besides env steps and iterations."""
+        """Return counters for a record, besides env steps and iterations."""
 
     def close(self) -> None:
-        """Close all environments on the host; calling it twice does no harm."""
+        """Close all host environments. May be called twice."""
         self.environments.close()
         if isinstance(self.evaluator, HostEvaluator):
             self.evaluator.close()
 
     def state_shape(self, key: Key) -> TrainingState:
-        """Return the shapes of what `init` returns."""
+        """Return the shapes of the result of `init`."""
         return jax.eval_shape(self._init, key)
 
     def agents(self, state: TrainingState) -> dict[str, AgentState]:
-        """Return the agents that `evaluate` plays with, by the prefix of their metrics."""
+        """Return the agents to evaluate, by the prefix of their metrics."""
         return {"eval/": state.agent_state}
 
     def populations(self, state: TrainingState) -> list[dict[str, Any]]:
@@ -169,7 +169,7 @@ class Training(ABC):
         def evaluate(agents: dict[str, AgentState], eval_key: Key) -> tuple[PyTreeDict, Key]:
             next_key, play_key = jax.random.split(eval_key)
             metrics = PyTreeDict()
-            for prefix, agent_state in agents.items():  # the same episodes for all, so that they can be compared
+            for prefix, agent_state in agents.items():  # the same episodes for all agents, to compare them
                 metrics |= self.evaluator.evaluate(agent_state, play_key, num_episodes).summary(prefix)
             return metrics, next_key
 
@@ -181,7 +181,7 @@ class Training(ABC):
 
 
 def advance_program(layout: Layout, iterate: Callable, specs: TrainingState) -> Program:
-    """Make the program of many iterations on the device, which adds up their metrics."""
+    """Make the program that runs many iterations on the device and sums their metrics."""
 
     def advance(state: TrainingState, metrics: Metrics, num_iterations: Array, until: Counter) -> tuple[Any, Any]:
         def is_unfinished(carry: tuple[Array, TrainingState, Metrics]) -> Array:
@@ -199,7 +199,7 @@ def advance_program(layout: Layout, iterate: Callable, specs: TrainingState) -> 
 
 
 def state_specs(learner: LearnerState) -> TrainingState:
-    """Return the specs of a state, given those of its learner: environments are split, keys are the same."""
+    """Return the specs of a state, given the specs of its learner."""
     specs: dict[str, Any] = {"key": SAME, "eval_key": SAME, "learner": learner, "source_state": SPLIT}
     return TrainingState(**specs)
 

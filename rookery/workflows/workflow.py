@@ -1,4 +1,4 @@
-"""The workflow: a run of a method, from a config to its last checkpoint. `learn` is the one training loop."""
+"""The workflow: a run of a method, from its config to its last checkpoint. `learn` is the training loop."""
 
 import json
 import signal
@@ -33,13 +33,13 @@ from rookery.workflows.run_directory import created_run, describe_run, existing_
 from rookery.workflows.training import Training, TrainingState
 
 SECONDS_PER_CALL = 0.5
-"""How long the device works between two checks of the clock and of signals; it does not change results."""
+"""Target time of one call of the training program; signals are checked between calls. It does not change results."""
 OUTSIDE = "outside"
 """The entry of a checkpoint's metadata for `Environments.get_state`."""
 
 
 class Workflow(ABC):
-    """A run of a method. Subclasses name the method, its config, its hyper-parameters and how it trains."""
+    """A run of a method. Subclasses set the name, the config, the hyper-parameters and the training of the method."""
 
     agent_name: ClassVar[str]
     config_class: ClassVar[type]
@@ -78,7 +78,7 @@ class Workflow(ABC):
 
     @abstractmethod
     def make_training(self) -> Training:
-        """Choose how this run trains."""
+        """Make the training of this run."""
 
     @property
     def agent(self) -> Agent:
@@ -98,9 +98,9 @@ class Workflow(ABC):
     ) -> "Workflow":
         """Check a config and build the workflow; nothing is compiled yet.
 
-        The config's `devices` is the number of devices. If it is null, that is one, or with `enable_multi_devices` all.
-        With `evaluation_episodes` the workflow is to play that many episodes first: on the host, only the environments
-        that play them are started.
+        If `devices` of the config is null, the workflow uses one device, or with `enable_multi_devices` all devices.
+        With `evaluation_episodes` the workflow is built to evaluate that number of episodes: no host environments for
+        training are started.
         """
         settings = settings_from(config, cls.agent_name, cls.config_class, cls.hyperparameters_class)
         num_devices = settings.train.devices or (jax.device_count() if enable_multi_devices else 1)
@@ -113,7 +113,7 @@ class Workflow(ABC):
         return keys[0] if train.num_seeds == 1 else jnp.stack(keys)
 
     def init(self, key: Key) -> TrainingState:
-        """Make the first state. Several seeds need one key each, or one key that is split."""
+        """Make the first state. For several seeds, give one key each, or one key to split."""
         key, num_seeds = as_key(key), self.layout.num_seeds
         if num_seeds > 1 and key.shape == ():
             key = jax.random.split(key, num_seeds)
@@ -124,7 +124,7 @@ class Workflow(ABC):
     def step(self, state: TrainingState) -> tuple[PyTreeDict, TrainingState]:
         """Train for one iteration; can be jitted and vmapped over states.
 
-        The state that is given stays valid, so all of it is copied, a replay buffer too: `learn` overwrites its own.
+        The argument `state` stays valid, so the whole state is copied, with its replay buffer. `learn` copies once.
         """
         metrics, state = self.training.step(state)
         return values_of(metrics), state
@@ -135,7 +135,7 @@ class Workflow(ABC):
         return metrics, state.replace(eval_key=eval_key)
 
     def play(self, agent_state: AgentState, key: Key, max_steps: int) -> Iterator[np.ndarray]:
-        """Play one greedy episode, or its first `max_steps` steps, and render it; raise `RenderError` if impossible."""
+        """Play and render one greedy episode of at most `max_steps` steps; raise `RenderError` if that fails."""
         evaluator = self.evaluator
         if not isinstance(evaluator, Evaluator):
             return evaluator.frames(agent_state, key, max_steps)
@@ -145,7 +145,7 @@ class Workflow(ABC):
 
     def learn(self, state: TrainingState) -> TrainingState:
         """Train until `total_timesteps`, with records, evaluations and checkpoints; return the last state."""
-        # The training program overwrites its state: let that be a copy, and keep no other.
+        # The training program overwrites its state, so it gets a copy.
         state = jax.tree.map(jnp.copy, state)
         with created_run(self.settings, self.layout.mesh) as run:
             return self._train(run, state, self._no_metrics(state), None)
@@ -167,7 +167,7 @@ class Workflow(ABC):
         return self._restore(step)[0]
 
     def close(self) -> None:
-        """Close environments on the host; calling it twice does no harm."""
+        """Close host environments. May be called twice."""
         self.training.close()
 
     # The loop.
@@ -191,13 +191,13 @@ class Workflow(ABC):
             if resumed is None:
                 save()
             elif run is not None:
-                # Later checkpoints belong to a past that this run does not continue.
+                # The run continues from an earlier step and will write later checkpoints again.
                 self._checkpoints(run).discard_after(resumed.env_steps)
                 run.population_path.unlink(missing_ok=True)
             has_to_train = env_steps < timetable.total_timesteps
             while env_steps < timetable.total_timesteps:
                 record_at = timetable.next_record(env_steps)
-                until = jax.tree.map(np.asarray, Counter.of(record_at))  # of no device, so that every process has it
+                until = jax.tree.map(np.asarray, Counter.of(record_at))  # on the host, so that every process has it
                 log.compile("training program", training.advance, state, metrics, np.int32(0), until)
                 while env_steps < record_at and not stop_agreed(stop):
                     at_most = np.int32(log.iterations_within(SECONDS_PER_CALL))
@@ -220,7 +220,7 @@ class Workflow(ABC):
                     save()
                 if is_stopped:
                     raise Interrupted(stop.requested or signal.SIGTERM, log.consequence)
-            # On all processes alike: the program is compiled for all their devices.
+            # Every process must agree, because the program runs on the devices of all processes.
             is_measured = has_to_train and self.settings.train.run_dir is not None
             log.finish(training.collect_seconds(state) if is_measured else None)
             populations = training.populations(state)
@@ -229,14 +229,14 @@ class Workflow(ABC):
         return state
 
     def _counts(self, state: TrainingState) -> dict[str, list[Any]]:
-        """Return the counts and figures of a record that are not averaged, for each seed."""
+        """Return the values of a record that are not averaged, for each seed."""
         counters = {"time/total_timesteps": state.env_steps, "time/iterations": state.iterations}
         counters |= self.training.counters(state)
         counts: dict[str, list[Any]] = {name: counts_of(counter) for name, counter in counters.items()}
         return counts | {name: [value] for name, value in self.training.environments.report().items()}
 
     def _no_metrics(self, state: TrainingState) -> Metrics:
-        """Return metrics to add to."""
+        """Return metrics of zeros, to add to."""
         shapes = self.training.metrics_shape(state)
         return self.layout.place(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes), SAME)
 
@@ -252,7 +252,7 @@ class Workflow(ABC):
         self.training.environments.set_state(metadata.pop(OUTSIDE, {}))
         state = self.layout.place(state, self._saved(self.training.specs()))
         if state.learner.lacks_replay:
-            # Rows of a buffer continue one another, so the environments that fill it are new as well.
+            # The rows of a buffer must be consecutive, so a new buffer needs new environments.
             fresh = self.init(self.make_key())
             learner = state.learner.replace(buffer_state=fresh.learner.buffer_state)  # type: ignore[attr-defined]
             state = state.replace(learner=learner, source_state=fresh.source_state)
@@ -271,12 +271,12 @@ def counts_of(counter: Counter) -> list[int]:
 
 
 def env_steps_of(state: TrainingState) -> int:
-    """Return the env steps that every seed has made at least."""
+    """Return the env steps of the seed with the fewest."""
     return min(counts_of(state.env_steps))
 
 
 def stop_agreed(stop: StopSignals) -> bool:
-    """Return whether any process was asked to stop: all processes must leave the loop at the same place."""
+    """Return whether any process received a stop signal; all processes must leave the loop in the same iteration."""
     if jax.process_count() == 1:
         return stop.requested is not None
     from jax.experimental import multihost_utils

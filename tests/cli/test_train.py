@@ -89,7 +89,7 @@ def test_several_seeds_are_summed_up_by_their_interquartile_mean(seeds_run: Any)
         (["env.autoreset_mode=nrmal"], "env.autoreset_mode='nrmal': expected one of normal, fast, envpool, disabled."),
         (["env.kwargs.gravity=3"], "classic/cartpole: unknown argument 'gravity'"),
         (["total_timesteps=2.5"], "total_timesteps=2.5: expected an integer."),
-        (["+agent._target_=os.system"], "agent._target_: a config names no Python objects"),
+        (["+agent._target_=os.system"], "agent._target_: a config cannot name Python objects"),
         (["run_dir=3"], "run_dir=3: expected a string or null."),
         (["devices=7", "agent.num_envs=7"], "devices=7: JAX has already started with 1; set the environment"),
     ],

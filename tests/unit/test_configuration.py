@@ -190,7 +190,7 @@ def test_an_interpolation_that_leads_nowhere_is_named() -> None:
 def test_a_target_is_refused_wherever_it_stands(config: Any, place: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         from_mapping(Agent, config, "agent")
-    assert str(caught.value) == f"{place}: a config names no Python objects, names go through the registry."
+    assert str(caught.value) == f"{place}: a config cannot name Python objects; use a registered name."
 
 
 def test_something_that_is_no_mapping_is_refused() -> None:

@@ -207,8 +207,8 @@ def test_an_environment_whose_library_is_missing_names_the_extra(monkeypatch: py
         ("hydra/launcher=joblib", "hydra/launcher=joblib: Hydra's own settings have no effect here"),
         ("+agent.learning_rate=1", "Could not append to config. An item is already at 'agent.learning_rate'."),
         ("agent.num_envs=${nothing}", "agent.num_envs: Interpolation key 'nothing' not found."),
-        ("+agent._target_=os.system", "agent._target_: a config names no Python objects"),
-        ("env.kwargs.x={_target_: os.system}", "env.kwargs.x._target_: a config names no Python objects"),
+        ("+agent._target_=os.system", "agent._target_: a config cannot name Python objects"),
+        ("env.kwargs.x={_target_: os.system}", "env.kwargs.x._target_: a config cannot name Python objects"),
     ],
 )
 def test_a_bad_override_is_one_line_that_helps(override: str, message: str) -> None:

@@ -123,10 +123,10 @@ def test_a_misspelt_name_is_an_error_with_the_nearest_match(config: dict, agent:
         ({"evaluation": {"interval": 0}}, {}, "evaluation.interval=0 must be an integer of at least 1"),
         ({"evaluation": {"num_episodes": 0}}, {}, "evaluation.num_episodes=0 must be an integer of at least 1"),
         ({"checkpoint": {"keep": 0}}, {}, "checkpoint.keep=0 must be an integer of at least 1"),
-        ({"env": {"autoreset_mode": "disabled"}}, {}, "autoreset_mode=disabled would end training"),
+        ({"env": {"autoreset_mode": "disabled"}}, {}, "autoreset_mode=disabled ends training"),
         ({"env": {"autoreset_mode": "never"}}, {}, "env.autoreset_mode='never': expected one of normal, fast, envpool"),
         ({"env": {"episode_length": 0}}, {}, "env.episode_length=0 must be an integer of at least 1"),
-        ({"env": {"_target_": "os.system"}}, {}, "env._target_: a config names no Python objects"),
+        ({"env": {"_target_": "os.system"}}, {}, "env._target_: a config cannot name Python objects"),
         ({"evaluation": 3}, {}, "evaluation=3: expected a mapping"),
     ],
 )

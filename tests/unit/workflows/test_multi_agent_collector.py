@@ -474,17 +474,20 @@ def test_the_lanes_of_all_policies_are_split_over_two_devices() -> None:
 @pytest.mark.parametrize(
     ("env", "message"),
     [
-        ({"policies": "shared"}, "agents 'left_0' and 'right_0' cannot share the policy 'shared': the observations of"),
+        (
+            {"policies": "shared"},
+            "agents 'left_0' and 'right_0' cannot share the policy 'shared': their observations differ",
+        ),
         ({"policies": {"lefd_0": "a", "*": "b"}}, "unknown agent in env.policies 'lefd_0'. Did you mean 'left_0'"),
-        ({"policies": {"left_*": "a"}}, "says nothing of agent 'right_0': name it, or add '*' for all others."),
+        ({"policies": {"left_*": "a"}}, "has no policy for agent 'right_0': add it, or '*' for all others."),
         ({"policies": {"*": 3}}, "env.policies={'*': 3}: the policy of '*' is 3; expected a name"),
-        ({"policies": {"*": "a/b"}}, "the policy of '*' is 'a/b'; expected a name, which is a string without '/'"),
+        ({"policies": {"*": "a/b"}}, "the policy of '*' is 'a/b'; expected a name: a string without '/'"),
         ({"policies": "each"}, "env.policies='each': expected one of shared, per_agent or a mapping or null"),
         (
             {"name": "gymnasium/CartPole-v1", "policies": "shared"},
-            "env.policies='shared' is for environments on the host with several agents",
+            "env.policies='shared' is for host environments with several agents",
         ),
-        ({"name": "classic/cartpole", "policies": "per_agent"}, "classic/cartpole is none"),
+        ({"name": "classic/cartpole", "policies": "per_agent"}, "not for classic/cartpole"),
     ],
 )
 def test_what_cannot_be_meant_is_one_clear_error_at_build(env: dict, message: str, log: Log) -> None:
