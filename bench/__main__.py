@@ -24,7 +24,7 @@ BENCHMARKS = (
 
 
 def fail(message: str) -> NoReturn:
-    """Say what is wrong in one line and end."""
+    """Print the error in one line and exit."""
     print(f"rookery: error: {message}", file=sys.stderr)
     raise SystemExit(2)
 

@@ -1,4 +1,4 @@
-"""What each autoreset mode costs, against resetting every env at every step."""
+"""The cost of each autoreset mode, against resetting every env at every step."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +15,7 @@ NUM_ENVS = 1024
 
 
 class EagerAutoresetWrapper(VectorWrapper):
-    """Autoreset as it is often written: every env is reset at every step, for nothing where its episode goes on."""
+    """The common implementation of autoreset: it resets every env at every step and discards most of the resets."""
 
     def _prepare(self, state: EnvState, next_keys: Key) -> EnvState:
         return state.replace(_internal=state._internal.replace(reset_keys=next_keys))

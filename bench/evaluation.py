@@ -20,7 +20,7 @@ NUM_EPISODES = 128
 
 
 def whole_episode(env: Env, agent: PolicyAgent) -> Callable[[AgentState, Any], Any]:
-    """One episode as a `while_loop`, to be mapped over agents or keys: all wait for the longest."""
+    """One episode as a `while_loop`, to be vmapped over agents or keys: all wait for the longest episode."""
 
     def play(agent_state: AgentState, key: Any) -> Any:
         reset_key, action_key = jax.random.split(key)

@@ -1,8 +1,7 @@
 """Generations of OpenES against evosax: its strategy, with whole episodes mapped over the population.
 
 Both evolve the same network (64 x 64 tanh) in the same environment code, with the mean return of an individual's
-episode as its fitness; a generation is asked for, played and told in one program. Every call is the same generation of
-the same search.
+episode as its fitness. Ask, play and tell are one program. Every call runs the same generation of the same search.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ def rows() -> Iterator[Row]:
 
 
 def row(name: str, env: str, num_generations: int = 0) -> Row:
-    """Compare generations of a search that is so many generations old."""
+    """Compare generations of a search after `num_generations` generations."""
     workflow = make_workflow(env)
     state = workflow.init(workflow.make_key())
     for _ in range(num_generations):
@@ -51,7 +50,7 @@ def make_workflow(env: str) -> OpenESWorkflow:
 
 
 def evosax_generation(workflow: OpenESWorkflow, agent_state: Any) -> Callable[[], Any]:
-    """One generation of evosax's OpenES that searches around the same parameters."""
+    """One generation of evosax's OpenES around the same parameters."""
     from evosax.algorithms import Open_ES
 
     strategy = Open_ES(
@@ -76,7 +75,7 @@ def evosax_generation(workflow: OpenESWorkflow, agent_state: Any) -> Callable[[]
 
 
 def whole_episode(workflow: Any) -> Callable[[Any, Any], Any]:
-    """One episode of full length, to be mapped over the population; what comes after its end does not count."""
+    """One episode of full length, to be vmapped over the population; steps after its end do not count."""
     player, agent = workflow.training.player, workflow.agent
     env = player.single_env
 

@@ -1,8 +1,7 @@
 """Train every method on its tasks with many seeds: `python -m bench.learning`, or `... ppo/classic` for some.
 
-On the device all seeds train at once, on the host one after the other. It prints a table and draws the learning curves
-into `docs/images/learning`. The returns are those of the greedy policy after the last step, each seed's the mean over
-its episodes.
+On the device all seeds train in parallel, on the host one after the other. It prints a table and plots the learning
+curves into `docs/images/learning`. The return of a seed is the mean over the episodes of the final greedy policy.
 """
 
 import argparse
@@ -30,7 +29,7 @@ PICTURES = Path(__file__).parent.parent / "docs/images/learning"
 
 @dataclass(frozen=True)
 class Study:
-    """A method on a task, by its preset; `variant` tells studies of the same pair apart."""
+    """A method on a task, with its preset; `variant` distinguishes studies of the same pair."""
 
     agent: str
     env: str
@@ -44,7 +43,7 @@ class Study:
 
     @property
     def runs(self) -> list[list[str]]:
-        """What follows `rookery train` to get the same: one run with all seeds, or on the host a run of each."""
+        """The arguments of `rookery train` for each run: one run with all seeds, or on the host one run per seed."""
         common = [f"agent={self.agent}", f"env={self.env}", *self.overrides]
         if is_on_host(self.env):
             return [[*common, f"seed={seed}"] for seed in range(self.num_seeds)]
@@ -76,7 +75,7 @@ STUDIES = (
 
 
 def train(arguments: list[str], folder: Path) -> RunDirectory:
-    """Train, and evaluate ten times on the way."""
+    """Train, with ten evaluations."""
     print(f"rookery train {shlex.join(arguments)}", file=sys.stderr, flush=True)
     config = compose([*arguments, f"run_dir={folder}", "recorders=[jsonl]"])
     config["checkpoint"]["interval"] = config["total_timesteps"]
@@ -87,7 +86,7 @@ def train(arguments: list[str], folder: Path) -> RunDirectory:
 
 
 def run(study: Study) -> tuple[LoadedRun, float]:
-    """Train all seeds; return what was recorded of them as if it was one run, and the seconds that they took."""
+    """Train all seeds; return their records as those of one run, and the seconds of training."""
     with tempfile.TemporaryDirectory() as folder:
         directories = [train(arguments, Path(folder, str(number))) for number, arguments in enumerate(study.runs)]
         runs = load_runs(directories)

@@ -1,4 +1,4 @@
-"""Learning curves as pictures for the docs: one SVG for each study, which needs no style sheet."""
+"""Plots learning curves for the docs: one SVG without a style sheet for each study."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ INK, GRID, COLOR = "#333", "#ddd", "#1f6feb"
 
 
 def draw_returns(title: str, series: Series) -> str:
-    """Draw the interquartile mean over the seeds, its 95 % interval as a band, and every seed as a thin line."""
+    """Plot the interquartile mean over the seeds, its 95 % interval as a band, and every seed as a thin line."""
     curve = make_curve(series, max_points=200)
     steps, returns = (
         axis_of_steps(series.steps[-1], num_ticks=4),

@@ -1,6 +1,6 @@
 """Training PPO on CartPole against other implementations with the same sizes.
 
-Every measurement is a process of its own, on one core, by CPU time, or on all, by the clock.
+Every measurement runs in its own process: on one core by CPU time, or on all cores by wall-clock time.
 """
 
 import importlib.util
@@ -39,7 +39,7 @@ def speed_rows(label: str, cores: list[int], num_devices: int = 1) -> Iterator[R
         steps = measure("bench.ppo", "steps_per_second", num_envs, num_devices, cores=cores)
         yield compare(f"PPO, {num_envs} envs, {label}", steps, ("plain JAX", "rejax"))
     if num_devices == 1:
-        steps = measure("bench.ppo", "steps_per_second_beside_sb3", NUM_ENVS_OF_SB3, cores=cores)
+        steps = measure("bench.ppo", "steps_per_second_against_sb3", NUM_ENVS_OF_SB3, cores=cores)
         yield compare(f"PPO, {NUM_ENVS_OF_SB3} envs, {label}", steps, ("Stable-Baselines3",))
 
 
@@ -62,7 +62,7 @@ def compile_row(cores: list[int]) -> Row:
 
 
 def start_row(cores: list[int]) -> Row:
-    """From the start of the process to the end of the first iteration, when the programs have been compiled before."""
+    """Measure the time from the start of a process to the end of its first iteration, with cached programs."""
     with tempfile.TemporaryDirectory() as cache:
         seconds = [
             measure("bench.ppo", "seconds_to_first_iteration", cores=cores, cache=cache)["rookery"]
@@ -72,7 +72,7 @@ def start_row(cores: list[int]) -> Row:
     return Row("PPO, second start", f"{later:.1f} s", f"first start {first:.1f} s", first / later)
 
 
-# What the processes do.
+# Functions that run in the processes.
 
 
 def steps_per_second(num_envs: int, num_devices: int) -> dict[str, float]:
@@ -93,7 +93,7 @@ def steps_per_second(num_envs: int, num_devices: int) -> dict[str, float]:
     return speeds_of(contenders, num_envs * sizes.ROLLOUT_LENGTH * iterations_per_call(num_envs))
 
 
-def steps_per_second_beside_sb3(num_envs: int) -> dict[str, float]:
+def steps_per_second_against_sb3(num_envs: int) -> dict[str, float]:
     """Measure Rookery and Stable-Baselines3."""
     num_steps = num_envs * sizes.ROLLOUT_LENGTH
     speeds = speeds_of({"rookery": rookery_training(num_envs)}, num_steps * iterations_per_call(num_envs))
@@ -105,12 +105,12 @@ def steps_per_second_beside_sb3(num_envs: int) -> dict[str, float]:
 
 
 def compile_seconds() -> dict[str, float]:
-    """Return the CPU seconds of compiling all that trains and evaluates with 64 envs."""
+    """Return the CPU seconds to compile training and evaluation with 64 envs."""
     import jax
 
     key, num_envs = jax.random.key(0), NUM_ENVS[0]
     workflow = rookery_workflow(num_envs)
-    jax.block_until_ready(jax.random.split(key))  # what JAX does once is nobody's
+    jax.block_until_ready(jax.random.split(key))  # JAX's own start-up counts for neither
 
     def compile_ours() -> None:
         state = workflow.init(key)
@@ -127,7 +127,7 @@ def compile_seconds() -> dict[str, float]:
 
 
 def seconds_to_first_iteration() -> dict[str, float]:
-    """Return the seconds since this process started until the first iteration has been trained."""
+    """Return the seconds from the start of this process to the end of the first iteration."""
     import jax
 
     from rookery.cli.compilation_cache import enable_compilation_cache
@@ -161,7 +161,7 @@ def rookery_workflow(num_envs: int, num_devices: int = 1) -> Any:
 
 
 def rookery_training(num_envs: int, num_devices: int = 1) -> Callable[[], Any]:
-    """The program that `learn` runs between two records, metrics included; each call goes on from the last."""
+    """The program that `learn` runs between two records, with metrics; each call continues from the last."""
     workflow = rookery_workflow(num_envs, num_devices)
     state = workflow.init(workflow.make_key())
     carried = state, workflow._no_metrics(state)
@@ -175,14 +175,14 @@ def rookery_training(num_envs: int, num_devices: int = 1) -> Callable[[], Any]:
 
 
 def until() -> Any:
-    """More env steps than any measurement takes."""
+    """Return more env steps than any measurement takes."""
     from rookery.learning.counter import Counter
 
     return Counter.of(10**12)
 
 
 def peer_training(peer: Any, num_envs: int) -> Callable[[], Any]:
-    """Iterations of a peer as one program; each call goes on from the last."""
+    """Iterations of a peer as one program; each call continues from the last."""
     import jax
 
     state = jax.jit(peer.init)(jax.random.key(0))
@@ -204,7 +204,7 @@ def iterations_per_call(num_envs: int) -> int:
 
 
 def speeds_of(contenders: dict[str, Callable[[], Any]], num_steps: int) -> dict[str, float]:
-    """Env steps per second: on one core by CPU time, which other processes disturb little; on several by the clock."""
+    """Env steps per second: on one core by CPU time, which other processes hardly affect; on several by wall clock."""
     from bench.timing import best_seconds
 
     clock = time.process_time if len(os.sched_getaffinity(0)) == 1 else time.perf_counter

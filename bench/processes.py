@@ -1,4 +1,4 @@
-"""Measurements in processes of their own: pinned to cores, with the environment of a user, and JSON as the answer."""
+"""Runs measurements in separate processes, pinned to cores, and reads their results as JSON."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import time
 
 
 def measure(module: str, function: str, *args: int, cores: list[int], cache: str | None = None) -> dict[str, float]:
-    """Call a function of a benchmark in a fresh process that may use these cores only."""
+    """Call a function of a benchmark in a new process that may use only these cores."""
     cores_of_this_process = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)  # a child inherits them
     try:

@@ -1,4 +1,4 @@
-"""Replay on one core: add one row and draw 256, at a capacity of ten thousand and of a million, beside flashbax.
+"""Replay on one core, against flashbax: add one row and sample 256, with a capacity of ten thousand and of a million.
 
 The rows are those of Pendulum. A call is a thousand rounds in one program whose state is donated, by CPU time.
 """
@@ -40,7 +40,7 @@ def rows() -> Iterator[Row]:
             yield Row(f"{kind} replay, {LARGE:,} rows", f"{large['rookery']:.0f} us a round", f"flashbax: {INSTALL}")
 
 
-# What the processes do.
+# Functions that run in the processes.
 
 
 def transition() -> dict[str, Any]:
@@ -51,7 +51,7 @@ def transition() -> dict[str, Any]:
 
 
 def uniform(capacity: int) -> dict[str, float]:
-    """Return the microseconds of one round: add a row, draw a batch."""
+    """Return the microseconds of one round: add a row, sample a batch."""
     contenders = {"rookery": rookery_rounds(capacity, is_prioritized=False)}
     if importlib.util.find_spec("flashbax"):
         import flashbax
@@ -67,7 +67,7 @@ def uniform(capacity: int) -> dict[str, float]:
 
 
 def prioritized(capacity: int) -> dict[str, float]:
-    """Return the microseconds of one round: add a row, draw a batch, give it new priorities."""
+    """Return the microseconds of one round: add a row, sample a batch, update its priorities."""
     contenders = {"rookery": rookery_rounds(capacity, is_prioritized=True)}
     if importlib.util.find_spec("flashbax"):
         import flashbax
@@ -106,7 +106,7 @@ def rookery_rounds(capacity: int, is_prioritized: bool) -> Callable[[], Any]:
 
 
 def rounds(capacity: int, state: Any, one_round: Callable, add: Callable) -> Callable[[], Any]:
-    """Rounds on a full buffer as one program; each call goes on from the last."""
+    """Rounds on a full buffer as one program; each call continues from the last."""
     import jax
     import jax.numpy as jnp
 

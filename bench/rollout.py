@@ -17,7 +17,7 @@ NUM_ENVS = (64, 1024, 8192)
 
 
 def bare_gymnax(num_envs: int) -> Callable[[], Any]:
-    """What one writes by hand: gymnax resets inside its own step."""
+    """A handwritten rollout; gymnax resets inside its own step."""
     env, params = gymnax.make("CartPole-v1")
     reset_key, rollout_key = jax.random.split(jax.random.key(0))
     obs, state = jax.vmap(env.reset, (0, None))(jax.random.split(reset_key, num_envs), params)
@@ -45,7 +45,7 @@ def our_rollout(num_envs: int, autoreset_mode: AutoresetMode = AutoresetMode.NOR
 
 
 def random_rollout(env: VectorWrapper) -> Callable[[], Any]:
-    """Roll out a random agent; also records returns, both kinds of end and both observations."""
+    """Roll out a random agent; also records returns, terminations, truncations and true successors."""
     agent = RandomAgent()
     env_key, agent_key, rollout_key = jax.random.split(jax.random.key(0), 3)
     agent_state = agent.init(env.obs_space, env.action_space, agent_key)

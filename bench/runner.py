@@ -1,12 +1,13 @@
 """The host runner on one core, in actions per CPU second: CartPole of Gymnasium, a 64x64 tanh network, sampled actions.
 
 The bare loop steps Gymnasium's sync vector env with the same network and keeps its rows in a list: no batches, no
-episode metrics, no checks, no seed for each episode. It splits its key in every step, as JAX's own examples do; the
-tuned one counts instead and does that inside the program. Actions count if an env takes them, which it does not in the
-step in which Gymnasium's vector env resets it. Programs run where they are called, as in `rookery train` on host
-environments, also those of the bare loops. RLlib's runner is measured if `RLLIB_PYTHON` names an interpreter that has
-`ray[rllib]` and torch, alone, and with the batches that ours returns and its learner connectors make of its episodes;
-it and ours take turns, in processes of their own.
+episode metrics, no checks, no seed for each episode. It splits its key in every step, as JAX's examples do. The tuned
+loop folds a counter into the key inside the program. Only actions that an env takes count: Gymnasium's vector env
+ignores the action of the step in which it resets an env. JAX dispatches synchronously in all loops, as in
+`rookery train` on host environments.
+
+RLlib's runner is measured if `RLLIB_PYTHON` is an interpreter with `ray[rllib]` and torch: alone, and with batches like
+those of Rookery's runner, which its learner connectors make from its episodes. Both alternate in separate processes.
 """
 
 import json
@@ -22,11 +23,11 @@ from bench.processes import measure
 from bench.table import Row
 
 NUM_STEPS = {1: 1_000, 8: 500, 64: 200}
-"""The steps of each env in one call, by the number of envs."""
+"""Steps of each env in one call, by the number of envs."""
 NUM_ARRAY_STEPS = 500
 NUM_ROUNDS = 15
 NUM_TURNS = 3
-"""How often processes that are compared are started, in turns: how fast one is depends on where its memory lies."""
+"""Number of processes for each contender, in turns: the speed of a process depends on its memory layout."""
 INSTALL = "set RLLIB_PYTHON to the python of an environment with ray[rllib] and torch"
 
 
@@ -56,7 +57,7 @@ def rows() -> Iterator[Row]:
 
 
 def rllib_actions_per_second(num_envs: int, cores: list[int]) -> dict[str, float]:
-    """Measure RLlib's runner in the environment that it is installed in; return nothing if there is none."""
+    """Measure RLlib's runner with the interpreter `RLLIB_PYTHON`; return no speeds if it is not set."""
     python = os.environ.get("RLLIB_PYTHON")
     if python is None:
         return {}
@@ -70,7 +71,7 @@ def rllib_actions_per_second(num_envs: int, cores: list[int]) -> dict[str, float
     return json.loads(run.stdout.splitlines()[-1])
 
 
-# What the processes do.
+# Functions that run in the processes.
 
 
 def make_agent() -> Any:
@@ -82,7 +83,7 @@ def make_agent() -> Any:
 
 
 def actions_per_second(num_envs: int) -> dict[str, float]:
-    """Measure the runner beside the bare loops, in turns."""
+    """Measure the runner and the bare loops, in turns."""
     from rookery.runners.envs.libraries import make_host_env
 
     num_steps = NUM_STEPS[num_envs]
@@ -96,7 +97,7 @@ def actions_per_second(num_envs: int) -> dict[str, float]:
 
 
 def best_rates(contenders: dict[str, Callable[[], int]]) -> dict[str, float]:
-    """Return how much each contender gets done in a CPU second, by what it says of each call: the best of several."""
+    """Return the best rate of each contender: the count that a call returns, per CPU second."""
     best = dict.fromkeys(contenders, 0.0)
     for _ in range(1 + NUM_ROUNDS):
         for name, run in contenders.items():
@@ -107,9 +108,9 @@ def best_rates(contenders: dict[str, Callable[[], int]]) -> dict[str, float]:
 
 
 def actions_per_second_with_faults(num_envs: int) -> dict[str, float]:
-    """Measure what a runner returns while every fourth env raises in one of a hundred steps, beside one without faults.
+    """Measure a runner in which every fourth env raises in one of a hundred steps, against one without faults.
 
-    Steps of episodes that failed are taken and not returned: they do not count.
+    Steps of failed episodes are discarded and do not count.
     """
     import gymnasium
 
@@ -134,7 +135,7 @@ def actions_per_second_with_faults(num_envs: int) -> dict[str, float]:
 
 
 def array_actions_per_second(num_envs: int) -> dict[str, float]:
-    """Measure the runner on Gymnasium's own CartPole for arrays."""
+    """Measure the runner on Gymnasium's vectorized CartPole."""
     import gymnasium
 
     from rookery.runners.envs.conversion import to_base_env
@@ -157,7 +158,7 @@ def make_runner(base_env: Any, num_steps: int) -> Any:
 
 
 def bare_loop(num_envs: int, num_steps: int, is_tuned: bool) -> Callable[[], int]:
-    """Gymnasium's sync vector env and the jitted agent alone; a call returns how many actions were taken."""
+    """Gymnasium's sync vector env and the jitted agent; a call returns the number of actions."""
     import gymnasium
     import jax
     import numpy as np

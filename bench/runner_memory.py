@@ -1,4 +1,4 @@
-"""The memory of a process whose runner takes a million steps, while episodes come and go and environments fail."""
+"""The memory of a process whose runner takes a million steps in short episodes, with failing environments."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from bench.table import Row
 
 NUM_ENVS = 64
 LOOK_AFTER = (50_000, 250_000, 1_000_000)
-"""Steps of all envs together. After the first programs for few envs are still compiled, when a fault leaves few."""
+"""Env steps at which memory is measured. Programs for few envs compile after the first, when faults leave few envs."""
 
 
 def rows() -> Iterator[Row]:
@@ -24,11 +24,11 @@ def rows() -> Iterator[Row]:
     )
 
 
-# What the process does.
+# Functions that run in the process.
 
 
 def megabytes() -> dict[str, float]:
-    """Return the resident memory by the number of steps taken, and how many episodes ended and envs failed."""
+    """Return the resident memory by the number of steps, and the number of episodes and faults."""
     import jax
 
     from rookery.agent import RandomAgent

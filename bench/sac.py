@@ -1,6 +1,6 @@
 """Training SAC on Pendulum against other implementations with the same sizes: one environment, one update per step.
 
-Every measurement is a process of its own on one core, by CPU time, without compilation.
+Every measurement runs in its own process on one core, by CPU time, without compilation.
 """
 
 import importlib.util
@@ -23,9 +23,9 @@ INSTALL = "pip install -c constraints.txt -e '.[bench]'"
 def rows() -> Iterator[Row]:
     cores = sorted(os.sched_getaffinity(0))[:1]
     for capacity in (sac_sizes.SMALL_CAPACITY, sac_sizes.BUFFER_CAPACITY):
-        speeds = measure("bench.sac", "steps_per_second_beside_rejax", capacity, cores=cores)
+        speeds = measure("bench.sac", "steps_per_second_against_rejax", capacity, cores=cores)
         yield compare(f"SAC, replay of {capacity:,}", "rejax", speeds)
-    speeds = measure("bench.sac", "steps_per_second_beside_sbx", cores=cores)
+    speeds = measure("bench.sac", "steps_per_second_against_sbx", cores=cores)
     yield compare(f"SAC, replay of {sac_sizes.BUFFER_CAPACITY:,}", "SBX", speeds)
     small, large = 10_000, 1_000_000
     speeds = measure("bench.sac", "steps_per_second_by_capacity", small, large, cores=cores)
@@ -39,17 +39,17 @@ def compare(name: str, peer: str, speeds: dict[str, float]) -> Row:
     return Row(name, ours, f"{peer} {speeds[peer]:,.0f} steps/s", speeds["rookery"] / speeds[peer])
 
 
-# What the processes do.
+# Functions that run in the processes.
 
 
-def steps_per_second_beside_rejax(capacity: int) -> dict[str, float]:
+def steps_per_second_against_rejax(capacity: int) -> dict[str, float]:
     contenders = {"rookery": rookery_training(capacity)}
     if importlib.util.find_spec("rejax"):
         contenders["rejax"] = rejax_training(capacity)
     return speeds_of(contenders)
 
 
-def steps_per_second_beside_sbx() -> dict[str, float]:
+def steps_per_second_against_sbx() -> dict[str, float]:
     contenders: dict[str, Callable[[], Any]] = {"rookery": rookery_training()}
     if importlib.util.find_spec("sbx"):
         from bench.peers.sbx_sac import SBXSAC
@@ -69,7 +69,7 @@ def steps_per_second_by_capacity(small: int, large: int) -> dict[str, float]:
 def rookery_training(
     capacity: int = sac_sizes.BUFFER_CAPACITY, warmup_steps: int = sac_sizes.WARMUP_STEPS
 ) -> Callable[[], Any]:
-    """The program that `learn` runs between two records, metrics included; each call goes on from the last."""
+    """The program that `learn` runs between two records, with metrics; each call continues from the last."""
     import numpy as np
 
     from rookery.algorithms.sac import SACWorkflow
@@ -96,7 +96,7 @@ def rookery_training(
 
 
 def rejax_training(capacity: int) -> Callable[[], Any]:
-    """Iterations of rejax as one program whose buffers may be overwritten; each call goes on from the last."""
+    """Iterations of rejax as one program with donated buffers; each call continues from the last."""
     import jax
 
     from bench.peers.rejax_sac import RejaxSAC
@@ -108,7 +108,7 @@ def rejax_training(capacity: int) -> Callable[[], Any]:
         return jax.lax.fori_loop(0, num_steps, lambda _, state: peer.iterate(state), state)
 
     program = jax.jit(advance, static_argnums=1, donate_argnums=0)
-    state = program(state, sac_sizes.WARMUP_STEPS + 1)  # past which it updates at every step
+    state = program(state, sac_sizes.WARMUP_STEPS + 1)  # after these steps it updates at every step
 
     def run() -> Any:
         nonlocal state

@@ -1,4 +1,4 @@
-"""What `import rookery` costs beyond `import jax`."""
+"""The CPU time of `import rookery`, against `import jax`."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ NUM_STARTS = 5
 
 
 def cpu_seconds_of_import(module: str) -> float:
-    """The best of several fresh processes."""
+    """Return the minimum over several new processes."""
     code = f"import time; start = time.process_time(); import {module}; print(time.process_time() - start)"
     runs = (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison; `ratio` is how many times less time ours takes than the other, None if there is no other."""
+    """One comparison; `ratio` is the time of the other divided by ours, None without a comparison."""
 
     name: str
     ours: str
@@ -20,7 +20,7 @@ class Row:
 def print_table(rows: Iterable[Row]) -> None:
     """Print the rows, aligned for a file as for a terminal."""
     table = Table(
-        "benchmark", "rookery", "against", "times faster", caption="compilation apart, unless a row says otherwise"
+        "benchmark", "rookery", "against", "times faster", caption="without compilation unless a row says otherwise"
     )
     table.columns[3].justify = "right"
     for row in rows:

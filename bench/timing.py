@@ -10,14 +10,14 @@ Contenders = dict[str, Callable[[], Any]]
 
 
 def cpu_seconds(contenders: Contenders, num_rounds: int = 7) -> dict[str, float]:
-    """Return the CPU seconds of one call of each contender, compilation apart: the best of several rounds."""
+    """Return the CPU seconds of one call of each contender without compilation: the best of several rounds."""
     return best_seconds(contenders, time.process_time, num_rounds)
 
 
 def best_seconds(contenders: Contenders, clock: Callable[[], float], num_rounds: int) -> dict[str, float]:
-    """Return the seconds by `clock` of one call of each contender, compilation apart: the best of several rounds.
+    """Return the seconds by `clock` of one call of each contender without compilation: the best of several rounds.
 
-    The contenders alternate; a call that is short is repeated until it lasts about 50 ms.
+    The contenders alternate; a short call is repeated for about 50 ms.
     """
     num_calls = {name: _calls_for_50_ms(run) for name, run in contenders.items()}
     best = dict.fromkeys(contenders, float("inf"))
