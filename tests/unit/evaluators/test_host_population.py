@@ -1,4 +1,4 @@
-"""Evolution on host environments: the fitness of an individual is what a bare loop over its environment gives."""
+"""Evolution on host environments: the fitness of an individual equals that of a bare loop over its environment."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ TIME_LIMIT = 12
 
 
 class Diary(gymnasium.Env):
-    """Writes down what it was asked; an episode has 2 to 8 steps by its start, and 1 for the sign of the start pays.
+    """Logs seeds and observations. An episode has 2 to 8 steps, by its start; the action that matches the sign gives 1.
 
     `fault` may raise, given the seed of the episode and its step; the step of a reset is None.
     """
@@ -61,8 +61,8 @@ class Diary(gymnasium.Env):
         self.count += 1
         reward = float(action == (self.start > 0)) + 0.01 * self.count
         is_over = self.count >= 2 + int(6 * abs(self.start))
-        told = {"count": {"squared": self.count**2}} | ({"score": 10.0 * self.start} if is_over else {})
-        return self.obs(), reward, is_over, False, told
+        info = {"count": {"squared": self.count**2}} | ({"score": 10.0 * self.start} if is_over else {})
+        return self.obs(), reward, is_over, False, info
 
     def check(self, step: int | None) -> None:
         if Diary.fault is not None:
@@ -147,8 +147,8 @@ def episodes_of_a_bare_loop(workflow: Any, env_name: str) -> list[list[tuple]]:
         while not is_over:
             start = jnp.float32(not steps)
             extras = PyTreeDict(policy_extras=PyTreeDict(carry=carry, episode_start=start), env_extras=PyTreeDict())
-            action, told = act(mine, SampleBatch(obs=jnp.asarray(obs), extras=extras), jax.random.key(0))
-            carry = told.get("carry", ())
+            action, policy_extras = act(mine, SampleBatch(obs=jnp.asarray(obs), extras=extras), jax.random.key(0))
+            carry = policy_extras.get("carry", ())
             obs, reward, terminated, truncated, info = env.step(np.asarray(action))
             is_over = terminated or truncated
             steps.append((float(action), obs, reward, info))
@@ -174,7 +174,7 @@ def no_faults_but(seeds: set[int], at_step: int | None) -> Callable[[int | None,
 
 @pytest.fixture
 def envs_are(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], BaseEnv]], None]:
-    """Let workflows play in environments of one's own, given a function of their number."""
+    """Let workflows play in the environments that a function of their number makes."""
 
     def envs_are(make_envs: Callable[[int], BaseEnv]) -> None:
         monkeypatch.setattr(libraries, "make_host_env", lambda name, num_envs, **kwargs: make_envs(num_envs))
@@ -182,7 +182,7 @@ def envs_are(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], BaseE
     return envs_are
 
 
-# What is played.
+# Episodes.
 
 
 @pytest.mark.parametrize("network", [{}, {"core": "gru"}], ids=["feedforward", "recurrent"])
@@ -231,7 +231,7 @@ def test_the_number_of_environments_makes_no_difference(
 
 
 class InTurns(BaseEnv):
-    """Copies of `Diary` of which one at a time answers."""
+    """Copies of `Diary`; only one at a time replies."""
 
     name = "in_turns"
 
@@ -264,7 +264,7 @@ class InTurns(BaseEnv):
         raise NotImplementedError
 
 
-def test_agents_remember_while_others_act(make: Make, envs_are: Any) -> None:
+def test_recurrent_states_stay_while_other_individuals_act(make: Make, envs_are: Any) -> None:
     together = play(make(network={"core": "gru"}))
     envs_are(InTurns)
     in_turns = play(make(network={"core": "gru"}))
@@ -322,8 +322,8 @@ def test_measures_are_those_of_a_bare_loop(make: Make) -> None:
     assert measures.shape == (POPULATION_SIZE, NUM_EPISODES, len(objectives))
     np.testing.assert_allclose(measures.reshape(-1, len(objectives)), expected, rtol=1e-6)
     _, state = workflow.step(workflow.init(workflow.make_key()))
-    told, kept = measures.mean(axis=1), np.asarray(state.learner.evo_state.fitness)  # ordered by their fronts
-    np.testing.assert_allclose(kept[np.argsort(kept[:, 4])], told[np.argsort(told[:, 4])], rtol=1e-6)
+    given, kept = measures.mean(axis=1), np.asarray(state.learner.evo_state.fitness)  # ordered by their fronts
+    np.testing.assert_allclose(kept[np.argsort(kept[:, 4])], given[np.argsort(given[:, 4])], rtol=1e-6)
 
 
 def test_elites_are_kept_in_the_cells_of_what_was_measured(make: Make) -> None:
@@ -336,7 +336,7 @@ def test_elites_are_kept_in_the_cells_of_what_was_measured(make: Make) -> None:
     np.testing.assert_allclose(state.learner.evo_state.archive.fitness, best, rtol=1e-6)
 
 
-def test_a_measure_of_what_the_environment_does_not_tell_is_an_error(make: Make) -> None:
+def test_a_measure_that_the_environment_does_not_report_is_an_error(make: Make) -> None:
     with pytest.raises(UnknownNameError, match=r"unknown measure 'scor'. Did you mean 'score'"):
         play(make(kind=NSGA2Workflow, objectives=["sum:reward", "last:scor"]))
 
@@ -401,8 +401,8 @@ def test_an_individual_that_cannot_finish_has_no_fitness_and_is_never_the_best(
     np.testing.assert_array_equal(episodes.episode_lengths == 0, is_lost)
     assert float(episodes.obs_statistics.count.value) == episodes.episode_lengths.sum()
     assert workflow.training.environments.report()["faults/unfinished_episodes"] == 1
-    (told,) = caplog.messages  # of two faults, the first of their kind
-    assert "the episode is played again, 1 of 1" in told
+    (message,) = caplog.messages  # two faults of the same kind: only the first is logged
+    assert "the episode is played again, 1 of 1" in message
     metrics, state = workflow.step(workflow.init(workflow.make_key()))
     assert int(state.learner.evo_state.num_invalid) == 1
     assert float(state.learner.evo_state.best_fitness) == np.nanmax(episodes.episode_returns.mean(axis=1))
@@ -426,7 +426,7 @@ def test_an_individual_that_cannot_finish_is_on_no_front(make: Make, diary: type
     np.testing.assert_allclose(np.sort(front["points"], axis=0), np.sort(finished, axis=0), rtol=1e-6)
 
 
-def test_if_no_episode_can_be_finished_the_first_fault_is_told(make: Make, diary: type[Diary]) -> None:
+def test_if_no_episode_can_be_finished_the_error_names_the_first_fault(make: Make, diary: type[Diary]) -> None:
     workflow = make(env={"runner": {"max_restarts": 0}})
 
     def fault(seed: int | None, step: int | None) -> None:
@@ -443,7 +443,7 @@ def test_if_no_episode_can_be_finished_the_first_fault_is_told(make: Make, diary
     assert np.all(np.isfinite(play(workflow).episode_returns))
 
 
-def test_an_environment_that_cannot_begin_is_given_up_and_another_one_plays_its_episode(
+def test_an_environment_that_cannot_reset_is_lost_and_another_one_plays_its_episode(
     make: Make, diary: type[Diary]
 ) -> None:
     workflow = make(env={"runner": {"max_restarts": 1}}, num_lanes=2)
@@ -468,7 +468,7 @@ def test_if_no_environment_can_begin_the_run_ends(make: Make, diary: type[Diary]
         play(workflow)
 
 
-def test_what_an_environment_must_not_return_can_end_the_run(make: Make, envs_are: Any) -> None:
+def test_an_invalid_result_of_an_environment_can_end_the_run(make: Make, envs_are: Any) -> None:
     class Lying(Diary):
         def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
             obs, _, *rest = super().step(action)
@@ -496,7 +496,7 @@ def test_a_killed_process_costs_one_try_of_its_episode(make: Make, envs_are: Any
     assert (report["faults/killed"], report["faults/restarts"], report["rollout/steps_discarded"]) == (1, 1, 3)
 
 
-# What is refused.
+# Errors.
 
 
 def test_environments_with_several_agents_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""From a composed config to settings: what is accepted, what is refused, and that nothing is lost on the way."""
+"""From a composed config to settings: valid values, errors, and the way back to a mapping."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def test_an_empty_config_gives_the_defaults() -> None:
     assert settings.hyperparameters.learning_rate == PPOHyperparameters().learning_rate
 
 
-def test_shapes_and_numbers_stand_side_by_side_and_go_where_they_belong() -> None:
+def test_settings_and_hyperparameters_are_separated() -> None:
     settings = parse(num_epochs=7, clip_ratio=0.1, network={"hidden_sizes": [3, 4], "core": "gru"}, target_kl=0.02)
     assert (settings.method.num_epochs, settings.method.network.hidden_sizes) == (7, (3, 4))
     assert (settings.hyperparameters.clip_ratio, settings.hyperparameters.target_kl) == (0.1, 0.02)
@@ -148,6 +148,6 @@ def test_an_impossible_value_is_an_error_that_names_it_and_what_is_possible(
         ({"devices": 64}, "devices=64: JAX has"),
     ],
 )
-def test_what_only_the_world_can_refuse_is_refused_when_the_workflow_is_built(config: dict, message: str) -> None:
+def test_errors_that_need_the_environment_are_raised_when_the_workflow_is_built(config: dict, message: str) -> None:
     with pytest.raises(RookeryError, match=message):
         PPOWorkflow.build_from_config(config)

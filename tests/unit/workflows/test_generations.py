@@ -1,4 +1,4 @@
-"""Generations: what counts, what a population shares, and what makes no difference, on the device and the host."""
+"""Generations: fitness, counts, shared observation statistics, and independence of lanes and seeds."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -142,7 +142,7 @@ def test_the_center_and_the_best_are_evaluated_on_the_same_episodes() -> None:
     assert_equal(after.learner.evo_state, state.learner.evo_state)
 
 
-def test_an_individual_whose_return_is_not_a_number_is_counted_and_leads_nowhere(
+def test_an_individual_whose_return_is_nan_is_counted_and_does_not_move_the_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     workflow = make_workflow()

@@ -1,6 +1,6 @@
-"""Training on host environments: what is learned from is what happened there, and nothing else.
+"""Training on host environments: the learner gets exactly the transitions of the environments.
 
-The environment here keeps a log of its own, which everything is compared with.
+The environment keeps its own log, with which the tests compare.
 """
 
 import functools
@@ -46,15 +46,15 @@ TIME_LIMIT = 4
 
 @dataclass
 class Log:
-    """What all environments did."""
+    """The log of all environments."""
 
     seeds: list[int | None] = field(default_factory=list)
     returns: list[float] = field(default_factory=list)
-    """Of the episodes that came to an end."""
+    """Returns of the finished episodes."""
     num_steps: int = 0
-    """Those that were answered."""
+    """Steps that did not raise."""
     faults: tuple[int, ...] = ()
-    """Which steps raise, of all."""
+    """Indexes of the steps that raise, over all environments."""
     num_faults: int = 0
     num_made: int = 0
     num_open: int = 0
@@ -103,8 +103,8 @@ class TellTale(gymnasium.Env):
         terminated = self.count >= length_of(self.start)
         if terminated or self.count == TIME_LIMIT:
             self.log.returns.append(self.total)
-        told = {"episode_metrics": {"last_count": self.count}} if terminated else {}
-        return self.obs(), reward, terminated, False, told
+        info = {"episode_metrics": {"last_count": self.count}} if terminated else {}
+        return self.obs(), reward, terminated, False, info
 
     def obs(self) -> Any:
         obs = np.array([self.start, self.count])
@@ -121,7 +121,7 @@ def length_of(start: Any) -> Any:
     return np.where(start < 1 / 3, 2.0, np.where(start < 2 / 3, TIME_LIMIT, np.inf))
 
 
-class Undrawn(TellTale):
+class Unrendered(TellTale):
     def render(self) -> Any:
         raise NotImplementedError
 
@@ -132,7 +132,7 @@ class Screenless(TellTale):
 
 
 class Escaping(TellTale):
-    """Shows numbers that its space does not have."""
+    """Returns observations outside its space."""
 
     def obs(self) -> np.ndarray:
         return super().obs() - 50.0
@@ -145,7 +145,7 @@ class Unmade(TellTale):
 
 ENVS = {
     "TellTale-v0": TellTale,
-    "Undrawn-v0": Undrawn,
+    "Unrendered-v0": Unrendered,
     "Screenless-v0": Screenless,
     "Escaping-v0": Escaping,
     "Unmade-v0": Unmade,
@@ -184,7 +184,7 @@ def shared() -> Callable[..., Any]:
 
 @pytest.fixture
 def begin(shared: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Make a workflow that has done nothing yet."""
+    """Reset a shared workflow to its start."""
     with used_anew(shared) as begin:
         yield begin
 
@@ -196,7 +196,7 @@ def workflow(begin: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> list[Experience]:
-    """Everything that any workflow collects."""
+    """All experience that workflows collect."""
     return watch_collecting(monkeypatch, SingleAgentCollector)
 
 
@@ -209,7 +209,7 @@ def check_transitions(rows: SampleBatch, termination: Any, successors: Any) -> N
 
 
 def check_replay(workflow: Any, agent_state: Any, experience: Experience) -> None:
-    """Check that with this state, and the memory that it had, the agent would have done what it did."""
+    """Check that a replay with this state and the first carry gives the recorded log-probabilities and values."""
 
     @jax.jit
     def log_prob_of(agent_state: Any, trajectory: SampleBatch, first_carry: Any) -> Any:
@@ -242,7 +242,7 @@ def test_a_step_learns_from_what_the_runner_collected(workflow: Any, collected: 
 def test_rewards_are_clipped_and_normalized_for_learning_alone(
     log: Log, collected: list[Experience], monkeypatch: pytest.MonkeyPatch, clips: bool
 ) -> None:
-    # As Atari has it: an option of training, of which the env itself knows nothing.
+    # As for Atari: an option of training that is not passed to the env.
     library = replace(load_host_library("gymnasium"), clipping_option="clips", clips_by_default=True)
     monkeypatch.setitem(LIBRARIES, "gymnasium", library)
     workflow = make(env={"kwargs": {} if clips else {"clips": False}}, agent={"normalize_rewards": True})
@@ -275,7 +275,7 @@ def test_evaluation_leaves_out_the_options_that_are_for_training(monkeypatch: py
     workflow.close()
 
 
-def test_dict_observations_and_a_memory_work_as_on_the_device(collected: list[Experience]) -> None:
+def test_dict_observations_and_recurrent_agents_work_as_on_the_device(collected: list[Experience]) -> None:
     workflow = make(env={"kwargs": {"dict_obs": True}}, network={"core": "gru"})
     state = workflow.init(workflow.make_key())
     state, _ = advance(workflow, state, 2)
@@ -399,7 +399,7 @@ def test_replayed_windows_never_cross_a_fault(begin: Callable[..., Any], log: Lo
     )
 
 
-def test_the_first_fault_of_each_kind_is_told_once(
+def test_the_first_fault_of_each_kind_is_logged_once(
     workflow: Any, log: Log, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.faults = FAULTS
@@ -407,10 +407,10 @@ def test_the_first_fault_of_each_kind_is_told_once(
     monkeypatch.setattr(workflow.training.collector.group, "_callbacks", notices)
     advance(workflow, workflow.init(workflow.make_key()), 8)
     assert log.num_faults == len(FAULTS)
-    (told,) = caplog.messages
-    assert re.match(r"env \d \(gymnasium/TellTale-v0, seed \d+\) raised at step \d on action .*bad leg", told)
-    assert "episode discarded, restart 1 of 5" in told
-    assert "faults/raised" in told
+    (message,) = caplog.messages
+    assert re.match(r"env \d \(gymnasium/TellTale-v0, seed \d+\) raised at step \d on action .*bad leg", message)
+    assert "episode discarded, restart 1 of 5" in message
+    assert "faults/raised" in message
     invalid = Failed(FaultKind.INVALID, Phase.RESET, "two\nlines")
     notices.notice(Fault(invalid, "Other-v0", 2, seed=1, episode=0, step=0, action=None))
     assert caplog.messages[1].startswith("env 2 (Other-v0, seed 1) invalid at reset: two lines.")
@@ -440,7 +440,7 @@ def test_with_overlap_the_next_batch_is_collected_with_the_parameters_of_before_
     for experience, acting in zip(collected, [params[0], *params[:-1]], strict=True):
         check_replay(workflow, acting, experience)
     assert int(state.env_steps) == log.num_steps - workflow.training.collector.steps_ahead
-    # Another state has no use for what was collected ahead.
+    # A batch that was collected ahead belongs to one state; for another state it is discarded.
     advance(workflow, jax.tree.map(jnp.copy, state), 1)
     assert workflow.training.environments.report()["rollout/steps_discarded"] == 18
     workflow.close()
@@ -459,7 +459,7 @@ def test_with_overlap_nothing_is_ahead_of_the_last_update(tmp_path: Path) -> Non
 
 
 class SimulatedThread:
-    """In place of a `ThreadPoolExecutor`: what it does is done at once, and ends when it would by the clock."""
+    """Replaces `ThreadPoolExecutor`: it runs a call at once, and simulates by the clock when it would end."""
 
     def __init__(self, time: FakeTime) -> None:
         self.time = time
@@ -484,7 +484,7 @@ class SimulatedThread:
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize(("collecting", "updating"), [(5.0, 2.0), (2.0, 5.0)])
-def test_a_record_has_the_time_of_the_steps_it_counts_and_the_timing_that_of_the_run(
+def test_records_time_the_steps_that_they_count_and_the_timing_file_the_whole_run(
     collecting: float, updating: float, overlap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time = FakeTime()
@@ -526,7 +526,7 @@ def test_a_record_has_the_time_of_the_steps_it_counts_and_the_timing_that_of_the
 ONE_EPISODE = {"episode_returns": jnp.ones(1), "episode_lengths": jnp.ones(1, jnp.int32)}
 
 
-def test_a_resumed_run_goes_on_with_new_seeds_and_old_counts(
+def test_a_resumed_run_continues_with_new_seeds_and_old_counts(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(HostEvaluator, "evaluate", lambda self, *args: EvaluateMetric(**ONE_EPISODE))
@@ -586,7 +586,7 @@ def test_training_from_the_command_line_leaves_a_video_and_closes_its_environmen
     assert "faults" not in capsys.readouterr().out
 
 
-def test_training_from_the_command_line_tells_of_faults_when_they_happen_and_at_the_end(
+def test_training_from_the_command_line_prints_faults_when_they_happen_and_at_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], log: Log
 ) -> None:
     log.faults = (9, 12)
@@ -597,8 +597,8 @@ def test_training_from_the_command_line_tells_of_faults_when_they_happen_and_at_
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
     assert "bad leg" not in captured.err
-    (told,) = [number for number, line in enumerate(lines) if "bad leg" in line]
-    assert told < next(number for number, line in enumerate(lines) if "steps/s" in line)
+    (fault_line,) = [number for number, line in enumerate(lines) if "bad leg" in line]
+    assert fault_line < next(number for number, line in enumerate(lines) if "steps/s" in line)
     num_discarded = RunDirectory(run).read_metrics()[-1]["rollout/steps_discarded"]
     assert log.num_faults == 2
     assert f"  faults      2 ({num_discarded} steps discarded, envs given up: 2)" in lines
@@ -639,7 +639,7 @@ def test_an_environment_that_fails_plays_its_episode_again(workflow: Any, log: L
     assert result.num_left_out == 3
 
 
-def test_an_evaluation_tells_how_many_episodes_it_left_out(workflow: Any, log: Log) -> None:
+def test_an_evaluation_reports_the_number_of_episodes_left_out(workflow: Any, log: Log) -> None:
     state = workflow.init(workflow.make_key())
     log.faults = (1, 11)
     faulty = make(env={"runner": {"max_restarts": 0}}, evaluation={"num_episodes": 9})
@@ -668,15 +668,15 @@ def test_an_episode_without_end_is_an_error_that_says_what_to_set(
         endless.evaluator.evaluate(agent_state, jax.random.key(0), 9)
 
 
-def test_an_episode_is_drawn_from_its_start_to_its_end(workflow: Any, log: Log) -> None:
+def test_an_episode_is_rendered_from_its_start_to_its_end(workflow: Any, log: Log) -> None:
     agent_state = workflow.init(workflow.make_key()).agent_state
     frames = list(workflow.play(agent_state, jax.random.key(0), 100))
     assert len(frames) in (3, 5)
     assert [int(frame[0, 0, 0]) for frame in frames] == list(range(len(frames)))
     assert len(list(workflow.play(agent_state, jax.random.key(0), 1))) == 2
-    undrawn = make(env={"name": "gymnasium/Undrawn-v0"})
-    with pytest.raises(RenderError, match=r"gymnasium/Undrawn-v0"):
-        next(undrawn.play(agent_state, jax.random.key(0), 100))
+    unrendered = make(env={"name": "gymnasium/Unrendered-v0"})
+    with pytest.raises(RenderError, match=r"gymnasium/Unrendered-v0"):
+        next(unrendered.play(agent_state, jax.random.key(0), 100))
     screenless = make(env={"name": "gymnasium/Screenless-v0"})
     with pytest.raises(RenderError, match=r"mujoco has no screen.* try egl or osmesa\.$"):
         next(screenless.play(agent_state, jax.random.key(0), 100))
@@ -741,6 +741,6 @@ def test_a_batch_is_split_over_two_devices() -> None:
         ({"env": {"name": "gymnasium/TellTail-v0"}}, "unknown environment 'gymnasium/TellTail-v0'. Did you mean"),
     ],
 )
-def test_what_cannot_be_meant_is_one_clear_error_at_build(config: dict, message: str) -> None:
+def test_invalid_settings_are_one_clear_error_at_build(config: dict, message: str) -> None:
     with pytest.raises((InvalidInputError, LookupError), match=re.escape(message)):
         make(**config)

@@ -1,6 +1,6 @@
-"""Several policies in the same environments: each learns from its own agents, and from nothing else.
+"""Several policies in the same environments: each learns only from its own agents.
 
-The environment here keeps a log of its own, which everything is compared with.
+The environment keeps its own log, with which the tests compare.
 """
 
 import functools
@@ -40,27 +40,27 @@ LENGTH = 4
 
 @dataclass
 class Log:
-    """What all environments did."""
+    """The log of all environments."""
 
     seeds: list[int | None] = field(default_factory=list)
     returns: list[dict[str, float]] = field(default_factory=list)
-    """Of each agent in the episodes that came to an end."""
+    """Returns of each agent in the finished episodes."""
     num_steps: int = 0
-    """Those that were answered."""
+    """Steps that did not raise."""
     num_right: int = 0
     """Actions of `right_0` in them."""
     faults: tuple[int, ...] = ()
-    """Which steps raise, of all."""
+    """Indexes of the steps that raise, over all environments."""
     num_faults: int = 0
     num_open: int = 0
 
 
 class SeveralTales:
-    """Every transition can be checked by itself: all see `[start, count]`.
+    """Every transition can be checked by itself: the observation is `[start, count]`.
 
-    To `left_1` the start is shown plus 8, and `right_0` also sees a 7. The former and `left_0` get 10 count + action in
-    each of the four steps, after which the episode is cut off; `right_0` joins after the first step, gets its action
-    minus the count, and terminates after the third.
+    `left_1` sees the start plus 8, and `right_0` also sees a 7. `left_0` and `left_1` get 10 count + action in each of
+    four steps, then the episode is truncated. `right_0` joins after the first step, gets its action minus the count,
+    and terminates after the third.
     """
 
     log: ClassVar[Log] = Log()
@@ -169,7 +169,7 @@ def shared() -> Callable[..., Any]:
 
 @pytest.fixture
 def begin(shared: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Make a workflow that has done nothing yet."""
+    """Reset a shared workflow to its start."""
     with used_anew(shared) as begin:
         yield begin
 
@@ -181,7 +181,7 @@ def workflow(begin: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> list[JointExperience]:
-    """Everything that any workflow collects."""
+    """All experience that workflows collect."""
     return watch_collecting(monkeypatch, MultiAgentCollector)
 
 
@@ -199,7 +199,7 @@ def differ(one: Any, other: Any) -> bool:
     return any(not np.array_equal(mine, its) for mine, its in leaves)
 
 
-# What is learned from.
+# Experience.
 
 
 @pytest.mark.parametrize("faults", [(), (9, 20, 31, 45)])
@@ -247,7 +247,7 @@ def test_each_policy_is_given_the_rows_of_its_own_agents(
     assert log.num_open == 0
 
 
-def test_a_lane_says_when_it_is_in_another_episode(workflow: Any, log: Log) -> None:
+def test_a_column_marks_when_it_is_in_another_episode(workflow: Any, log: Log) -> None:
     log.faults = (9, 20, 31, 45)
     agent_state = workflow.init(workflow.make_key()).agent_state
     short = make(agent={"rollout_length": 3})
@@ -269,7 +269,7 @@ def test_a_lane_says_when_it_is_in_another_episode(workflow: Any, log: Log) -> N
 
 
 @pytest.mark.parametrize("kind", [A2CWorkflow, IMPALAWorkflow])
-def test_agents_with_a_memory_learn_from_what_they_did(
+def test_recurrent_agents_learn_from_their_own_actions(
     kind: type, begin: Callable[..., Any], collected: list[JointExperience], log: Log
 ) -> None:
     log.faults = (9, 20)
@@ -314,7 +314,7 @@ def test_agents_that_share_a_policy_have_one_set_of_parameters(workflow: Any) ->
 # Runs.
 
 
-def test_a_resumed_run_goes_on_with_all_policies(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_continues_with_all_policies(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     one = jnp.ones(1)
     played = MultiPolicyEvaluateMetric(
         episode_returns=one, episode_lengths=one, num_left_out=0, policy_returns=PyTreeDict(left=one, right=one)
@@ -355,7 +355,7 @@ def test_with_overlap_every_step_is_learned_from() -> None:
     workflow.close()
 
 
-def test_an_evaluation_plays_so_many_episodes_and_tells_who_got_what(workflow: Any, log: Log) -> None:
+def test_an_evaluation_plays_num_episodes_and_reports_the_return_of_each_policy(workflow: Any, log: Log) -> None:
     state = workflow.init(workflow.make_key())
     metrics, _ = workflow.evaluate(state)
     totals = [sum(returns.values()) for returns in log.returns]
@@ -375,13 +375,14 @@ def test_no_name_of_a_policy_hides_what_all_agents_got() -> None:
     names = set(workflow.training.metrics_shape(jax.eval_shape(workflow.init, workflow.make_key())))
     assert names >= {"rollout/ep_rew_mean", "ep/rollout/ep_rew_mean", "best/rollout/ep_rew_mean"}
     episodes = workflow.evaluator.result_of(np.array([[1.0, 2.0]]), np.array([3]))
-    told = episodes.summary("eval/")
-    assert (told["eval/mean_reward"], told["ep/eval/mean_reward"], told["best/eval/mean_reward"]) == (3.0, 1.0, 2.0)
-    assert "eval/best_mean_reward" not in told
+    summary = episodes.summary("eval/")
+    means = summary["eval/mean_reward"], summary["ep/eval/mean_reward"], summary["best/eval/mean_reward"]
+    assert means == (3.0, 1.0, 2.0)
+    assert "eval/best_mean_reward" not in summary
     workflow.close()
 
 
-def test_agents_with_a_memory_are_evaluated_with_one_each(begin: Callable[..., Any], log: Log) -> None:
+def test_recurrent_agents_are_evaluated_with_a_carry_each(begin: Callable[..., Any], log: Log) -> None:
     workflow = begin(core="gru")
     agent, agent_states = workflow.agent, workflow.init(workflow.make_key()).agent_state
     act = jax.jit(agent.evaluate_actions)
@@ -463,7 +464,7 @@ print("well")
 """
 
 
-def test_the_lanes_of_all_policies_are_split_over_two_devices() -> None:
+def test_the_columns_of_all_policies_are_split_over_two_devices() -> None:
     done = subprocess.run([sys.executable, "-c", TWO_DEVICES], capture_output=True, text=True, timeout=240)
     assert done.stdout.endswith("well\n"), done.stderr
 
@@ -490,7 +491,7 @@ def test_the_lanes_of_all_policies_are_split_over_two_devices() -> None:
         ({"name": "classic/cartpole", "policies": "per_agent"}, "not for classic/cartpole"),
     ],
 )
-def test_what_cannot_be_meant_is_one_clear_error_at_build(env: dict, message: str, log: Log) -> None:
+def test_invalid_settings_are_one_clear_error_at_build(env: dict, message: str, log: Log) -> None:
     with pytest.raises((InvalidInputError, UnknownNameError), match=re.escape(message)):
         make(env=env)
     assert log.num_open == 0

@@ -1,4 +1,4 @@
-"""Compiled programs: how seeds and devices are laid out, what is compiled when, and what is left on the host."""
+"""Compiled programs: layout of seeds and devices, compilation, and donated arguments."""
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +103,7 @@ def test_without_compilation_the_function_itself_runs() -> None:
     assert seen == [1.0, 2.0]
 
 
-def test_what_a_program_donates_is_gone_and_the_rest_is_not() -> None:
+def test_donated_arguments_are_deleted_and_others_are_not() -> None:
     program = Program(lambda state, other: state + other, enable_jit=True, donate=(0,))
     state, other = jnp.ones(3), jnp.ones(3)
     np.testing.assert_array_equal(program(state, other), [2.0, 2.0, 2.0])

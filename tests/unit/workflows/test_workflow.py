@@ -1,4 +1,4 @@
-"""The one loop: when things happen, what is recorded, what is saved, and what a caller may rely on.
+"""The training loop: records, evaluations, checkpoints, seeds, recorders and run directories.
 
 The method here learns nothing: it counts its iterations and draws random numbers, so that every record is known.
 """
@@ -83,7 +83,7 @@ class CountingWorkflow(Workflow):
 
 
 class SpyRecorder(Recorder):
-    """Remembers what it was told, by all its instances."""
+    """Keeps the calls of all its instances."""
 
     calls: ClassVar[list[tuple[str, Any]]] = []
     fails_at: ClassVar[int | None] = None
@@ -113,7 +113,7 @@ class SpyRecorder(Recorder):
         self.calls.append(("close", None))
 
     @classmethod
-    def told(cls, name: str) -> list[Any]:
+    def arguments_of(cls, name: str) -> list[Any]:
         return [content for call, content in cls.calls if call == name]
 
 
@@ -150,12 +150,12 @@ def assert_equal(one: Any, other: Any) -> None:
     jax.tree.map(compare, one, other)
 
 
-# When things happen.
+# Records, evaluations and checkpoints.
 
 
 def test_records_are_made_at_the_stated_env_steps_and_at_the_end(spy: type[SpyRecorder]) -> None:
     train(build(total_timesteps=95, record_interval=30, evaluation_interval=60))
-    rows = [rows[0] for rows in spy.told("record")]
+    rows = [rows[0] for rows in spy.arguments_of("record")]
     assert [row["time/total_timesteps"] for row in rows] == [30, 60, 90, 100]
     assert [row["time/iterations"] for row in rows] == [3, 6, 9, 10]
     assert [row["train/n_updates"] for row in rows] == [6, 12, 18, 20]
@@ -164,13 +164,13 @@ def test_records_are_made_at_the_stated_env_steps_and_at_the_end(spy: type[SpyRe
 
 def test_a_record_averages_what_happened_since_the_last_one(spy: type[SpyRecorder]) -> None:
     train(build(record_interval=30))
-    rows = [rows[0] for rows in spy.told("record")]
+    rows = [rows[0] for rows in spy.arguments_of("record")]
     assert [row["train/number"] for row in rows] == [1.0, 4.0, 7.0, 9.0]
 
 
 def test_a_metric_without_a_value_is_absent(spy: type[SpyRecorder]) -> None:
     train(build(record_interval=30))
-    assert [rows[0].get("train/sixth") for rows in spy.told("record")] == [None, 5.0, None, None]
+    assert [rows[0].get("train/sixth") for rows in spy.arguments_of("record")] == [None, 5.0, None, None]
 
 
 def test_the_last_evaluation_and_the_last_checkpoint_always_happen(tmp_path: Path, spy: type[SpyRecorder]) -> None:
@@ -183,18 +183,18 @@ def test_the_last_evaluation_and_the_last_checkpoint_always_happen(tmp_path: Pat
     )
     state = train(workflow)
     assert int(state.env_steps) == 80
-    rows = [rows[0] for rows in spy.told("record")]
+    rows = [rows[0] for rows in spy.arguments_of("record")]
     assert ["eval/mean_reward" in row for row in rows] == [False, False, False, True]
     assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == [0, 80]
 
 
 def test_a_run_shorter_than_an_iteration_is_one_iteration(spy: type[SpyRecorder]) -> None:
     assert int(train(build(total_timesteps=1)).iterations) == 1
-    (rows,) = spy.told("record")
+    (rows,) = spy.arguments_of("record")
     assert "eval/mean_reward" in rows[0]
 
 
-# What the loop may not do.
+# Independence of training.
 
 
 def test_evaluation_does_not_change_training() -> None:
@@ -226,23 +226,23 @@ def test_learning_equals_stepping() -> None:
     np.testing.assert_allclose(state.agent_state.params, learned.agent_state.params, rtol=1e-6)
 
 
-def test_a_finished_state_is_returned_as_it_is_and_a_started_one_goes_on(spy: type[SpyRecorder]) -> None:
+def test_a_finished_state_is_returned_unchanged_and_a_started_one_continues(spy: type[SpyRecorder]) -> None:
     workflow = build(record_interval=40)
     finished = train(workflow)
     spy.calls.clear()
     assert_equal(workflow.learn(finished), finished)
-    assert spy.told("record") == []
+    assert spy.arguments_of("record") == []
     started = workflow.init(workflow.make_key())
     for _ in range(3):
         _, started = workflow.step(started)
     resumed = workflow.learn(started)
-    assert [rows[0]["time/total_timesteps"] for rows in spy.told("record")] == [40, 80, 100]
+    assert [rows[0]["time/total_timesteps"] for rows in spy.arguments_of("record")] == [40, 80, 100]
     np.testing.assert_allclose(resumed.agent_state.params, finished.agent_state.params, rtol=1e-6)
 
 
 def test_memory_does_not_grow_with_the_length_of_a_run(spy: type[SpyRecorder]) -> None:
     train(build(total_timesteps=2000, record_interval=20))
-    used = spy.told("live")
+    used = spy.arguments_of("live")
     assert len(used) == 100
     assert max(used[10:]) <= min(used[10:]) + 1024
 
@@ -260,19 +260,19 @@ def test_two_workflows_of_a_class_each_have_their_own_program() -> None:
 
 def test_schedules_go_by_env_steps_over_the_whole_run(spy: type[SpyRecorder]) -> None:
     train(build(record_interval=10, agent={"noise": {"start": 1.0, "end": 0.0}}))
-    values = [rows[0]["train/noise"] for rows in spy.told("record")]
+    values = [rows[0]["train/noise"] for rows in spy.arguments_of("record")]
     np.testing.assert_allclose(values, 1.0 - np.arange(10) / 10, atol=1e-6)
 
 
 def test_several_seeds_are_recorded_one_row_each_and_equal_the_runs_of_single_seeds(spy: type[SpyRecorder]) -> None:
     together = train(build(num_seeds=3, seed=5, record_interval=50))
-    all_rows = spy.told("record")
+    all_rows = spy.arguments_of("record")
     assert [[row["seed"] for row in rows] for rows in all_rows] == [[5, 6, 7]] * 2
     for index, seed in enumerate((5, 6, 7)):
         spy.calls.clear()
         alone = train(build(seed=seed, record_interval=50))
         np.testing.assert_allclose(together.agent_state.params[index], alone.agent_state.params, rtol=1e-6)
-        for rows, (row,) in zip(all_rows, spy.told("record"), strict=True):
+        for rows, (row,) in zip(all_rows, spy.arguments_of("record"), strict=True):
             expected = {name: value for name, value in row.items() if name not in ("time/fps", "time/time_elapsed")}
             assert {name: rows[index][name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
@@ -280,7 +280,7 @@ def test_several_seeds_are_recorded_one_row_each_and_equal_the_runs_of_single_se
 def test_seeds_differ_from_each_other_in_training_and_evaluation(spy: type[SpyRecorder]) -> None:
     state = train(build(num_seeds=8))
     assert len(set(state.agent_state.params[:, 0].tolist())) == 8
-    assert len({row["eval/mean_reward"] for row in spy.told("record")[-1]}) > 1
+    assert len({row["eval/mean_reward"] for row in spy.arguments_of("record")[-1]}) > 1
 
 
 def test_a_key_is_split_over_the_seeds_and_a_wrong_number_of_keys_is_refused() -> None:
@@ -297,17 +297,17 @@ def test_a_workflow_that_is_not_compiled_gives_the_same() -> None:
     assert int(plain.env_steps) == int(compiled.env_steps)
 
 
-# What recorders are told, and what is on disk.
+# Recorders and files.
 
 
-def test_recorders_are_told_everything_in_order(spy: type[SpyRecorder]) -> None:
+def test_recorders_are_called_in_order(spy: type[SpyRecorder]) -> None:
     train(build(total_timesteps=30, record_interval=30, seed=4))
     names = [name for name, _ in spy.calls if name != "live"]
     compiling = ["compiling", "compiled"]
     assert names == ["open", *compiling, *["advance"] * names.count("advance"), *compiling, "record", "finish", "close"]
-    assert spy.told("advance") == sorted(set(spy.told("advance")))
-    assert spy.told("advance")[-1] == 30
-    (description,) = spy.told("open")
+    assert spy.arguments_of("advance") == sorted(set(spy.arguments_of("advance")))
+    assert spy.arguments_of("advance")[-1] == 30
+    (description,) = spy.arguments_of("open")
     assert (description.title, description.seeds) == ("counting on probe/cue_reward", (4,))
     assert description.total_timesteps == 30
 
@@ -317,7 +317,7 @@ def test_recorders_are_closed_when_one_of_them_fails(spy: type[SpyRecorder], mon
     with pytest.raises(OSError, match="the disk is full"):
         train(build(record_interval=20))
     assert spy.calls[-1] == ("close", None)
-    assert spy.told("finish") == []
+    assert spy.arguments_of("finish") == []
 
 
 def test_from_python_nothing_is_written_unless_there_is_a_run_dir(
@@ -356,7 +356,7 @@ def test_a_directory_that_holds_a_run_is_not_written_over(tmp_path: Path) -> Non
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_run_that_someone_trains_is_left_alone(tmp_path: Path) -> None:
+def test_a_run_that_another_process_trains_is_an_error(tmp_path: Path) -> None:
     workflow = build(run_dir=str(tmp_path / "run"), recorders=["jsonl"])
     train(workflow)
     with RunDirectory.open(tmp_path / "run").lock(), pytest.raises(RunInUseError):
