@@ -5,6 +5,7 @@ has no weight decay. Neither made a difference in later work (Fujimoto et al., 2
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rookery.algorithms.td3 import TD3, DeterministicHyperparameters, TD3Config
 from rookery.networks.critic import ActorCriticsConfig
@@ -22,6 +23,7 @@ class DDPGNetworkConfig(ActorCriticsConfig):
 class DDPGConfig(TD3Config):
     """The settings of DDPG."""
 
+    smooth_targets: ClassVar[bool] = False
     policy_delay: int = 1
     network: DDPGNetworkConfig = DDPGNetworkConfig()
 

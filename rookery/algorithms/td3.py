@@ -6,7 +6,7 @@ special case of one critic, no delay and no noise.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ from rookery.workflows.off_policy import OffPolicyWorkflow
 class TD3Config(OffPolicyConfig):
     """The settings of TD3."""
 
+    smooth_targets: ClassVar[bool] = True
     policy_delay: int = setting(
         2, low=1, help="updates of the critics per update of the policy and the target networks"
     )
@@ -68,6 +69,7 @@ class TD3Agent(ReplayAgent):
     """Acts by the mode of its policy, and adds Gaussian noise to explore."""
 
     config: ActorCriticsConfig = pytree_field(static=True, default_factory=ActorCriticsConfig)
+    smooth_targets: bool = pytree_field(static=True, default=True)
 
     def make_network(self, obs_space: Space, action_space: Space) -> ActorCriticsNetwork:
         if not isinstance(action_space, Box) or not action_space.bounded:
@@ -106,7 +108,7 @@ class TD3Agent(ReplayAgent):
         _, next_features = self.features(network.policy.trunk, target_params.policy["trunk"], transitions)
         distribution = network.policy.distribution(target_params.policy, next_features, transitions.next_obs)
         actions = distribution.action(distribution.mode())
-        if hasattr(hyperparameters, "target_noise"):  # not in DDPG
+        if self.smooth_targets:
             limit = hyperparameters.max_target_noise
             noise = jnp.clip(hyperparameters.target_noise * jax.random.normal(key, actions.shape), -limit, limit)
             actions = with_noise(actions, noise, network.action_space)
@@ -139,6 +141,10 @@ class TD3(ReplayLearner):
     target_parts = ("policy", "critics")
     agent: TD3Agent
     config: TD3Config = pytree_field(static=True)
+
+    @classmethod
+    def make_agent(cls, config: TD3Config) -> ReplayAgent:  # type: ignore[override]
+        return super().make_agent(config).replace(smooth_targets=config.smooth_targets)
 
     def learn_batch(
         self, state: OffPolicyState, batch: ReplayBatch, hyperparameters: HyperparameterValues, key: Key

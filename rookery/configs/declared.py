@@ -77,7 +77,6 @@ class DeclaredNode(ConfigNode):
 def register() -> None:
     """Put the configs into Hydra's store: the methods as the group `agent`, the settings of a run as `train`."""
     nodes = [DeclaredNode(name, "agent", partial(agent_defaults, name)) for name in agent_names()]
-    ConfigStore.instance().repo |= {
-        "agent": {node.name: node for node in nodes},
-        "train.yaml": DeclaredNode("train", None, train_defaults),
-    }
+    repo = ConfigStore.instance().repo
+    repo.setdefault("agent", {}).update({node.name: node for node in nodes})
+    repo["train.yaml"] = DeclaredNode("train", None, train_defaults)

@@ -12,6 +12,7 @@ from rookery.hyperparameters import Hyperparameters
 from rookery.learning.counter import Counter
 from rookery.learning.experience import Experience, JointExperience
 from rookery.metrics import Mean
+from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
 from rookery.types import Key, PyTreeData, PyTreeNode, pytree_field
 
@@ -77,8 +78,19 @@ class Learner(PyTreeNode, ABC, Generic[StateT, ExperienceT]):
     config: LearnerConfig = pytree_field(static=True)
 
     @abstractmethod
-    def init(self, obs_space: Space, action_space: Space, hyperparameters: Hyperparameters, key: Key) -> StateT:
-        """Make the first state for an agent with these spaces."""
+    def init(
+        self,
+        obs_space: Space,
+        action_space: Space,
+        hyperparameters: Hyperparameters,
+        key: Key,
+        trajectory: SampleBatch | None = None,
+    ) -> StateT:
+        """Make the first state for an agent with these spaces.
+
+        `trajectory` has the shapes of the trajectories to come, if the spaces do not imply them: other dtypes, or rows
+        that do not count.
+        """
 
     @abstractmethod
     def learn(self, state: StateT, experience: ExperienceT, key: Key) -> tuple[Metrics, StateT]:

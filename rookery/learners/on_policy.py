@@ -29,6 +29,7 @@ from rookery.learning.reward_scaling import RewardScaling
 from rookery.learning.trajectories import num_env_steps, row_weights, starts_new_episode, zero_dead_rows
 from rookery.learning.updates import RULES, Optimizer, OptimizerState, gradients_in_chunks
 from rookery.networks import ActorCriticConfig
+from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
 from rookery.types import Array, Key, Params, Tree, pytree_field, where_tree
 
@@ -77,7 +78,7 @@ class OnPolicyLearner(Learner[OnPolicyState, Experience]):
     Observation statistics are updated after `update`, so that the losses use the policy that acted.
     """
 
-    agent: Any
+    agent: ActorCriticAgent
     config: OnPolicyConfig = pytree_field(static=True)
 
     @classmethod
@@ -104,7 +105,14 @@ class OnPolicyLearner(Learner[OnPolicyState, Experience]):
     def optimizer(self) -> Optimizer:
         return Optimizer(self.config.optimizer)
 
-    def init(self, obs_space: Space, action_space: Space, hyperparameters: Hyperparameters, key: Key) -> OnPolicyState:
+    def init(
+        self,
+        obs_space: Space,
+        action_space: Space,
+        hyperparameters: Hyperparameters,
+        key: Key,
+        trajectory: SampleBatch | None = None,
+    ) -> OnPolicyState:
         agent_state = self.agent.init(obs_space, action_space, key)
         num_envs = self.config.num_envs // num_devices()
         return OnPolicyState.first(
@@ -122,7 +130,7 @@ class OnPolicyLearner(Learner[OnPolicyState, Experience]):
         return jax.tree.map_with_path(spec, state)
 
     def acting_state(self, state: OnPolicyState) -> AgentState:
-        return state.actor_state or state.agent_state
+        return state.agent_state if state.actor_state is None else state.actor_state
 
     def learn(self, state: OnPolicyState, experience: Experience, key: Key) -> tuple[Metrics, OnPolicyState]:
         hyperparameters: HyperparameterValues = values_at(state.hyperparameters, state.env_steps.as_float())

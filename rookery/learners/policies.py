@@ -11,6 +11,7 @@ from rookery.learners.learner import Learner, LearnerState, Metrics
 from rookery.learning.counter import Counter
 from rookery.learning.experience import JointExperience
 from rookery.learning.trajectories import num_env_steps
+from rookery.sample_batch import SampleBatch
 from rookery.spaces import Dict, Space
 from rookery.types import Key, PyTreeData, PyTreeDict, where_tree
 
@@ -26,12 +27,21 @@ class PoliciesState(PyTreeData):
         return PyTreeDict({policy: state.agent_state for policy, state in self.policies.items()})
 
     @property
+    def hyperparameters(self) -> PyTreeDict:
+        """The hyper-parameters of each policy."""
+        return PyTreeDict({policy: state.hyperparameters for policy, state in self.policies.items()})
+
+    @property
+    def num_updates(self) -> Counter:
+        return self._first.num_updates
+
+    @property
     def iterations(self) -> Counter:
-        return self._any.iterations
+        return self._first.iterations
 
     @property
     def env_steps(self) -> Counter:
-        return self._any.env_steps
+        return self._first.env_steps
 
     @property
     def lacks_replay(self) -> bool:
@@ -41,7 +51,7 @@ class PoliciesState(PyTreeData):
         return self
 
     @property
-    def _any(self) -> LearnerState:
+    def _first(self) -> LearnerState:
         return next(iter(self.policies.values()))
 
 
@@ -55,7 +65,14 @@ class PolicyLearners(Learner[PoliciesState, JointExperience]):
     learners: PyTreeDict
     """The learner of each policy; its `num_envs` counts the agents with that policy in all environments."""
 
-    def init(self, obs_space: Space, action_space: Space, hyperparameters: Hyperparameters, key: Key) -> PoliciesState:
+    def init(
+        self,
+        obs_space: Space,
+        action_space: Space,
+        hyperparameters: Hyperparameters,
+        key: Key,
+        trajectory: SampleBatch | None = None,
+    ) -> PoliciesState:
         assert isinstance(obs_space, Dict), "spaces are given by policy"
         assert isinstance(action_space, Dict), "spaces are given by policy"
         states = {

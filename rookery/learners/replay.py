@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -142,12 +142,10 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
     target_parts: ClassVar[tuple[str, ...]]
     """The parts of the parameters that have target networks."""
 
-    agent: Any
+    agent: ReplayAgent
     config: OffPolicyConfig = pytree_field(static=True)
     max_rows: int | None = pytree_field(static=True, default=None)
     """Upper limit of the rows of a run, if known: the buffer need not be larger."""
-    has_dead_rows: bool = pytree_field(static=True, default=False)
-    """Whether trajectories may have dead rows, which hold no transition."""
 
     @classmethod
     def of(cls, config: OffPolicyConfig) -> "ReplayLearner":
@@ -211,15 +209,25 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
         }
         return PrioritizedBuffer(**shape, axis_name=device_axis()) if config.prioritized else UniformBuffer(**shape)
 
-    def init(self, obs_space: Space, action_space: Space, hyperparameters: Hyperparameters, key: Key) -> OffPolicyState:
+    def init(
+        self,
+        obs_space: Space,
+        action_space: Space,
+        hyperparameters: Hyperparameters,
+        key: Key,
+        trajectory: SampleBatch | None = None,
+    ) -> OffPolicyState:
         agent_state = self.agent.init(obs_space, action_space, key)
         params = agent_state.params
+        if trajectory is None:
+            trajectory = trajectory_shapes(self.agent, obs_space, action_space, num_envs=1, length=1)
+        row = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), rows_of(trajectory))
         state = OffPolicyState.first(
             agent_state,
             hyperparameters,
             target_params=PyTreeDict({part: params[part] for part in self.target_parts}),
             optimizer_states=PyTreeDict({part: self.optimizer.init(params[part]) for part in params}),
-            buffer_state=self.buffer.init(self._row(obs_space, action_space)),
+            buffer_state=self.buffer.init(row),
         )
         return state.replace(agent_state=self.acting_state(state))
 
@@ -307,14 +315,6 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
                 device_axis(),
             )
         return ReplayBatch(windows=sample.sequence, importance=importance)
-
-    def _row(self, obs_space: Space, action_space: Space) -> SampleBatch:
-        """Return the shapes of one stored row."""
-        trajectory = trajectory_shapes(self.agent, obs_space, action_space, num_envs=1, length=1)
-        if self.has_dead_rows:
-            env_extras = trajectory.extras.env_extras.replace(autoreset=trajectory.rewards)
-            trajectory = trajectory.replace(extras=trajectory.extras.replace(env_extras=env_extras))
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), rows_of(trajectory))
 
 
 def rows_of(trajectory: SampleBatch) -> SampleBatch:

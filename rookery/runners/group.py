@@ -3,6 +3,7 @@
 A group is to runners what a transport is to environments: numbered slots, requests, replies, and failures as values.
 """
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -229,13 +230,14 @@ class LocalRunners(RunnerGroup):
         self._requests[index] = request
 
     def receive(self, timeout: float | None = None) -> dict[int, Reply]:
-        requests, self._requests = self._requests, {}
-        return {index: self._reply(index, requests[index]) for index in sorted(requests)}
+        return {index: self._reply(index, self._requests.pop(index)) for index in sorted(self._requests)}
 
     def close(self) -> None:
-        for base_env in self._base_envs.values():
-            base_env.close()
-        self._base_envs, self._runners, self._requests = {}, {}, {}
+        base_envs, self._base_envs = self._base_envs, {}
+        self._runners, self._requests = {}, {}
+        with contextlib.ExitStack() as stack:  # closes all of them, also if one fails to
+            for base_env in base_envs.values():
+                stack.callback(base_env.close)
 
     def runner(self, index: int) -> EnvRunner:
         """Return a runner; make it if needed."""

@@ -67,17 +67,24 @@ class Health:
 
     def after_fault(self, policy: RestartPolicy, now: float) -> "Health":
         """Count a fault against the env, which is lost if it failed too often."""
-        num_faults, num_failures = self.num_faults + 1, self.num_failures + 1
-        is_over_limit = policy.max_faults is not None and num_faults > policy.max_faults
-        counted = replace(self, num_faults=num_faults, num_failures=num_failures)
-        if num_failures > policy.max_restarts or is_over_limit:
+        num_failures = self.num_failures + 1
+        counted = self._counted(policy, num_failures)
+        if num_failures > policy.max_restarts:
             return replace(counted, status=Status.LOST)
-        return replace(counted, status=Status.SUSPECT, retry_at=now + policy.delay(num_failures - 1))
+        return replace(counted, retry_at=now + policy.delay(num_failures - 1))
 
     def after_episode_fault(self, policy: RestartPolicy, now: float, num_episode_faults: int) -> "Health":
-        """Note a fault that counts against the episode, which has failed `num_episode_faults` times."""
-        retry_at = now + policy.delay(num_episode_faults - 1)
-        return replace(self, status=Status.SUSPECT, num_faults=self.num_faults + 1, retry_at=retry_at)
+        """Note a fault that counts against the episode, which has failed `num_episode_faults` times.
+
+        The episode had begun, so the failures in a row of the env itself are over.
+        """
+        return replace(self._counted(policy, num_failures=0), retry_at=now + policy.delay(num_episode_faults - 1))
+
+    def _counted(self, policy: RestartPolicy, num_failures: int) -> "Health":
+        num_faults = self.num_faults + 1
+        is_over_limit = policy.max_faults is not None and num_faults > policy.max_faults
+        status = Status.LOST if is_over_limit else Status.SUSPECT
+        return replace(self, status=status, num_faults=num_faults, num_failures=num_failures)
 
     def after_restart(self) -> "Health":
         return replace(self, status=Status.RESTORED, num_good_steps=0)

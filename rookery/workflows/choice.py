@@ -33,7 +33,7 @@ from rookery.workflows.programs import Layout
 from rookery.workflows.training import Training
 
 
-def train_by_gradient(
+def make_gradient_training(
     settings: Settings, layout: Layout, learner: Learner, evaluation_episodes: int | None = None
 ) -> Training:
     """Make the training of a learner on the configured environment.
@@ -55,7 +55,7 @@ def train_by_gradient(
             train.evaluation.num_episodes,
         )
     if train.env.has_several_agents:
-        return _train_policies(settings, layout, learner, evaluation_episodes)
+        return _make_joint_training(settings, layout, learner, evaluation_episodes)
     with close_on_error() as opened:
         envs = open_envs(train.env, num_envs, evaluation_episodes, opened)
         group = make_group(train, num_envs, learner.config.rollout_length, envs, opened)
@@ -64,7 +64,9 @@ def train_by_gradient(
         return HostTraining(collector, learner, settings.hyperparameters, layout, evaluator, train)
 
 
-def _train_policies(settings: Settings, layout: Layout, learner: Learner, evaluation_episodes: int | None) -> Training:
+def _make_joint_training(
+    settings: Settings, layout: Layout, learner: Learner, evaluation_episodes: int | None
+) -> Training:
     """Make the training of several policies in the same environments, with one copy of the learner for each."""
     if not isinstance(learner, OnPolicyLearner):
         raise several_agents_error(settings)
@@ -85,7 +87,7 @@ def with_num_envs(learner: OnPolicyLearner, num_envs: int) -> OnPolicyLearner:
     return learner.replace(config=dataclasses.replace(learner.config, num_envs=num_envs))
 
 
-def train_by_evolution(
+def make_generations(
     settings: Settings,
     layout: Layout,
     optimizer: EvoOptimizer,
@@ -93,7 +95,7 @@ def train_by_evolution(
     config: ECConfig,
     evaluation_episodes: int | None = None,
 ) -> Training:
-    """Make the evolution of an agent on the configured environment; see `train_by_gradient`."""
+    """Make the evolution of an agent on the configured environment; see `make_gradient_training`."""
     train, num_episodes = settings.train, settings.train.evaluation.num_episodes
     common = optimizer, agent, config, settings.hyperparameters, layout
     if train.env.has_several_agents:

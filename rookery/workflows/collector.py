@@ -152,7 +152,8 @@ class Collector(ABC):
         """Continue from `get_state`, with new episodes."""
         if self._is_started:
             self.close()
-        self._states = state["runners"] if "runners" in state else [state["runner"]]
+        self._states = state["runners"]
+        self.steps_ahead, self.seconds_ahead = 0, 0.0
         self._counts = Counter(state["counts"])
 
     def describe_restart(self) -> str:

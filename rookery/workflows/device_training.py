@@ -14,6 +14,7 @@ from rookery.learners.learner import Learner, LearnerState, Metrics
 from rookery.learning.counter import Counter
 from rookery.learning.experience import Experience
 from rookery.rollout import RolloutSource, RolloutState
+from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key
 from rookery.workflows.programs import Layout, experience_specs
 from rookery.workflows.training import (
@@ -50,6 +51,7 @@ class DeviceTraining(Training):
         self.evaluator = evaluator
         self.evaluation = self._make_evaluation(num_episodes, is_compiled=True)
         self._hyperparameters = hyperparameters
+        self._trajectory = self._trajectory_shapes() if learner.warmup_steps else None
         self._warmup_source = source.replace(
             agent=learner.warmup_agent(source.obs_space, source.action_space), rollout_length=1
         )
@@ -92,10 +94,22 @@ class DeviceTraining(Training):
         return self._warm_up(state, warmup_key) if self.learner.warmup_steps else state
 
     def _start_learner(self, key: Key) -> LearnerState:
-        return self.learner.init(self.source.obs_space, self.source.action_space, self._hyperparameters, key)
+        source = self.source
+        return self.learner.init(source.obs_space, source.action_space, self._hyperparameters, key, self._trajectory)
 
     def _learner_shape(self) -> LearnerState:
         return jax.eval_shape(self._start_learner, jax.random.key(0))
+
+    def _trajectory_shapes(self) -> SampleBatch:
+        """Return the shapes of what is collected: a replay buffer stores rows like these."""
+
+        def collect(key: Key) -> SampleBatch:
+            source = self.source
+            agent_state = source.agent.init(source.obs_space, source.action_space, key)
+            source_state = source.init(jax.random.split(key, source.num_envs))
+            return source.collect(agent_state, source_state, key)[0].trajectory
+
+        return jax.eval_shape(collect, jax.random.key(0))
 
     def _start_envs(self, key: Key) -> RolloutState:
         """Start this device's environments; the keys do not depend on the number of devices."""

@@ -9,7 +9,7 @@ from rookery.compilation import batch_invariant_options
 from rookery.configuration import field_names, from_mapping
 from rookery.distributed import DEVICE_AXIS
 from rookery.evolution import EvoOptimizer
-from rookery.workflows.choice import train_by_evolution
+from rookery.workflows.choice import make_generations
 from rookery.workflows.generations import ECConfig
 from rookery.workflows.training import Training
 from rookery.workflows.workflow import Workflow
@@ -38,7 +38,7 @@ class ECWorkflow(Workflow):
         config = self.config
         agent = self.agent_class(config=config.network, normalize_obs=config.normalize_obs)
         optimizer = self.make_optimizer(config, self.settings.hyperparameters)
-        return train_by_evolution(self.settings, self.layout, optimizer, agent, config, self.evaluation_episodes)
+        return make_generations(self.settings, self.layout, optimizer, agent, config, self.evaluation_episodes)
 
     def make_optimizer(self, config: Any, hyperparameters: Any) -> EvoOptimizer:
         """Build the strategy from the settings that it declares."""

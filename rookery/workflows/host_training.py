@@ -53,12 +53,13 @@ class HostTraining(Training):
         collector.set_agents(agents)
         self.evaluation = self._make_evaluation(train.evaluation.num_episodes, is_compiled=False)
         self._hyperparameters = hyperparameters
+        self._blank = collector.example()
         self._specs = specs = self.specs()
         self._given = given = collector.experience_specs()
         self._init = layout.program(self._start, (SAME,), specs, options=run_once_options())
         self._learn = layout.program(self._learn_from, (specs, given), (SAME, specs))
-        self._acting = layout.program(self._acting_state, (specs,), SAME)
-        self._example = self._place(collector.example())
+        self.acting = layout.program(self._acting_state, (specs,), SAME)
+        self._example = self._place(self._blank)
         self.advance = HostAdvance(self, self._example, train.total_timesteps, train.env.runner.overlap, clock)
 
     def init(self, key: Key) -> TrainingState:
@@ -88,7 +89,7 @@ class HostTraining(Training):
 
     def acting_state(self, state: TrainingState) -> AgentState:
         """Return a copy of the agent state for the next batch."""
-        return self._acting(state)
+        return self.acting(state)
 
     def collect(self, agent_state: AgentState, staleness: int = 0) -> tuple[Experience | JointExperience, int]:
         """Collect one batch; return it, placed on the devices, and its number of env steps."""
@@ -138,7 +139,9 @@ class HostTraining(Training):
         return TrainingState(key=key, eval_key=eval_key, learner=learner, source_state=())
 
     def _start_learner(self, key: Key) -> LearnerState:
-        return self.learner.init(self.collector.obs_space, self.collector.action_space, self._hyperparameters, key)
+        obs_space, action_space = self.collector.obs_space, self.collector.action_space
+        trajectory = self._blank.trajectory if isinstance(self._blank, Experience) else None
+        return self.learner.init(obs_space, action_space, self._hyperparameters, key, trajectory)
 
     def _learner_shape(self) -> LearnerState:
         return jax.eval_shape(self._start_learner, jax.random.key(0))
@@ -183,10 +186,10 @@ class HostAdvance:
         self._num_collected = 0
 
     def is_ready(self, *args: Any) -> bool:
-        return self._update.is_ready(*args[:2], self._example)
+        return self._update.is_ready(*args[:2], self._example) and self._training.acting.is_ready(args[0])
 
     def compile(self, *args: Any) -> float:
-        return self._update.compile(*args[:2], self._example)
+        return self._update.compile(*args[:2], self._example) + self._training.acting.compile(args[0])
 
     def __call__(self, state: TrainingState, metrics: Metrics, num_iterations: Any, until: Counter) -> Any:
         env_steps, num_done = int(state.env_steps), 0

@@ -5,7 +5,7 @@ from typing import ClassVar
 from rookery.envs import AutoresetMode
 from rookery.errors import InvalidInputError
 from rookery.learners.replay import ReplayLearner
-from rookery.workflows.choice import train_by_gradient
+from rookery.workflows.choice import make_gradient_training
 from rookery.workflows.training import Training
 from rookery.workflows.workflow import Workflow
 
@@ -23,12 +23,9 @@ class OffPolicyWorkflow(Workflow):
                 f"agent.warmup_steps={config.warmup_steps}, rounded up to {warmup_steps} for num_envs="
                 f"{config.num_envs}, must be less than total_timesteps={train.total_timesteps}."
             )
-        # One rollout more than total_timesteps, because the last rollout may exceed it.
+        # One rollout more than the run, since the last one may pass the end.
         max_rows = train.total_timesteps + config.num_envs * (config.rollout_length + config.window_length)
-        resets_in_a_row = train.env.autoreset_mode is AutoresetMode.ENVPOOL
-        learner = self.learner_class.of(config).replace(
-            # In the worst case every second row is a reset.
-            max_rows=2 * max_rows if resets_in_a_row else max_rows,
-            has_dead_rows=resets_in_a_row or train.env.is_on_host,
-        )
-        return train_by_gradient(self.settings, self.layout, learner, self.evaluation_episodes)
+        if train.env.autoreset_mode is AutoresetMode.ENVPOOL:
+            max_rows *= 2  # in the worst case every other row is a reset
+        learner = self.learner_class.of(config).replace(max_rows=max_rows)
+        return make_gradient_training(self.settings, self.layout, learner, self.evaluation_episodes)

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from rookery.learners.on_policy import OnPolicyLearner
-from rookery.workflows.choice import train_by_gradient
+from rookery.workflows.choice import make_gradient_training
 from rookery.workflows.training import Training
 from rookery.workflows.workflow import Workflow
 
@@ -14,6 +14,6 @@ class OnPolicyWorkflow(Workflow):
     learner_class: ClassVar[type[OnPolicyLearner]]
 
     def make_training(self) -> Training:
-        return train_by_gradient(
+        return make_gradient_training(
             self.settings, self.layout, self.learner_class.of(self.config), self.evaluation_episodes
         )

@@ -249,7 +249,7 @@ class Workflow(ABC):
         shape = self.training.state_shape(self.make_key())
         wanted = self._saved(shape), self.training.metrics_shape(shape)
         (state, metrics), metadata = self._checkpoints(existing_run(self.settings)).restore(wanted, step)
-        self.training.environments.set_state(metadata.pop(OUTSIDE, {}))
+        self.training.environments.set_state(metadata.pop(OUTSIDE))
         state = self.layout.place(state, self._saved(self.training.specs()))
         if state.learner.lacks_replay:
             # The rows of a buffer must be consecutive, so a new buffer needs new environments.

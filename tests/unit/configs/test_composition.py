@@ -10,10 +10,12 @@ from typing import Any
 
 import hydra
 import pytest
+from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from rookery.configs import compose, composition, sweep
 from rookery.configs.composition import stored_names
+from rookery.configs.declared import register
 from rookery.configuration import plain, to_mapping
 from rookery.envs import env_names, is_installed, library_names, registration
 from rookery.envs.config import RunnerSettings
@@ -90,6 +92,14 @@ def test_composing_starts_no_backend_so_that_the_number_of_devices_can_still_be_
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "3", done.stderr
+
+
+def test_configs_that_others_stored_in_the_same_group_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ConfigStore.instance()
+    monkeypatch.setattr(store, "repo", {"agent": {"theirs.yaml": "theirs"}})
+    register()
+    assert store.repo["agent"]["theirs.yaml"] == "theirs"
+    assert "ppo.yaml" in store.repo["agent"]
 
 
 def test_an_override_of_a_value_wins_over_every_file() -> None:

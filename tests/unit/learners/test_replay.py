@@ -13,12 +13,12 @@ from scipy import stats
 from rookery.agents.critics import critic_loss
 from rookery.agents.replay import ReplayBatch
 from rookery.algorithms.ddpg import DDPGConfig, DDPGWorkflow
-from rookery.algorithms.sac import SACConfig, SACWorkflow
+from rookery.algorithms.sac import SAC, SACConfig, SACHyperparameters, SACWorkflow
 from rookery.algorithms.td3 import TD3
 from rookery.envs import Env, EnvState
 from rookery.errors import InvalidInputError
 from rookery.learners.replay import priorities_of, rows_of, with_last_rows_done
-from rookery.learning.experience import Experience
+from rookery.learning.experience import Experience, trajectory_shapes
 from rookery.metrics import Mean
 from rookery.replay_buffers import UniformBuffer
 from rookery.sample_batch import SampleBatch
@@ -280,6 +280,18 @@ def test_no_step_is_forgotten_while_there_is_capacity() -> None:
     while int(state.env_steps) < TOTAL_TIMESTEPS:
         _, state = workflow.step(state)
     assert len(live(stored(state)).rewards) == int(state.env_steps)
+
+
+def test_a_buffer_stores_rows_like_those_of_the_trajectories_to_come() -> None:
+    learner, obs_space, action_space = SAC.of(SACConfig()), Box(-1.0, 1.0, (3,)), Box(-1.0, 1.0, (1,))
+    trajectory = trajectory_shapes(learner.agent, obs_space, action_space, num_envs=1, length=1)
+    half = jax.ShapeDtypeStruct(trajectory.obs.shape, jnp.float16)
+    env_extras = trajectory.extras.env_extras.replace(autoreset=trajectory.rewards, ori_obs=half)
+    trajectory = trajectory.replace(obs=half, extras=trajectory.extras.replace(env_extras=env_extras))
+    key = jax.random.key(0)
+    state = jax.eval_shape(lambda: learner.init(obs_space, action_space, SACHyperparameters(), key, trajectory))
+    widths = {str(array.dtype): array.shape[-1] for array in state.buffer_state.storage.values()}
+    assert widths == {"float16": 3 + 3, "float32": 5}, "obs and next_obs; action, reward, done, termination, autoreset"
 
 
 # Updates.

@@ -169,3 +169,22 @@ def test_no_restarts_lose_an_env_with_its_first_fault() -> None:
 def test_a_policy_that_cannot_be_is_refused_by_name(wrong: dict) -> None:
     with pytest.raises(InvalidInputError, match=next(iter(wrong))):
         RestartPolicy(**wrong)
+
+
+def test_a_fault_within_an_episode_ends_the_failures_in_a_row_of_its_env() -> None:
+    policy, health = RestartPolicy(max_restarts=1), Health()
+    for _ in range(5):
+        health = health.after_fault(policy, now=0.0).after_restart()
+        health = health.after_episode_fault(policy, now=0.0, num_episode_faults=1)
+        assert (health.status, health.num_failures) == (Status.SUSPECT, 0)
+        health = health.after_restart()
+    assert health.num_faults == 10
+    health = health.after_fault(policy, now=0.0).after_restart()
+    assert health.after_fault(policy, now=0.0).status is Status.LOST
+
+
+def test_a_limit_on_all_faults_counts_those_within_episodes_too() -> None:
+    policy, health = RestartPolicy(max_faults=1), Health()
+    health = health.after_episode_fault(policy, now=0.0, num_episode_faults=1)
+    assert health.status is Status.SUSPECT
+    assert health.after_episode_fault(policy, now=0.0, num_episode_faults=1).status is Status.LOST

@@ -25,7 +25,7 @@ from rookery.runs.checkpoint import Checkpoints
 from rookery.runs.directory import RunDirectory, RunInUseError
 from rookery.spaces import Space
 from rookery.types import Key, pytree_field
-from rookery.workflows.choice import train_by_gradient
+from rookery.workflows.choice import make_gradient_training
 from rookery.workflows.training import Training
 from rookery.workflows.workflow import Workflow
 
@@ -79,7 +79,7 @@ class CountingWorkflow(Workflow):
 
     def make_training(self) -> Training:
         learner = CountingLearner(agent=RandomAgent(), config=self.config)
-        return train_by_gradient(self.settings, self.layout, learner)
+        return make_gradient_training(self.settings, self.layout, learner)
 
 
 class SpyRecorder(Recorder):
