@@ -46,7 +46,7 @@ def used_anew(shared: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
     def begin(*args: Any, **kwargs: Any) -> Any:
         workflow = shared(*args, **kwargs)
-        workflow.training.environments.set_state({"runner": {}, "counts": {}})
+        workflow.training.environments.set_state({"runners": [], "counts": {}})
         used.append(workflow)
         return workflow
 
