@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 
-from rookery.agent import AgentState
 from rookery.compilation import run_once_options
 from rookery.control_flow import any_true
 from rookery.distributed import DEVICE_AXIS, SAME
@@ -18,11 +17,10 @@ from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key
 from rookery.workflows.programs import Layout, experience_specs
 from rookery.workflows.training import (
+    LearnerTraining,
     NoEnvironments,
-    Training,
     TrainingState,
     advance_program,
-    state_specs,
     timed,
 )
 
@@ -30,7 +28,7 @@ ROWS_TO_TIME = 128
 """Minimum number of rows per timed call; with fewer rows the overhead of the call would dominate."""
 
 
-class DeviceTraining(Training):
+class DeviceTraining(LearnerTraining):
     """Collects and learns on the device; all iterations between two records are one program."""
 
     environments = NoEnvironments()
@@ -69,17 +67,8 @@ class DeviceTraining(Training):
     def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
         return self._step(state)
 
-    def agent_shape(self) -> AgentState:
-        return self._learner_shape().agent_state
-
-    def specs(self) -> TrainingState:
-        return state_specs(self.learner.specs(self._learner_shape()))
-
     def metrics_shape(self, state: TrainingState) -> Metrics:
         return jax.eval_shape(self._step, state)[0]
-
-    def counters(self, state: TrainingState) -> dict[str, Counter]:
-        return self.learner.counters(state.learner)
 
     # For one seed, on this device's share of the environments.
 
@@ -88,17 +77,14 @@ class DeviceTraining(Training):
         state = TrainingState(
             key=key,
             eval_key=eval_key,
-            learner=self._start_learner(learner_key),
+            learner=self.start_learner(learner_key),
             source_state=self._start_envs(env_key),
         )
         return self._warm_up(state, warmup_key) if self.learner.warmup_steps else state
 
-    def _start_learner(self, key: Key) -> LearnerState:
+    def start_learner(self, key: Key) -> LearnerState:
         source = self.source
         return self.learner.init(source.obs_space, source.action_space, self._hyperparameters, key, self._trajectory)
-
-    def _learner_shape(self) -> LearnerState:
-        return jax.eval_shape(self._start_learner, jax.random.key(0))
 
     def _trajectory_shapes(self) -> SampleBatch:
         """Return the shapes of what is collected: a replay buffer stores rows like these."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rookery.agent import AgentState, RandomAgent
 from rookery.agents.network import NetworkAgent
@@ -391,17 +392,18 @@ class HostAdvance:
 
         self._tell = training.layout.program(tell, (SAME, SAME, SPLIT, episode_specs), (SAME, SAME), donate=(0, 1))
 
-    def is_ready(self, *args: Any) -> bool:
+    def is_ready(self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter) -> bool:
         return self._is_compiled
 
-    def compile(self, *args: Any) -> float:
-        state, metrics, *_ = args
+    def compile(self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter) -> float:
         seconds = self._ask.compile(state)
         asked, population, _ = self._ask(state)
         self._is_compiled = True
         return seconds + self._tell.compile(asked, metrics, population, self._example)
 
-    def __call__(self, state: TrainingState, metrics: Metrics, num_iterations: Any, until: Counter) -> Any:
+    def __call__(
+        self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter
+    ) -> tuple[TrainingState, Metrics]:
         num_done = 0
         while num_done < int(num_iterations) and int(state.env_steps) < int(until):
             state, population, play_key = self._ask(state)

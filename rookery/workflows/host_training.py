@@ -22,10 +22,10 @@ from rookery.types import Key
 from rookery.workflows.collector import Collector
 from rookery.workflows.config import TrainConfig
 from rookery.workflows.programs import Layout, Program
-from rookery.workflows.training import Training, TrainingState, state_specs
+from rookery.workflows.training import LearnerTraining, TrainingState
 
 
-class HostTraining(Training):
+class HostTraining(LearnerTraining):
     """Alternates between collecting a batch by runners and learning from it in a compiled program."""
 
     advance: "HostAdvance"
@@ -70,17 +70,8 @@ class HostTraining(Training):
         experience, _ = self.collect(self.acting_state(state))
         return self._learn(state, experience)
 
-    def agent_shape(self) -> AgentState:
-        return self._learner_shape().agent_state
-
-    def specs(self) -> TrainingState:
-        return state_specs(self.learner.specs(self._learner_shape()))
-
     def metrics_shape(self, state: TrainingState) -> Metrics:
         return jax.eval_shape(self._learn, state, self._example)[0]
-
-    def counters(self, state: TrainingState) -> dict[str, Counter]:
-        return self.learner.counters(state.learner)
 
     def collect_seconds(self, state: TrainingState) -> float:
         return self.advance.collect_seconds
@@ -135,16 +126,13 @@ class HostTraining(Training):
 
     def _start(self, key: Key) -> TrainingState:
         key, eval_key, learner_key = jax.random.split(key, 3)
-        learner = self._start_learner(learner_key)
+        learner = self.start_learner(learner_key)
         return TrainingState(key=key, eval_key=eval_key, learner=learner, source_state=())
 
-    def _start_learner(self, key: Key) -> LearnerState:
+    def start_learner(self, key: Key) -> LearnerState:
         obs_space, action_space = self.collector.obs_space, self.collector.action_space
         trajectory = self._blank.trajectory if isinstance(self._blank, Experience) else None
         return self.learner.init(obs_space, action_space, self._hyperparameters, key, trajectory)
-
-    def _learner_shape(self) -> LearnerState:
-        return jax.eval_shape(self._start_learner, jax.random.key(0))
 
     def _learn_from(
         self, state: TrainingState, experience: Experience | JointExperience
@@ -185,13 +173,15 @@ class HostAdvance:
         """The collecting time of all batches, and of the last batch."""
         self._num_collected = 0
 
-    def is_ready(self, *args: Any) -> bool:
-        return self._update.is_ready(*args[:2], self._example) and self._training.acting.is_ready(args[0])
+    def is_ready(self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter) -> bool:
+        return self._update.is_ready(state, metrics, self._example) and self._training.acting.is_ready(state)
 
-    def compile(self, *args: Any) -> float:
-        return self._update.compile(*args[:2], self._example) + self._training.acting.compile(args[0])
+    def compile(self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter) -> float:
+        return self._update.compile(state, metrics, self._example) + self._training.acting.compile(state)
 
-    def __call__(self, state: TrainingState, metrics: Metrics, num_iterations: Any, until: Counter) -> Any:
+    def __call__(
+        self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter
+    ) -> tuple[TrainingState, Metrics]:
         env_steps, num_done = int(state.env_steps), 0
         update = self._update.specialized(state, metrics, self._example)
         agent_state = self._training.acting_state(state)

@@ -1,5 +1,6 @@
 """The interface of training: on the device, on the host, and by evolution."""
 
+import functools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -7,13 +8,14 @@ from typing import Any, Protocol, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rookery.agent import Agent, AgentState
 from rookery.distributed import SAME, SPLIT
 from rookery.evaluators import Evaluator
 from rookery.evaluators.host import HostEvaluator
 from rookery.hyperparameters import Hyperparameters
-from rookery.learners.learner import LearnerState, Metrics
+from rookery.learners.learner import Learner, LearnerState, Metrics
 from rookery.learning.counter import Counter
 from rookery.types import Array, Key, PyTreeDict, State
 from rookery.workflows.programs import Layout, Program
@@ -53,18 +55,20 @@ class TrainingState(State):
 
 
 class Advance(Protocol):
-    """Trains for some iterations: `(state, metrics, num_iterations, until) -> (state, metrics)`.
+    """Trains for some iterations.
 
     It stops at `until` env steps and adds to the metrics. It overwrites its arguments `state` and `metrics`.
     """
 
-    def is_ready(self, *args: Any) -> bool:
+    def is_ready(self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter, /) -> bool:
         """Return whether the program is compiled for arguments of these shapes."""
 
-    def compile(self, *args: Any) -> float:
+    def compile(self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter, /) -> float:
         """Compile for arguments of these shapes; return the seconds it took."""
 
-    def __call__(self, *args: Any) -> Any: ...
+    def __call__(
+        self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter, /
+    ) -> tuple[TrainingState, Metrics]: ...
 
 
 class Environments(Protocol):
@@ -178,6 +182,29 @@ class Training(ABC):
             self.layout.enable_jit and is_compiled,
             compiler_options=self.layout.compiler_options,
         )
+
+
+class LearnerTraining(Training):
+    """Trains a learner; subclasses say where its experience comes from."""
+
+    learner: Learner
+
+    @abstractmethod
+    def start_learner(self, key: Key) -> LearnerState:
+        """Make the first state of the learner, for one seed on one device."""
+
+    @functools.cached_property
+    def _learner_shape(self) -> LearnerState:
+        return jax.eval_shape(self.start_learner, jax.random.key(0))
+
+    def agent_shape(self) -> AgentState:
+        return self._learner_shape.agent_state
+
+    def specs(self) -> TrainingState:
+        return state_specs(self.learner.specs(self._learner_shape))
+
+    def counters(self, state: TrainingState) -> dict[str, Counter]:
+        return self.learner.counters(state.learner)
 
 
 def advance_program(layout: Layout, iterate: Callable, specs: TrainingState) -> Program:
