@@ -405,7 +405,7 @@ DEVICE_RULES = (
     Rule("vmap equals single runs", check_vmap),
     Rule("episodes end", check_episodes_end),
     Rule("wrong actions are refused", check_wrong_action),
-    Rule("render draws a picture", check_render),
+    Rule("render returns an image", check_render),
 )
 """The rules for a single env, in order."""
 

@@ -563,7 +563,7 @@ def test_parts_of_episodes_that_do_not_follow_one_another_are_not_put_together()
     assert (len(joined), joined.end) == (9, End.TRUNCATED)
     with pytest.raises(InvalidInputError, match="goes on at step 4; this part starts at 5"):
         whole[:4].concatenate(whole[5:])
-    with pytest.raises(InvalidInputError, match="episode 8 does not go on with episode 7"):
+    with pytest.raises(InvalidInputError, match="episode 8 does not continue episode 7"):
         whole[:4].concatenate(make_episode(5, id=8, times=np.arange(4, 10)))
     with pytest.raises(InvalidInputError, match="ended"):
         whole.concatenate(make_episode(1, times=np.arange(9, 11)))

@@ -357,19 +357,19 @@ BROKEN_ENVS: dict[str, Broken] = {
     ),
     "a picture of floats": Broken(
         lambda: walk(render=lambda self, env_state: np.zeros((8, 12, 3))),
-        "render draws a picture",
+        "render returns an image",
         Outcome.FAILED,
         ["render returned float64[8, 12, 3]; expected a NumPy array uint8[height, width, 3]"],
     ),
     "a picture that cannot be drawn here": Broken(
         lambda: walk(render=render_fails),
-        "render draws a picture",
+        "render returns an image",
         Outcome.WARNING,
         ["render raised OSError: no display"],
     ),
     "no picture": Broken(
         lambda: walk(render=cannot_render),
-        "render draws a picture",
+        "render returns an image",
         Outcome.SKIPPED,
         ["cannot be rendered"],
     ),

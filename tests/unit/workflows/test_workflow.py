@@ -23,6 +23,7 @@ from rookery.metrics import Mean
 from rookery.recorders import RECORDERS, Position, Recorder, RunDescription
 from rookery.runs.checkpoint import Checkpoints
 from rookery.runs.directory import RunDirectory, RunInUseError
+from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
 from rookery.types import Key, pytree_field
 from rookery.workflows.choice import make_gradient_training
@@ -49,7 +50,14 @@ class CountingLearner(Learner[LearnerState, Experience]):
 
     config: CountingConfig = pytree_field(static=True)
 
-    def init(self, obs_space: Space, action_space: Space, hyperparameters: Hyperparameters, key: Key) -> LearnerState:
+    def init(
+        self,
+        obs_space: Space,
+        action_space: Space,
+        hyperparameters: Hyperparameters,
+        key: Key,
+        trajectory: SampleBatch | None = None,
+    ) -> LearnerState:
         agent_state = self.agent.init(obs_space, action_space, key)
         return LearnerState.first(agent_state.replace(params=jnp.zeros(3)), hyperparameters)
 

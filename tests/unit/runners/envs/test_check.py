@@ -125,7 +125,7 @@ def test_a_good_environment_passes_and_each_check_says_what_it_saw(check: Any) -
     assert outcomes(report) == {"all agents take part": Outcome.SKIPPED}
     assert finding(report, "random steps run") == "256 steps, 25 ends of episodes."
     assert finding(report, "episodes end") == "the first after 10 random steps."
-    assert finding(report, "render draws a picture") == "uint8[4, 6, 3]."
+    assert finding(report, "render returns an image") == "uint8[4, 6, 3]."
     assert report.verdict == "walks/walk: passed (7 checks, 0 warnings, 1 skipped)"
 
 
@@ -138,8 +138,8 @@ def test_a_good_environment_passes_and_each_check_says_what_it_saw(check: Any) -
         (Unseeded, "same seed, same trajectory", Outcome.FAILED, "differ in the observation after reset"),
         (SameStart, "different seeds, other starts", Outcome.WARNING, "four seeds gave the same"),
         (Endless, "episodes end", Outcome.WARNING, "no end within 300 random steps"),
-        (Undrawn, "render draws a picture", Outcome.WARNING, "no ink"),
-        (Gray, "render draws a picture", Outcome.FAILED, "uint8[4, 6]; expected uint8[height, width, 3]"),
+        (Undrawn, "render returns an image", Outcome.WARNING, "no ink"),
+        (Gray, "render returns an image", Outcome.FAILED, "uint8[4, 6]; expected uint8[height, width, 3]"),
     ],
 )
 def test_what_is_wrong_is_found_and_named(
