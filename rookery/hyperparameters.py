@@ -37,7 +37,7 @@ class LinearSchedule(PyTreeData):
 
     def value(self, env_steps: Number) -> Float[Array, "..."]:
         """Return the value after `env_steps`, exact at both ends; with `steps=0` it is always `end`."""
-        start, end, steps, taken = (_as_float(number) for number in (self.start, self.end, self.steps, env_steps))
+        start, end, steps, taken = map(jnp.float32, (self.start, self.end, self.steps, env_steps))
         progress = taken / jnp.where(steps > 0.0, steps, 1.0)
         return jnp.where(taken >= steps, end, start + progress * (end - start))
 
@@ -75,7 +75,7 @@ def values_at(hyperparameters: Hyperparameters, env_steps: Number) -> Any:
     """Evaluate all schedules at `env_steps`; return `HyperparameterValues` with float32 arrays."""
 
     def value_of(leaf: Any) -> Array:
-        return leaf.value(env_steps) if isinstance(leaf, LinearSchedule) else _as_float(leaf)
+        return leaf.value(env_steps) if isinstance(leaf, LinearSchedule) else jnp.float32(leaf)
 
     return jax.tree.map(value_of, hyperparameters, is_leaf=lambda node: isinstance(node, LinearSchedule))
 
@@ -121,7 +121,3 @@ def _number_from(name: str, value: Any, declaration: Declaration) -> float:
     if not declaration.contains(number):
         raise InvalidInputError(f"{name}={number:g} {declaration.expected_range()}.")
     return number
-
-
-def _as_float(number: Number) -> Float[Array, "..."]:
-    return jnp.asarray(number, jnp.float32)

@@ -57,8 +57,12 @@ class RowLayout:
         parts: dict[str, list[Array]] = {}
         for leaf, column in zip(leaves, self.columns, strict=True):
             batch_shape = leaf.shape[: leaf.ndim - len(column.shape)]
-            stored = _stored_as(leaf, column.storage).reshape(*batch_shape, column.stop - column.start)
-            parts.setdefault(column.storage, []).append(stored)
+            stored = leaf
+            if leaf.dtype.name != column.storage:
+                # Booleans have no bit width of their own in JAX.
+                convert = jnp.astype if leaf.dtype == jnp.bool_ else jax.lax.bitcast_convert_type
+                stored = convert(leaf, column.storage)
+            parts.setdefault(column.storage, []).append(stored.reshape(*batch_shape, column.stop - column.start))
         return {storage: jnp.concatenate(arrays, axis=-1) for storage, arrays in parts.items()}
 
     def unpack(self, rows: Mapping[str, Array]) -> PyTree:
@@ -69,10 +73,3 @@ class RowLayout:
             leaf = array[..., column.start : column.stop].view(column.dtype)
             leaves.append(leaf.reshape((*array.shape[:-1], *column.shape)))
         return jax.tree.unflatten(self.structure, leaves)
-
-
-def _stored_as(leaf: Array, storage: str) -> Array:
-    if leaf.dtype.name == storage:
-        return leaf
-    # Booleans have no bit width of their own in JAX.
-    return leaf.astype(storage) if leaf.dtype == jnp.bool_ else jax.lax.bitcast_convert_type(leaf, storage)

@@ -47,9 +47,9 @@ def shard_leading_axis(tree: Tree, mesh: Mesh) -> Tree:
         if leaf.ndim == 0:
             raise InvalidInputError(f"{jax.tree_util.keystr(path)} is a scalar and cannot be split over devices.")
         check_divides(f"the first axis of {jax.tree_util.keystr(path) or 'the array'}", leaf.shape[0], mesh.size)
-    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec(DEVICE_AXIS)))
+    return jax.device_put(tree, NamedSharding(mesh, SPLIT))
 
 
 def replicate(tree: Tree, mesh: Mesh) -> Tree:
     """Copy every leaf to each device."""
-    return jax.device_put(tree, NamedSharding(mesh, PartitionSpec()))
+    return jax.device_put(tree, NamedSharding(mesh, SAME))

@@ -62,9 +62,9 @@ class RolloutSource(PyTreeNode):
             self.rollout_length,
             env_extra_fields=TRAINING_FIELDS,
         )
-        experience = Experience(
-            trajectory=trajectory, first_carry=state.carry, metrics=_metrics_of_episodes(trajectory)
-        )
+        ended, info = trajectory.dones, trajectory.extras.env_extras
+        metrics = episode_metrics(Mean.where(ended, info.episode_return), Mean.where(ended, info.steps))
+        experience = Experience(trajectory=trajectory, first_carry=state.carry, metrics=metrics)
         return experience, RolloutState(env_state=env_state, carry=carry)
 
     def _act(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Action, PyTreeDict]:
@@ -72,12 +72,6 @@ class RolloutSource(PyTreeNode):
         if "carry" in policy_extras:
             policy_extras = policy_extras.replace(next_carry=policy_extras.carry)
         return actions, policy_extras
-
-
-def _metrics_of_episodes(trajectory: SampleBatch) -> dict[str, Mean]:
-    """Compute return and length of the episodes that ended in a trajectory."""
-    ended, info = trajectory.dones, trajectory.extras.env_extras
-    return episode_metrics(Mean.where(ended, info.episode_return), Mean.where(ended, info.steps))
 
 
 def episode_metrics(returns: Mean, lengths: Mean) -> dict[str, Mean]:
