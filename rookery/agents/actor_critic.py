@@ -9,7 +9,8 @@ from rookery.agent import AgentState, Carry
 from rookery.agents.network import NetworkAgent
 from rookery.control_flow import cond_any
 from rookery.learning.advantages import gae
-from rookery.learning.experience import Experience, Weighted
+from rookery.learning.experience import Experience
+from rookery.learning.moments import Weighted
 from rookery.networks.actor_critic import ActorCriticConfig, ActorCriticNetwork
 from rookery.networks.distributions import Distribution
 from rookery.sample_batch import SampleBatch

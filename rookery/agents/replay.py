@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from rookery.agent import AgentState
 from rookery.agents.network import NetworkAgent
 from rookery.hyperparameters import HyperparameterValues
-from rookery.learning.experience import Weighted
-from rookery.learning.moments import check_same_shape
+from rookery.learning.moments import Weighted, check_same_shape
 from rookery.learning.targets import n_step, take_rows
 from rookery.networks.policy import Trunk
 from rookery.sample_batch import SampleBatch

@@ -24,9 +24,8 @@ from rookery.distributed.collectives import (
 from rookery.hyperparameters import Hyperparameters, HyperparameterValues, Scalar, number, values_at
 from rookery.learners.learner import Learner, LearnerState, Metrics
 from rookery.learning import reward_scaling
-from rookery.learning.experience import Experience
+from rookery.learning.experience import Experience, num_env_steps, row_weights, starts_new_episode, zero_dead_rows
 from rookery.learning.reward_scaling import RewardScaling
-from rookery.learning.trajectories import num_env_steps, row_weights, starts_new_episode, zero_dead_rows
 from rookery.learning.updates import RULES, Optimizer, OptimizerState, gradients_in_chunks
 from rookery.networks import ActorCriticConfig
 from rookery.sample_batch import SampleBatch

@@ -9,8 +9,7 @@ from rookery.distributed.collectives import sum_over_devices
 from rookery.hyperparameters import Hyperparameters
 from rookery.learners.learner import Learner, LearnerState, Metrics
 from rookery.learning.counter import Counter
-from rookery.learning.experience import JointExperience
-from rookery.learning.trajectories import num_env_steps
+from rookery.learning.experience import JointExperience, num_env_steps
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Dict, Space
 from rookery.types import Key, PyTreeData, PyTreeDict, where_tree

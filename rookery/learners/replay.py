@@ -24,12 +24,18 @@ from rookery.distributed.collectives import (
 from rookery.errors import InvalidInputError
 from rookery.hyperparameters import Hyperparameters, HyperparameterValues, Scalar, number, values_at
 from rookery.learners.learner import Learner, LearnerState, Metrics
-from rookery.learning.experience import Experience, trajectory_shapes
+from rookery.learning.experience import (
+    Experience,
+    num_env_steps,
+    row_weights,
+    starts_new_episode,
+    trajectory_shapes,
+    zero_dead_rows,
+)
 from rookery.learning.targets import polyak
-from rookery.learning.trajectories import num_env_steps, row_weights, starts_new_episode, zero_dead_rows
 from rookery.learning.updates import RULES, Optimizer
 from rookery.networks.policy import TrunkConfig
-from rookery.replay_buffers import PrioritizedBuffer, ReplayBuffer, ReplaySample, UniformBuffer, importance_weights
+from rookery.replay_buffers import PrioritizedBuffer, ReplayBuffer, UniformBuffer, importance_weights
 from rookery.replay_buffers.replay_buffer import ReplayState
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
@@ -292,7 +298,15 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
         def step(state: OffPolicyState, step_key: Key) -> tuple[OffPolicyState, Metrics]:
             sample_key, learn_key = jax.random.split(step_key)
             sample = buffer.sample(state.buffer_state, sample_key, batch_size)
-            batch = self._batch(buffer, state, sample, hyperparameters)
+            importance = None
+            if self.config.prioritized:
+                importance = importance_weights(
+                    sample.probabilities,
+                    buffer.num_windows(state.buffer_state),
+                    hyperparameters.importance_exponent,
+                    device_axis(),
+                )
+            batch = ReplayBatch(windows=sample.sequence, importance=importance)
             metrics, errors, state = self.learn_batch(state, batch, hyperparameters, learn_key)
             buffer_state = buffer.update_priorities(
                 state.buffer_state, sample.indexes, priorities_of(errors), hyperparameters.priority_exponent
@@ -302,19 +316,6 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
         step_keys = jax.random.split(key_of_this_device(key), self.config.num_updates)
         state, metrics = jax.lax.scan(step, state, step_keys)
         return jax.tree.map(jnp.sum, metrics), state
-
-    def _batch(
-        self, buffer: ReplayBuffer, state: OffPolicyState, sample: ReplaySample, hyperparameters: HyperparameterValues
-    ) -> ReplayBatch:
-        importance = None
-        if self.config.prioritized:
-            importance = importance_weights(
-                sample.probabilities,
-                buffer.num_windows(state.buffer_state),
-                hyperparameters.importance_exponent,
-                device_axis(),
-            )
-        return ReplayBatch(windows=sample.sequence, importance=importance)
 
 
 def rows_of(trajectory: SampleBatch) -> SampleBatch:

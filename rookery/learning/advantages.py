@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-from rookery.errors import ShapeError, check_count
-from rookery.learning.moments import check_same_shape
+from rookery.errors import check_count
+from rookery.learning.moments import check_rank, check_same_shape
 from rookery.types import PyTreeData
 
 Scalar = float | int | Float[Array, ""]
@@ -42,7 +42,7 @@ def gae(
     The matching targets of the value function are `advantages + values`.
     """
     check_same_shape(rewards=rewards, values=values, next_values=next_values, terminations=terminations, dones=dones)
-    _check_scalars(discount=discount, gae_lambda=gae_lambda)
+    check_rank(0, discount=discount, gae_lambda=gae_lambda)
     deltas = rewards + discount * _zero_where(terminations, next_values) - values
 
     def backward(next_advantage: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -67,7 +67,7 @@ def lambda_returns(
     `trace_lambda=0` gives the targets of TD(0), 1 the sum of all rewards up to the end of the episode.
     """
     check_same_shape(rewards=rewards, next_values=next_values, terminations=terminations, dones=dones)
-    _check_scalars(discount=discount, trace_lambda=trace_lambda)
+    check_rank(0, discount=discount, trace_lambda=trace_lambda)
     bootstraps = _zero_where(terminations, next_values)
 
     def backward(next_return: Array, row: tuple[Array, Array, Array]) -> tuple[Array, Array]:
@@ -93,7 +93,7 @@ def n_step_returns(
     The sum stops early at the end of the episode or of the trajectory.
     """
     check_same_shape(rewards=rewards, next_values=next_values, terminations=terminations, dones=dones)
-    _check_scalars(discount=discount)
+    check_rank(0, discount=discount)
     check_count("num_steps", num_steps)
     bootstraps = _zero_where(terminations, next_values)
 
@@ -132,7 +132,8 @@ def vtrace(
         terminations=terminations,
         dones=dones,
     )
-    _check_scalars(
+    check_rank(
+        0,
         discount=discount,
         trace_lambda=trace_lambda,
         max_target_ratio=max_target_ratio,
@@ -172,9 +173,3 @@ def _of_successors(
 def _truncated_ratios(log_ratios: Float[Array, "T *B"], max_ratio: Scalar) -> Float[Array, "T *B"]:
     """Compute min(max_ratio, ratio), with finite gradients also where the ratio itself overflows."""
     return jnp.exp(jnp.minimum(log_ratios, jnp.log(max_ratio)))
-
-
-def _check_scalars(**scalars: Scalar) -> None:
-    for name, scalar in scalars.items():
-        if jnp.ndim(scalar) != 0:
-            raise ShapeError(f"{name} has shape {list(jnp.shape(scalar))}; expected one number: vmap over several.")

@@ -1,37 +1,22 @@
-"""Experience: the input of a learner, from any source."""
+"""Experience: the input of a learner, from any source.
+
+An env writes a dead row, which holds no transition, while it resets (next-step autoreset) or, on the host, while it is
+absent. Dead rows are marked by `env_extras.autoreset` = 1. Trajectories without that entry have no dead rows.
+"""
 
 from typing import Any, no_type_check
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int32
 
 from rookery.agent import Agent, Carry
-from rookery.distributed.collectives import device_axis
-from rookery.learning.moments import explained_variance, standardize, weighted_mean
+from rookery.distributed.collectives import sum_over_devices
+from rookery.learning.moments import Weighted
 from rookery.metrics import Mean
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
 from rookery.types import Array, PyTreeData, PyTreeDict, pytree_field
-
-
-class Weighted(PyTreeData):
-    """Rows with weights; averages are weighted and taken over all devices."""
-
-    weights: Array | None = None
-    """0 for dead rows, 1 for the others; None if no row is dead."""
-
-    def mean(self, values: Array) -> Array:
-        """Return the weighted mean."""
-        return weighted_mean(values, self.weights, device_axis())
-
-    def standardize(self, values: Array) -> Array:
-        """Scale to mean 0 and standard deviation 1; values of dead rows become 0."""
-        return standardize(values, self.weights, device_axis())
-
-    def explained_variance(self, targets: Array, predictions: Array) -> Mean:
-        """Return the fraction of the variance of the targets that the predictions explain; empty without variance."""
-        share = explained_variance(targets, predictions, self.weights, device_axis())
-        return Mean.where(jnp.isfinite(share), share)
 
 
 @no_type_check  # at run time it also holds NumPy arrays, or partition specs
@@ -60,6 +45,50 @@ class JointExperience(PyTreeData):
     """An `Experience` for each policy, without metrics."""
     metrics: dict[str, Mean]
     env_steps: Array
+
+
+def row_weights(trajectory: SampleBatch) -> Float[Array, "T B"] | None:
+    """Return 0 for dead rows and 1 for transitions; None if the trajectory has no dead rows."""
+    autoreset = trajectory.extras.env_extras.get("autoreset")
+    return None if autoreset is None else 1.0 - autoreset
+
+
+def num_env_steps(trajectory: SampleBatch) -> Int32[Array, ""]:
+    """Count the transitions on all devices, without dead rows."""
+    weights = row_weights(trajectory)
+    num_steps = trajectory.rewards.size if weights is None else jnp.sum(weights, dtype=jnp.int32)
+    return sum_over_devices(jnp.asarray(num_steps, jnp.int32))
+
+
+def zero_dead_rows(trajectory: SampleBatch) -> SampleBatch:
+    """Set observations, actions, rewards and policy extras of dead rows to 0: a weight of 0 does not remove NaN."""
+    weights = row_weights(trajectory)
+    if weights is None:
+        return trajectory
+
+    def zero(leaf: Array) -> Array:
+        is_live = weights.reshape(weights.shape + (1,) * (leaf.ndim - 2)) > 0
+        return jnp.where(is_live, leaf, jnp.zeros_like(leaf))
+
+    policy_extras = jax.tree.map(zero, trajectory.extras.policy_extras)
+    env_extras = trajectory.extras.env_extras
+    if "ori_obs" in env_extras:
+        env_extras = env_extras.replace(ori_obs=jax.tree.map(zero, env_extras.ori_obs))
+    return trajectory.replace(
+        obs=jax.tree.map(zero, trajectory.obs),
+        actions=jax.tree.map(zero, trajectory.actions),
+        rewards=zero(trajectory.rewards),
+        extras=trajectory.extras.replace(policy_extras=policy_extras, env_extras=env_extras),
+    )
+
+
+def starts_new_episode(trajectory: SampleBatch) -> Bool[Array, " B"] | None:
+    """Return the envs whose first row does not continue the previous trajectory; None if all of them continue.
+
+    Only host envs report the step count `env_extras.t`: they may restart, or be absent, between two trajectories.
+    """
+    env_extras = trajectory.extras.env_extras
+    return (env_extras.t[0] == 0) | (env_extras.autoreset[0] > 0) if "t" in env_extras else None
 
 
 def trajectory_shapes(agent: Agent, obs_space: Space, action_space: Space, num_envs: int, length: int) -> SampleBatch:

@@ -1,9 +1,4 @@
-"""Shuffled minibatches for epochs over the same samples, without a sort and with one gather for all fields.
-
-packed = pack(samples)                                              # leaves [N, ...]
-for indexes in epoch_indexes(key, num_samples, num_minibatches):    # one key per epoch
-    minibatch = packed.take(indexes)                                # leaves [N / num_minibatches, ...]
-"""
+"""Shuffled minibatches for epochs over the same samples, without a sort and with one gather for all fields."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,15 +6,15 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Shaped, UInt32
+from jaxtyping import Array, UInt32
 
 from rookery.agent import Carry
-from rookery.errors import InvalidInputError, ShapeError, check_count
-from rookery.learning.experience import Weighted
+from rookery.errors import InvalidInputError, check_count
+from rookery.learning.moments import Weighted
 from rookery.learning.updates import num_chunks_for
 from rookery.metrics import Mean
 from rookery.packing import RowLayout
-from rookery.types import Key, PyTree, PyTreeData, as_one_key, pytree_field
+from rookery.types import Key, as_one_key, index_tree
 
 State = TypeVar("State")
 Samples = TypeVar("Samples", bound=Weighted)
@@ -49,18 +44,24 @@ def scan_minibatches(
     recurrent state it starts from; otherwise it consists of single steps `[N]`, and `num_chunks` says into how many
     chunks it is best cut.
     """
-    num_steps, num_envs = jax.tree.leaves(samples)[0].shape[:2]
+    leaves = jax.tree.leaves(samples)
+    num_steps, num_envs = leaves[0].shape[:2]
     is_recurrent = bool(jax.tree.leaves(carry))
     num_samples = num_envs if is_recurrent else num_steps * num_envs
     # The mean over chunks is the mean over samples only if all of them count.
     num_chunks = 1 if is_recurrent or samples.weights is not None else num_chunks_for(num_samples // num_minibatches)
-    packed = None if is_recurrent else pack(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), samples))
+    # Packed into rows, one gather fetches all fields of a width.
+    layout = RowLayout.of(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), samples), True)
+    rows = None if is_recurrent else layout.pack([leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves])
 
     def step(state: State, indexes: Array) -> tuple[State, Metrics]:
-        if packed is not None:
-            return step_fn(state, packed.take(indexes), (), num_chunks)
-        group = jax.tree.map(lambda leaf: leaf[:, indexes], samples)
-        return step_fn(state, group, jax.tree.map(lambda leaf: leaf[indexes], carry), num_chunks)
+        if rows is None:
+            return step_fn(state, index_tree(samples, (slice(None), indexes)), index_tree(carry, indexes), num_chunks)
+        taken = {
+            storage: array.at[indexes].get(mode="promise_in_bounds", unique_indices=True)
+            for storage, array in rows.items()
+        }
+        return step_fn(state, layout.unpack(taken), (), num_chunks)
 
     def epoch(state: State, key: Key) -> tuple[State, Metrics]:
         return jax.lax.scan(step, state, epoch_indexes(key, num_samples, num_minibatches))
@@ -110,34 +111,3 @@ def shuffled_indexes(key: Key, size: int) -> UInt32[Array, " size"]:
         lambda indexes: jnp.where(indexes >= size, scramble(indexes), indexes),
         indexes,
     )
-
-
-class Packed(PyTreeData):
-    """Samples packed into rows, so that one gather fetches all fields of a width, bit for bit."""
-
-    rows: dict[str, Shaped[Array, "N columns"]]
-    layout: RowLayout = pytree_field(static=True)
-
-    def take(self, indexes: Shaped[Array, " M"]) -> PyTree:
-        """Return the samples at `indexes`, which must be in range, as a tree like the packed one."""
-        return self.layout.unpack(
-            {
-                storage: rows.at[indexes].get(mode="promise_in_bounds", unique_indices=True)
-                for storage, rows in self.rows.items()
-            }
-        )
-
-
-def pack(samples: PyTree) -> Packed:
-    """Pack a tree of numbers and booleans `[N, ...]` for `Packed.take`."""
-    paths_and_leaves, _ = jax.tree.flatten_with_path(samples)
-    for path, leaf in paths_and_leaves:
-        num_samples = paths_and_leaves[0][1].shape[:1]
-        if leaf.ndim == 0 or leaf.shape[:1] != num_samples:
-            raise ShapeError(
-                f"samples{jax.tree_util.keystr(path)} has shape {list(leaf.shape)}: expected [N, ...] with the same N "
-                f"for all fields, {list(num_samples)} as in the first."
-            )
-    sample = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), samples)
-    layout = RowLayout.of(sample, as_bits=True)
-    return Packed(rows=layout.pack(jax.tree.leaves(samples)), layout=layout)

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, PyTree, Shaped
 
 from rookery.agent import ACTION_MASK
 from rookery.errors import ShapeError
+from rookery.learning.moments import one_if_zero
 from rookery.spaces import Shape, Space
 from rookery.types import PyTreeData, PyTreeDict, index_tree
 
@@ -106,7 +107,7 @@ def update(
 def merge(first: RunningStatistics, second: RunningStatistics) -> RunningStatistics:
     """Return the statistics of both sets of observations together."""
     count = _add(first.count, second.count)
-    share = second.count.value / _one_if_zero(count.value)
+    share = second.count.value / one_if_zero(count.value)
 
     def merge_moments(first_moments: Moments, second_moments: Moments) -> Moments:
         difference = _add(second_moments.mean, _times(first_moments.mean, -1.0))
@@ -163,9 +164,9 @@ def _moments_of(values: Float[Array, "N ..."], weights: Float[Array, " N"]) -> M
     weights = weights.reshape(-1, *(1,) * (values.ndim - 1))
     values = jnp.where(weights > 0.0, values, 0.0)
     total = jnp.sum(weights)
-    center = jnp.sum(weights * values, axis=0) / _one_if_zero(total)
+    center = jnp.sum(weights * values, axis=0) / one_if_zero(total)
     deviations = values - center[None]
-    correction = jnp.sum(weights * deviations, axis=0) / _one_if_zero(total)
+    correction = jnp.sum(weights * deviations, axis=0) / one_if_zero(total)
     squared_deviations = jnp.sum(weights * deviations**2, axis=0) - total * correction**2
     return Moments(
         mean=_two_sum(center, correction),
@@ -174,14 +175,9 @@ def _moments_of(values: Float[Array, "N ..."], weights: Float[Array, " N"]) -> M
 
 
 def _std(moments: Moments, count: TwoFloat) -> Float[Array, "..."]:
-    variance = moments.squared_deviations.value / _one_if_zero(count.value)
+    variance = moments.squared_deviations.value / one_if_zero(count.value)
     std = jnp.sqrt(jnp.maximum(variance, 0.0))
     return jnp.where(std > MIN_STD, std, 1.0)
-
-
-def _one_if_zero(total: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Replace 0 by 1, to divide by the weight of an empty batch."""
-    return jnp.where(total > 0.0, total, 1.0)
 
 
 def _zero(shape: Shape) -> TwoFloat:

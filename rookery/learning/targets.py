@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Shaped
 
 from rookery.errors import ShapeError, check_count
-from rookery.learning.moments import check_same_shape
+from rookery.learning.moments import check_rank, check_same_shape
 from rookery.types import PyTreeData, Tree
 
 Scalar = float | int | Float[Array, ""]
@@ -42,8 +42,8 @@ def n_step(
     `discount`, or 0 after a termination, even if the row is also truncated.
     """
     check_same_shape(rewards=rewards, terminations=terminations, dones=dones)
-    _check_rank(2, rewards=rewards)
-    _check_rank(0, discount=discount)
+    check_rank(2, rewards=rewards)
+    check_rank(0, discount=discount)
     check_count("num_steps", num_steps)
     num_rows = rewards.shape[0] - num_steps + 1
     if num_rows < 1:
@@ -70,7 +70,7 @@ def n_step(
 
 def take_rows(tree: Tree, rows: Int[Array, "T N"]) -> Tree:
     """Take different rows of leaves `[L, N, ...]` for each `n`: element `[t, n]` of the result is `[rows[t, n], n]`."""
-    _check_rank(2, rows=rows)
+    check_rank(2, rows=rows)
 
     def take(path: jax.tree_util.KeyPath, leaf: Array) -> Array:
         if leaf.ndim < 2 or leaf.shape[1] != rows.shape[1]:
@@ -90,7 +90,7 @@ def polyak(targets: Tree, params: Tree, rate: Scalar) -> Tree:
 
     Rates 1 and 0 copy and keep the targets exactly, so `jnp.where(is_due, 1.0, 0.0)` is the hard update of DQN.
     """
-    _check_rank(0, rate=rate)
+    check_rank(0, rate=rate)
 
     def move(path: jax.tree_util.KeyPath, target: Array, param: Array) -> Array:
         if target.shape != param.shape or target.dtype != param.dtype or not jnp.issubdtype(target.dtype, jnp.floating):
@@ -106,7 +106,7 @@ def polyak(targets: Tree, params: Tree, rate: Scalar) -> Tree:
 
 def huber(errors: Float[Array, "*N"], delta: Scalar = 1.0) -> Float[Array, "*N"]:
     """Penalize errors by half their square up to `delta`, and linearly beyond (Huber, 1964)."""
-    _check_rank(0, delta=delta)
+    check_rank(0, delta=delta)
     sizes = jnp.abs(errors)
     quadratic = jnp.minimum(sizes, delta)
     return 0.5 * quadratic**2 + delta * (sizes - quadratic)
@@ -122,7 +122,7 @@ def categorical_projection(
     must be equally spaced and ascending.
     """
     check_same_shape(probabilities=probabilities, support_of_targets=support_of_targets)
-    _check_rank(2, probabilities=probabilities)
+    check_rank(2, probabilities=probabilities)
     num_atoms = probabilities.shape[1]
     if atoms.shape != (num_atoms,) or num_atoms < 2:
         raise ShapeError(
@@ -146,7 +146,7 @@ def quantile_huber_loss(
     Quantile `i` of `0 ... K - 1` has the level `(i + 1/2) / K`. The loss is the sum over quantiles of the mean over
     targets, not divided by `kappa` as in later papers.
     """
-    _check_rank(2, quantiles=quantiles, targets=targets)
+    check_rank(2, quantiles=quantiles, targets=targets)
     if quantiles.shape[0] != targets.shape[0]:
         raise ShapeError(
             f"targets has shape {list(targets.shape)}; expected [{quantiles.shape[0]}, M] "
@@ -157,10 +157,3 @@ def quantile_huber_loss(
     errors = targets[:, None, :] - quantiles[:, :, None]  # [N, K, M]
     losses = jnp.where(errors < 0.0, 1.0 - levels, levels) * huber(errors, kappa)
     return jnp.sum(jnp.mean(losses, axis=2), axis=1)
-
-
-def _check_rank(rank: int, **arrays: Array | Scalar) -> None:
-    for name, array in arrays.items():
-        if jnp.ndim(array) != rank:
-            expected = "one number: vmap over several" if rank == 0 else f"{rank} axes"
-            raise ShapeError(f"{name} has shape {list(jnp.shape(array))}; expected {expected}.")

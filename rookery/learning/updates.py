@@ -10,7 +10,6 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from rookery.compilation import relaxed_promotion
-from rookery.errors import unknown_name
 from rookery.types import Params, PyTree, index_tree
 
 OptimizerState = PyTree
@@ -36,10 +35,6 @@ class Optimizer:
 
     name: str = "adam"
 
-    def __post_init__(self) -> None:
-        if self.name not in RULES:
-            raise unknown_name("optimizer", self.name, RULES)
-
     def init(self, params: Params) -> OptimizerState:
         """Make the initial state."""
         vector, _ = ravel_pytree(params)
@@ -63,7 +58,7 @@ class Optimizer:
             vector = vector * jnp.where(norm > max_grad_norm, max_grad_norm / norm, 1.0)
         with relaxed_promotion():  # optax raises a float to the power of an integer
             direction, optimizer_state = RULES[self.name].update(vector, optimizer_state)
-        params = jax.tree.map(lambda leaf, change: leaf - change, params, as_tree(learning_rate * direction))
+        params = jax.tree.map(jnp.subtract, params, as_tree(learning_rate * direction))
         return params, optimizer_state, norm
 
 
@@ -75,8 +70,10 @@ def num_chunks_for(num_samples: int) -> int:
     """Return the best number of equal chunks for `num_samples` samples on this machine."""
     if jax.default_backend() != "cpu":
         return 1
-    most = max(1, num_samples // ROWS_PER_CHUNK)
-    return next(number for number in range(most, 0, -1) if num_samples % number == 0)
+    num_chunks = max(1, num_samples // ROWS_PER_CHUNK)
+    while num_samples % num_chunks:
+        num_chunks -= 1
+    return num_chunks
 
 
 def gradients_in_chunks(

@@ -13,8 +13,7 @@ from rookery.agents.actor_critic import AdvantageSamples
 from rookery.algorithms.a2c import A2C, A2CAgent, A2CConfig, A2CHyperparameters, A2CWorkflow
 from rookery.errors import InvalidInputError, ShapeError
 from rookery.learners.on_policy import OnPolicyState
-from rookery.learning.experience import Experience
-from rookery.learning.trajectories import row_weights
+from rookery.learning.experience import Experience, row_weights
 from rookery.networks import ActorCriticConfig
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Discrete

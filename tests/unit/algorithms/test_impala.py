@@ -13,8 +13,7 @@ from rookery.agent import AgentState
 from rookery.algorithms.impala import IMPALAAgent, IMPALAHyperparameters, IMPALAWorkflow
 from rookery.distributed import device_mesh
 from rookery.errors import InvalidInputError
-from rookery.learning.experience import Experience
-from rookery.learning.trajectories import row_weights
+from rookery.learning.experience import Experience, row_weights
 from rookery.networks import ActorCriticConfig
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Discrete

@@ -18,7 +18,7 @@ from rookery.envs import create_env
 from rookery.errors import InvalidInputError, ShapeError
 from rookery.learners.on_policy import OnPolicyState
 from rookery.learning import updates
-from rookery.learning.trajectories import row_weights
+from rookery.learning.experience import row_weights
 from rookery.networks import ActorCriticConfig
 from rookery.rollout import Experience, RolloutSource
 from rookery.sample_batch import SampleBatch

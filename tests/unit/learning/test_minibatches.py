@@ -1,6 +1,4 @@
-"""Shuffles against the statistics of uniform permutations, packing against the bits that went in."""
-
-from typing import Any
+"""Shuffles against the statistics of uniform permutations, and what an epoch visits."""
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +6,10 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from rookery.errors import InvalidInputError, ShapeError
-from rookery.learning.minibatches import epoch_indexes, pack, shuffled_indexes
-from rookery.types import PyTreeDict
+from rookery.errors import InvalidInputError
+from rookery.learning.minibatches import Metrics, epoch_indexes, scan_minibatches, shuffled_indexes
+from rookery.learning.moments import Weighted
+from rookery.metrics import Mean
 
 NUM_KEYS = 20_000
 
@@ -92,42 +91,40 @@ def test_minibatches_that_do_not_divide_are_an_error_that_names_numbers_that_do(
         epoch_indexes(jax.random.key(0), num_samples, num_minibatches)
 
 
-def samples_of_every_kind(num_samples: int) -> PyTreeDict:
-    rng = np.random.default_rng(0)
-    floats = rng.integers(0, 2**32, (num_samples, 3), np.uint32).view(np.float32)  # NaN payloads, denormals, infinities
-    return PyTreeDict(
-        obs={"pixels": rng.integers(0, 256, (num_samples, 5, 5, 2), np.uint8), "state": floats},
-        actions=rng.integers(-(2**31), 2**31, (num_samples,), np.int32),
-        mask=rng.random((num_samples, 2, 2)) < 0.5,
-        half=jnp.asarray(rng.normal(size=(num_samples, 2)), jnp.bfloat16),
-        small=rng.integers(-128, 128, (num_samples, 1), np.int8),
-        nothing=None,
-        empty=np.zeros((num_samples, 0), np.float32),
-    )
+class Numbered(Weighted):
+    """A trajectory `[T, B]` whose rows have different numbers, in fields of two dtypes."""
+
+    floats: jax.Array
+    integers: jax.Array
 
 
-def bits(leaf: Any) -> np.ndarray:
-    array = np.asarray(leaf)
-    return np.frombuffer(array.tobytes(), np.uint8)
+def visits(carry: jax.Array | tuple = ()) -> jax.Array:
+    """Return how often two epochs of three minibatches visit the rows of a trajectory of two steps and six envs."""
+    numbers = jnp.arange(12).reshape(2, 6)
+    samples = Numbered(floats=jnp.stack([numbers, -numbers], axis=-1).astype(jnp.float32), integers=numbers)
+
+    def count(counts: jax.Array, group: Numbered, carry: jax.Array, num_chunks: int) -> tuple[jax.Array, Metrics]:
+        numbers = group.integers.astype(jnp.float32)
+        is_same = (group.floats[..., 0] == numbers) & (group.floats[..., 1] == -numbers)
+        return counts.at[group.integers].add(is_same.astype(jnp.int32)), {"size": Mean.of(jnp.float32(is_same.size))}
+
+    keys = jax.random.split(jax.random.key(0), 2)
+    counts, metrics = scan_minibatches(count, jnp.zeros(12, jnp.int32), samples, carry, keys, num_minibatches=3)
+    assert (metrics["size"].total, metrics["size"].weight) == (24.0, 6.0)
+    return counts
 
 
-def test_what_is_taken_equals_what_was_packed_bit_for_bit() -> None:
-    samples = jax.tree.map(jnp.asarray, samples_of_every_kind(24))
-    indexes = shuffled_indexes(jax.random.key(0), 24)[:10]
-    taken = jax.jit(lambda samples, indexes: pack(samples).take(indexes))(samples, indexes)
-    expected = jax.tree.map(lambda leaf: np.asarray(leaf)[np.asarray(indexes)], samples)
-    assert jax.tree.structure(taken) == jax.tree.structure(samples)
-    for ours, theirs in zip(jax.tree.leaves(taken), jax.tree.leaves(expected), strict=True):
-        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
-        np.testing.assert_array_equal(bits(ours), bits(theirs))
+@pytest.mark.parametrize("carry", [(), jnp.zeros((6, 3))], ids=["feed-forward", "recurrent"])
+def test_an_epoch_visits_every_row_once_with_all_its_fields(carry: jax.Array | tuple) -> None:
+    np.testing.assert_array_equal(visits(carry), 2)
 
 
 def test_one_gather_fetches_all_fields_of_a_width() -> None:
-    samples = PyTreeDict(obs=jnp.zeros((8, 4)), actions=jnp.zeros(8, jnp.int32), advantages=jnp.zeros(8))
-    packed = pack(samples)
-    assert [rows.shape for rows in packed.rows.values()] == [(8, 6)]
+    def take(samples: Numbered, key: jax.Array) -> Metrics:
+        def size(state: None, minibatch: Numbered, carry: tuple, num_chunks: int) -> tuple[None, Metrics]:
+            return state, {"sum": Mean.of(jnp.sum(minibatch.floats)), "size": Mean.of(jnp.sum(minibatch.integers))}
 
+        return scan_minibatches(size, None, samples, (), key[None], num_minibatches=2)[1]
 
-def test_fields_of_different_length_are_an_error_that_names_the_field() -> None:
-    with pytest.raises(ShapeError, match=r"samples\['rewards'\] has shape \[7\]"):
-        pack({"obs": jnp.zeros((8, 4)), "rewards": jnp.zeros(7)})
+    samples = Numbered(floats=jnp.zeros((2, 4, 3)), integers=jnp.zeros((2, 4), jnp.int32))
+    assert str(jax.make_jaxpr(take)(samples, jax.random.key(0))).count(" gather[") == 1

@@ -12,7 +12,19 @@ from jax.sharding import PartitionSpec
 
 from rookery.distributed import DEVICE_AXIS, device_mesh
 from rookery.errors import ShapeError
-from rookery.learning.moments import check_same_shape, explained_variance, standardize, weighted_mean
+from rookery.learning.moments import Weighted, check_same_shape
+
+
+def weighted_mean(values: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+    return Weighted(weights=weights).mean(values)
+
+
+def standardize(values: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+    return Weighted(weights=weights).standardize(values)
+
+
+def explained_variance(targets: jax.Array, predictions: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+    return Weighted(weights=weights).explained_variance(targets, predictions).value
 
 
 def random_samples(*shape: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -106,9 +118,8 @@ def test_the_gradient_of_standardize_is_right_and_zero_for_ignored_samples() -> 
 
 def over_four_lanes(values: np.ndarray, weights: np.ndarray | None) -> Any:
     """Standardize `[4, N]` as four devices would, each with its row."""
-    return jax.vmap(lambda values, weights: standardize(values, weights, axis_name="devices"), axis_name="devices")(
-        jnp.asarray(values), None if weights is None else jnp.asarray(weights)
-    )
+    weights = None if weights is None else jnp.asarray(weights)
+    return jax.vmap(standardize, axis_name=DEVICE_AXIS)(jnp.asarray(values), weights)
 
 
 def test_devices_standardize_by_the_moments_of_all() -> None:
@@ -126,18 +137,13 @@ def test_standardize_can_be_differentiated_inside_shard_map() -> None:
     values, _, _ = random_samples(12, 2)
     coefficients = jnp.arange(24.0).reshape(12, 2)
 
-    def gradient(values: jax.Array, coefficients: jax.Array, axis_name: str | None) -> jax.Array:
-        return jax.grad(lambda values: jnp.sum(coefficients * standardize(values, None, axis_name)))(values)
+    def gradient(values: jax.Array, coefficients: jax.Array) -> jax.Array:
+        return jax.grad(lambda values: jnp.sum(coefficients * standardize(values)))(values)
 
     spec = PartitionSpec(DEVICE_AXIS)
-    on_mesh = jax.shard_map(
-        lambda values, coefficients: gradient(values, coefficients, DEVICE_AXIS),
-        mesh=device_mesh(),
-        in_specs=(spec, spec),
-        out_specs=spec,
-    )
+    on_mesh = jax.shard_map(gradient, mesh=device_mesh(), in_specs=(spec, spec), out_specs=spec)
     actual = jax.jit(on_mesh)(jnp.asarray(values), coefficients)
-    np.testing.assert_allclose(actual, gradient(jnp.asarray(values), coefficients, None), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual, gradient(jnp.asarray(values), coefficients), rtol=1e-5, atol=1e-6)
 
 
 def test_explained_variance_is_one_minus_the_share_of_the_error() -> None:

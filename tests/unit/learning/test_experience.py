@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from rookery.distributed import DEVICE_AXIS, device_mesh
-from rookery.learning.trajectories import num_env_steps, row_weights, starts_new_episode, zero_dead_rows
+from rookery.learning.experience import num_env_steps, row_weights, starts_new_episode, zero_dead_rows
 from rookery.sample_batch import SampleBatch
 from rookery.types import PyTreeDict
 
