@@ -15,7 +15,7 @@ from rookery.networks.actor_critic import ActorCriticConfig, ActorCriticNetwork
 from rookery.networks.distributions import Distribution
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Shape, Space
-from rookery.types import Array, Key, PyTreeDict, pytree_field
+from rookery.types import Array, Key, PyTreeDict, index_tree, pytree_field
 
 
 class AdvantageSamples(Weighted):
@@ -109,34 +109,29 @@ class ActorCriticAgent(NetworkAgent):
             extras = PyTreeDict(policy_extras=PyTreeDict(carry=carry, episode_start=not_a_start))
             return self._act(agent_state, SampleBatch(obs=obs, extras=extras))[1]
 
-        last_values = value_of(*jax.tree.map(lambda leaf: leaf[-1], successors))
+        last_values = value_of(*index_tree(successors, -1))
         shifted = jnp.concatenate([values[1:], last_values[None]])
         # The last row has its true successor already.
         truncated = (env_extras.truncation > 0).at[-1].set(False)
-        rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), successors)
-
-        def replace_truncated(next_values: Array) -> Array:
-            return _set_where(truncated.reshape(-1), next_values.reshape(-1), value_of, rows).reshape(shifted.shape)
-
-        return cond_any(truncated, replace_truncated, shifted)
+        return cond_any(
+            truncated, lambda next_values: _set_where(truncated, next_values, value_of, successors), shifted
+        )
 
     def _act(self, agent_state: AgentState, sample_batch: SampleBatch) -> tuple[Distribution, Array, PyTreeDict]:
-        """Return distributions and values of one step, and the next carry as an extra if the agent is recurrent."""
-        inputs = self.network_inputs(agent_state, sample_batch)
-        distribution, values, carry = agent_state.extra_state.network(agent_state.params, *inputs)
-        return distribution, values, self.carry_extras(carry)
+        return self.apply(agent_state.extra_state.network, agent_state.params, agent_state, sample_batch)
 
 
 ROWS_AT_A_TIME = 64
 
 
 def _set_where(mask: Array, values: Array, function: Any, rows: Any) -> Array:
-    """Set `values[i] = function(rows[i])` where the mask is true; the cost grows with the number of such rows."""
-    num_rows = mask.shape[0]
+    """Set `values[t, b] = function(rows[t, b])` where the mask is true; the cost grows with the number of such rows."""
+    rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), rows)  # [N, ...]
+    num_rows = mask.size
     size = min(ROWS_AT_A_TIME, num_rows)
     # The chosen rows come first, then `num_rows` as padding. On CPU, `jnp.flatnonzero` takes four times as long to
     # compile and twice as long to run.
-    chosen = jnp.sort(jnp.where(mask, jnp.arange(num_rows, dtype=jnp.int32), num_rows), stable=False)
+    chosen = jnp.sort(jnp.where(mask.reshape(-1), jnp.arange(num_rows, dtype=jnp.int32), num_rows), stable=False)
     chosen = jnp.pad(chosen, (0, size), constant_values=num_rows)
 
     def some_left(state: tuple[Array, Array]) -> Array:
@@ -148,4 +143,5 @@ def _set_where(mask: Array, values: Array, function: Any, rows: Any) -> Array:
         results = function(*jax.tree.map(lambda leaf: leaf.at[indexes].get(mode="clip"), rows))
         return start + size, values.at[indexes].set(results, mode="drop")
 
-    return jax.lax.while_loop(some_left, set_some, (jnp.zeros((), jnp.int32), values))[1]
+    state = jax.lax.while_loop(some_left, set_some, (jnp.zeros((), jnp.int32), values.reshape(-1)))
+    return state[1].reshape(values.shape)

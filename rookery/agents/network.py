@@ -11,7 +11,7 @@ from rookery.learning import running_statistics
 from rookery.networks.policy import TrunkConfig
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Shape, Space
-from rookery.types import Array, Key, PyTreeData, PyTreeDict, pytree_field
+from rookery.types import Array, Key, Params, PyTreeData, PyTreeDict, pytree_field
 
 
 class NetworkState(PyTreeData):
@@ -64,18 +64,12 @@ class NetworkAgent(Agent):
         statistics = running_statistics.update(agent_state.obs_preprocessor_state, obs, weights, axis_name)
         return agent_state.replace(obs_preprocessor_state=statistics)
 
-    def network_inputs(self, agent_state: AgentState, sample_batch: SampleBatch) -> tuple[Any, Carry, Array | None]:
-        """Return the inputs of the network for one step: observations, carry and episode starts."""
+    def apply(self, network: Any, params: Params, agent_state: AgentState, sample_batch: SampleBatch) -> tuple:
+        """Return the outputs of a network for one step, and the next carry as an extra if the agent is recurrent."""
+        obs = self.preprocess_obs(agent_state, sample_batch.obs)
         carry = sample_batch.extras.policy_extras.get("carry", ())
-        return (
-            self.preprocess_obs(agent_state, sample_batch.obs),
-            carry,
-            self.episode_start_of(sample_batch, carry),
-        )
-
-    def carry_extras(self, carry: Carry) -> PyTreeDict:
-        """Return the next carry as an extra if the agent is recurrent, else no extras."""
-        return PyTreeDict() if self.config.core is None else PyTreeDict(carry=carry)
+        *outputs, carry = network(params, obs, carry, self.episode_start_of(sample_batch, carry))
+        return *outputs, PyTreeDict() if self.config.core is None else PyTreeDict(carry=carry)
 
     def episode_start_of(self, sample_batch: SampleBatch, carry: Carry) -> Array | None:
         """Return the flags of episode starts; raise if the carry or the flags of a recurrent agent are missing."""

@@ -53,7 +53,4 @@ class PolicyAgent(NetworkAgent):
         return distribution
 
     def _act(self, agent_state: AgentState, sample_batch: SampleBatch) -> tuple[Distribution, PyTreeDict]:
-        """Return the distributions of one step, and the next carry as an extra if the agent is recurrent."""
-        inputs = self.network_inputs(agent_state, sample_batch)
-        distribution, carry = agent_state.extra_state.network(agent_state.params, *inputs)
-        return distribution, self.carry_extras(carry)
+        return self.apply(agent_state.extra_state.network, agent_state.params, agent_state, sample_batch)

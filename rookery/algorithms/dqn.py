@@ -94,8 +94,8 @@ class DQNAgent(ReplayAgent):
 
     def _best_actions(self, agent_state: AgentState, sample_batch: SampleBatch) -> tuple[Array, PyTreeDict]:
         network: QNetwork = agent_state.extra_state.network
-        values, carry = network(agent_state.params.q, *self.network_inputs(agent_state, sample_batch))
-        return network.action(network.best(values, sample_batch.obs)), self.carry_extras(carry)
+        values, extras = self.apply(network, agent_state.params.q, agent_state, sample_batch)
+        return network.action(network.best(values, sample_batch.obs)), extras
 
     def targets(self, agent_state: AgentState, target_params: Params, transitions: Transitions) -> Array:
         """Return the targets `[T, N, K]` of the outputs for the taken actions; a categorical head has probabilities.

@@ -90,8 +90,7 @@ class SACAgent(ReplayAgent):
 
     def _act(self, agent_state: AgentState, sample_batch: SampleBatch) -> tuple[Distribution, PyTreeDict]:
         policy = agent_state.extra_state.network.policy
-        distribution, carry = policy(agent_state.params.policy, *self.network_inputs(agent_state, sample_batch))
-        return distribution, self.carry_extras(carry)
+        return self.apply(policy, agent_state.params.policy, agent_state, sample_batch)
 
     def init(self, obs_space: Space, action_space: Space, key: Key) -> AgentState:
         agent_state = super().init(obs_space, action_space, key)

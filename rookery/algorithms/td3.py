@@ -25,7 +25,7 @@ from rookery.metrics import Mean
 from rookery.networks.critic import ActorCriticsConfig, ActorCriticsNetwork
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Space
-from rookery.types import Array, Key, Params, PyTreeDict, pytree_field, where_tree
+from rookery.types import Array, Key, Params, PyTreeDict, index_tree, pytree_field, where_tree
 from rookery.workflows.off_policy import OffPolicyWorkflow
 
 
@@ -85,15 +85,15 @@ class TD3Agent(ReplayAgent):
 
     def compute_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
         """Act with noise; the extras hold the `carry` if the agent is recurrent."""
-        actions, carry = self.evaluate_actions(agent_state, sample_batch, key)
+        actions, extras = self.evaluate_actions(agent_state, sample_batch, key)
         noise = agent_state.action_postprocessor_state.noise * jax.random.normal(key, actions.shape)
-        return with_noise(actions, noise, agent_state.extra_state.network.action_space), carry
+        return with_noise(actions, noise, agent_state.extra_state.network.action_space), extras
 
     def evaluate_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
         """Act without noise; the extras hold the `carry` if the agent is recurrent."""
         policy = agent_state.extra_state.network.policy
-        distribution, carry = policy(agent_state.params.policy, *self.network_inputs(agent_state, sample_batch))
-        return distribution.action(distribution.mode()), self.carry_extras(carry)
+        distribution, extras = self.apply(policy, agent_state.params.policy, agent_state, sample_batch)
+        return distribution.action(distribution.mode()), extras
 
     def targets(
         self,
@@ -128,7 +128,7 @@ class TD3Agent(ReplayAgent):
         features, _ = self.features(network.policy.trunk, policy_params["trunk"], transitions)
         distribution = network.policy.distribution(policy_params, features, transitions.obs)
         actions = distribution.action(distribution.mode())
-        first = jax.tree.map(lambda leaf: leaf[0], agent_state.params.critics)
+        first = index_tree(agent_state.params.critics, 0)
         critic_features, _ = self.features(network.critic.trunk, first["trunk"], transitions)
         loss = -transitions.mean(network.critic(first, critic_features, actions))
         return loss, LossInfo(metrics={"train/actor_loss": loss})
