@@ -12,7 +12,7 @@ from rookery.learning.moments import Weighted, check_same_shape
 from rookery.learning.targets import n_step, take_rows
 from rookery.networks.policy import Trunk
 from rookery.sample_batch import SampleBatch
-from rookery.types import Array, Params, PyTreeData, pytree_field
+from rookery.types import Array, Params, PyTreeData, index_tree, pytree_field
 
 
 class ReplayBatch(PyTreeData):
@@ -78,15 +78,15 @@ class ReplayAgent(NetworkAgent):
         """Return the transitions in windows `[L, N]`, with preprocessed observations."""
         windows = batch.windows
         env_extras, policy_extras = windows.extras.env_extras, windows.extras.policy_extras
-        rows = jax.tree.map(lambda leaf: leaf[self.burn_in :], windows)
+        rows = index_tree(windows, slice(self.burn_in, None))
         sums = n_step(rows.rewards, rows.extras.env_extras.termination, rows.dones, discount, self.n_step)
         num_rows = sums.returns.shape[0]
         obs = self.preprocess_obs(agent_state, windows.obs)
         learned = slice(self.burn_in, self.burn_in + num_rows)
         autoreset = env_extras.get("autoreset")
         return Transitions(
-            obs=jax.tree.map(lambda leaf: leaf[learned], obs),
-            actions=jax.tree.map(lambda leaf: leaf[learned], windows.actions),
+            obs=index_tree(obs, learned),
+            actions=index_tree(windows.actions, learned),
             returns=sums.returns,
             discounts=sums.discounts,
             next_obs=self.preprocess_obs(agent_state, take_rows(rows.next_obs, sums.last)),
@@ -109,9 +109,9 @@ class ReplayAgent(NetworkAgent):
         assert starts is not None, "the rows of a recurrent agent have episode_start"
         carry = trunk.initial_carry(starts.shape[1:])
         if self.burn_in:
-            early_obs = jax.tree.map(lambda leaf: leaf[: self.burn_in], transitions.window_obs)
+            early_obs = index_tree(transitions.window_obs, slice(self.burn_in))
             _, carry = trunk.unroll(jax.lax.stop_gradient(params), early_obs, carry, starts[: self.burn_in])
-        late_obs = jax.tree.map(lambda leaf: leaf[self.burn_in :], transitions.window_obs)
+        late_obs = index_tree(transitions.window_obs, slice(self.burn_in, None))
         features, carries = trunk.trace(params, late_obs, carry, starts[self.burn_in :])
         no_start = jnp.zeros_like(transitions.returns)
         next_features, _ = trunk(params, transitions.next_obs, take_rows(carries, transitions.last), no_start)

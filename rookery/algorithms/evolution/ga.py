@@ -15,7 +15,7 @@ from rookery.evolution.crossover import recombine, uniform
 from rookery.evolution.mutation import cloud_around, gaussian
 from rookery.evolution.selection import elites, take, tournament
 from rookery.hyperparameters import Hyperparameters, Scalar, number
-from rookery.types import Array, Key, Params, as_mappable_key, pytree_field
+from rookery.types import Array, Key, Params, as_mappable_key, index_tree, pytree_field
 from rookery.workflows.evolution import ECWorkflow
 
 
@@ -68,7 +68,7 @@ class GA(EvoOptimizer):
         parents = take(state.population, tournament(fitness, selection_key, num_parents, self.tournament_size))
         children = recombine(parents, crossover_key, hyperparameters.crossover_probability, uniform)
         children = gaussian(
-            jax.tree.map(lambda leaf: leaf[:num_children], children),
+            index_tree(children, slice(num_children)),
             mutation_key,
             hyperparameters.noise_std,
             hyperparameters.mutation_probability,
@@ -77,7 +77,7 @@ class GA(EvoOptimizer):
         return state.replace(population=jax.tree.map(lambda *parts: jnp.concatenate(parts), kept, children))
 
     def center(self, state: GAState) -> Params:
-        return jax.tree.map(lambda leaf: leaf[0], state.population)
+        return index_tree(state.population, 0)
 
     def report(self, state: GAState) -> dict[str, Array]:
         stds = [jnp.std(leaf, axis=0).ravel() for leaf in jax.tree.leaves(state.population)]

@@ -19,7 +19,7 @@ from rookery.evolution.mutation import cloud_around, polynomial
 from rookery.evolution.pareto import crowding_distance, non_dominated_ranks, pareto_front
 from rookery.evolution.selection import take, tournament
 from rookery.hyperparameters import Hyperparameters, Scalar, number
-from rookery.types import Array, Key, Params, as_mappable_key, pytree_field
+from rookery.types import Array, Key, Params, as_mappable_key, index_tree, pytree_field
 from rookery.workflows.evolution import ECWorkflow
 
 CROSSOVERS = ("sbx", "uniform")
@@ -102,7 +102,7 @@ class NSGA2(EvoOptimizer):
         cross = uniform if self.crossover == "uniform" else partial(simulated_binary, eta=hyperparameters.crossover_eta)
         children = recombine(parents, crossover_key, hyperparameters.crossover_probability, cross)
         return polynomial(
-            jax.tree.map(lambda leaf: leaf[: self.population_size], children),
+            index_tree(children, slice(self.population_size)),
             mutation_key,
             hyperparameters.mutation_eta,
             hyperparameters.mutation_probability,
@@ -115,7 +115,7 @@ class NSGA2(EvoOptimizer):
         std = jnp.std(fitness, axis=0, keepdims=True, where=jnp.isfinite(fitness))
         scores = jnp.sum(fitness / jnp.where(std > 0.0, std, 1.0), axis=1)
         index = jnp.argmax(jnp.where(is_front, scores, -jnp.inf))
-        return jax.tree.map(lambda leaf: leaf[index], state.population)
+        return index_tree(state.population, index)
 
     def front(self, state: NSGA2State) -> tuple[Params, Array, Array]:
         """Return the parents `[P, ...]`, their fitness `[P, M]`, and a mask `[P]` of the Pareto front."""
