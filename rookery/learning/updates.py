@@ -10,6 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from rookery.compilation import relaxed_promotion
+from rookery.errors import unknown_name
 from rookery.types import Params, PyTree, index_tree
 
 OptimizerState = PyTree
@@ -34,6 +35,10 @@ class Optimizer:
     """
 
     name: str = "adam"
+
+    def __post_init__(self) -> None:
+        if self.name not in RULES:
+            raise unknown_name("optimizer", self.name, RULES)
 
     def init(self, params: Params) -> OptimizerState:
         """Make the initial state."""

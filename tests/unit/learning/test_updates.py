@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from rookery.errors import UnknownNameError
 from rookery.learning.updates import Optimizer, gradients_in_chunks, num_chunks_for
 from rookery.types import Array
 
@@ -91,6 +92,11 @@ def test_a_learning_rate_changed_between_steps_takes_effect_without_a_new_state(
     slow, _, _ = optimizer.step(jnp.ones(3), state, params, 1e-3, None)
     fast, _, _ = optimizer.step(jnp.ones(3), state, params, 2e-3, None)
     np.testing.assert_allclose(fast, 2.0 * slow, rtol=1e-6)
+
+
+def test_a_misspelled_optimizer_is_an_error_that_offers_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="'adam'"):
+        Optimizer("adamm")
 
 
 def test_gradients_computed_in_chunks_are_those_of_all_samples_at_once() -> None:
