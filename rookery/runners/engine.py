@@ -65,6 +65,8 @@ class EpisodeEngine:
         self._all_envs = np.arange(base_env.num_envs)
         self._is_started = False
         self._first_fault: Fault | None = None
+        self._heard_at = clock()
+        """When an asynchronous env was sent something, or answered, for the last time."""
 
     def begin(self, recorder: EpisodeRecorder, schedule: Schedule) -> None:
         """Play by this schedule from now on, into this recorder."""
@@ -99,6 +101,7 @@ class EpisodeEngine:
         self.base_env.send_actions(actions)
         perf.mark(Stage.ENV_WAIT)
         self.states.send(acting)
+        self._heard_at = self._clock()
 
     def observe(self) -> None:
         """Poll the envs and record their outputs; start the next episodes."""
@@ -112,12 +115,28 @@ class EpisodeEngine:
         perf.mark(Stage.ENV_WAIT)
         self._take_in(outputs)
         perf.mark(Stage.OBSERVATIONS)
+        if self.base_env.is_asynchronous:
+            self._listen(outputs)
+        else:
+            self._wait_for_resets()
+        perf.end_step()
+
+    def _wait_for_resets(self) -> None:
+        """Start the next episodes at once, so that all envs go on together, if the schedule wants that."""
         while self.schedule.waits_for_resets and self._start_episodes():
             # Restarts and external simulators may take long: nobody waits for them.
             is_waited_for = not self.base_env.is_external and not self.states.restarting
             self._take_in(self.base_env.poll(timeout=None if is_waited_for else 0))
-            perf.mark(Stage.ENV_WAIT)
-        perf.end_step()
+            self.perf.mark(Stage.ENV_WAIT)
+
+    def _listen(self, outputs: EnvOutputs) -> None:
+        """Request new episodes at once, while others act; note when asynchronous envs are silent for too long."""
+        self._start_episodes()
+        now, patience = self._clock(), self.base_env.patience
+        if len(outputs.stepped) or outputs.resets or outputs.failed:
+            self._heard_at = now
+        elif patience is not None and now - self._heard_at >= patience:
+            self.states.note_silence()
 
     def _take_in(self, outputs: EnvOutputs) -> None:
         stepped, states, schedule = outputs.stepped, self.states, self.schedule
@@ -248,10 +267,15 @@ class EpisodeEngine:
         self.check_alive()
 
     def _patience(self) -> float | None:
-        """Return how long to wait for envs: external ones may be silent, which must not delay restarts."""
-        if not self.base_env.is_external or not self.states.suspect:
+        """Return how long to wait for envs, which may be silent: that must not delay restarts nor samples."""
+        base_env, states = self.base_env, self.states
+        if not base_env.is_external and not base_env.is_asynchronous:
             return None
-        return self.states.seconds_to_restart(self._clock(), self.states.suspect)
+        now = self._clock()
+        limits = [states.seconds_to_restart(now, states.suspect)] if states.suspect else []
+        if base_env.patience is not None and states.out - states.restarting - states.late:
+            limits.append(max(0.0, self._heard_at + base_env.patience - now))
+        return min(limits, default=None)
 
     def _wait_for_restart(self) -> None:
         """Sleep until the first env may be restarted, as no env has anything to do."""

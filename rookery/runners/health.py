@@ -119,6 +119,8 @@ class EnvStates:
         """Envs that were given up."""
         self.restarting: set[int] = set()
         """Envs in `out` that are being restarted."""
+        self.late: set[int] = set()
+        """Envs in `out` that have been silent for so long that nobody waits for them."""
         self.restored: set[int] = set()
         """Envs that were restarted and have not proved themselves yet."""
         self._restart = restart
@@ -131,8 +133,8 @@ class EnvStates:
 
     def begin_episodes(self, envs: Collection[int]) -> None:
         """Note that these envs have begun the requested episode."""
-        self.out.difference_update(envs)
-        self.restarting.difference_update(envs)
+        for others in (self.out, self.restarting, self.late):
+            others.difference_update(envs)
         self.waiting.update(envs)
 
     def send(self, envs: Collection[int]) -> None:
@@ -147,10 +149,12 @@ class EnvStates:
         """Note that these envs have made their step."""
         if len(envs) == len(self.out) and not self.waiting:
             self.waiting, self.out = self.out, self.waiting
+            self.late.clear()
         else:
             answered = envs.tolist() if isinstance(envs, np.ndarray) else envs
             self.waiting.update(answered)
             self.out.difference_update(answered)
+            self.late.difference_update(answered)
 
     def end_episodes(self, envs: Collection[int]) -> None:
         """Note that the episodes of these envs are over."""
@@ -168,10 +172,14 @@ class EnvStates:
         else:
             health = health.after_episode_fault(self._restart, now, num_episode_faults)
         self._health[env] = health
-        for others in (self.waiting, self.out, self.restarting, self.restored):
+        for others in (self.waiting, self.out, self.restarting, self.late, self.restored):
             others.discard(env)
         (self.lost if health.status is Status.LOST else self.suspect).add(env)
         return health
+
+    def note_silence(self) -> None:
+        """Note that the envs that have not answered are late; those that restart are not waited for anyway."""
+        self.late = self.out - self.restarting
 
     def due(self, now: float) -> list[int]:
         """Return the suspect envs that may be restarted by now."""

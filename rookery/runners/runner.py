@@ -14,11 +14,11 @@ from rookery.runners.acting.pipelines import ActionConnectorsFn, ObsConnectorsFn
 from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID, PolicyMap
 from rookery.runners.callbacks import Callbacks, SampleEvent
 from rookery.runners.engine import EpisodeEngine
-from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, BaseEnv
+from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, BaseEnv, End
 from rookery.runners.ledger import Account, Ledger, Steps
 from rookery.runners.perf import Perf, Stage
 from rookery.runners.quota import COMPLETE, ENV_STEPS, EPISODES, WHOLE_EPISODES
-from rookery.runners.recording.episode import EpisodeMetric
+from rookery.runners.recording.episode import EpisodeMetric, LiveEpisode
 from rookery.runners.recording.multi_agent import MultiAgentRecorder, PolicyMappingFn
 from rookery.runners.recording.policy_recorder import PolicyRecorder
 from rookery.runners.recording.recorder import FragmentRecorder
@@ -145,19 +145,17 @@ class EnvRunner:
     def get_state(self) -> dict[str, Any]:
         """Return what a later runner needs to go on in place of this one, without the state of simulators."""
         return {
-            "num_episodes": self._schedule.num_episodes,
             "episode_counts": np.array(self._schedule.episode_counts),
-            "num_calls": {policy: self.policies[policy].num_calls for policy in self.policies},
+            "num_acts": {policy: self.policies[policy].num_acts for policy in self.policies},
             "connectors": self._pipelines.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `get_state` of another runner, with new episodes and seeds that were not used before."""
-        self._schedule.num_episodes = int(state["num_episodes"])
         num_left_out = NUM_SEEDS_LEFT_OUT // self.base_env.num_envs + 1
         self._schedule.episode_counts = (np.asarray(state["episode_counts"]) + num_left_out).tolist()
-        for policy, num_calls in state["num_calls"].items():
-            self.policies[policy].count_from(int(num_calls))
+        for policy, num_acts in state["num_acts"].items():
+            self.policies[policy].count_from(np.asarray(num_acts))
         self._pipelines.set_state(state["connectors"])
 
     def close(self) -> None:
@@ -202,7 +200,7 @@ class EnvRunner:
         sample = Sample(
             batch=MultiAgentBatch(batches=PyTreeDict(fragment.batches), env_steps=np.int32(fragment.steps.env_steps)),
             first_carries=fragment.first_carries,
-            episodes=[EpisodeMetric.of(episode, how) for episode, how in engine.ended],
+            episodes=[EpisodeMetric.of(episode, how) for episode, how in sorted(engine.ended, key=_number)],
             faults=engine.faults,
             env_steps=fragment.steps.env_steps,
             agent_steps=fragment.steps.rows,
@@ -235,3 +233,8 @@ class EnvRunner:
     def _make_policy_recorder(self, policy: PolicyID, agent: AgentID, num_columns: int) -> PolicyRecorder:
         num_rows = self.config.rollout_fragment_length
         return PolicyRecorder(self.policies[policy], self._pipelines.of(policy, agent), num_rows, num_columns)
+
+
+def _number(ended: tuple[LiveEpisode, End]) -> int:
+    """Return the number of an episode, by which episodes are sorted: the order in which they end may vary."""
+    return ended[0].number

@@ -73,7 +73,6 @@ class QuotaSchedule(Schedule):
         self._is_shared = base_env.is_external
         self._steps_together = base_env.steps_together
         self._seed, self._runner_index = seed, runner_index
-        self.num_episodes = 0
         self.episode_counts = [0] * base_env.num_envs
         """How many episodes each env has begun, failed ones included: seeds depend on it."""
         self.end_sample()
@@ -102,17 +101,19 @@ class QuotaSchedule(Schedule):
     def is_finished(self, states: EnvStates) -> bool:
         """Return whether every env has given its share.
 
-        With fixed shares, an env that is being restarted is waited for only if no other has given anything, and envs
-        that step together stop together, although a reset may have cost some of them a step.
+        With fixed shares, an env that is late or being restarted is waited for only if no other has given anything, and
+        envs that step together stop together, although a reset may have cost some of them a step.
         """
         quota = self.quota
         if quota.largest <= 0:
             return True
         if self._has_fixed_shares and self._steps_together and quota.unit == ENV_STEPS:
             return not quota.has_left_all
-        if not states.suspect and not states.lost and not states.restarting:
+        if not states.suspect and not states.lost and not states.restarting and not states.late:
             return False
-        absent = states.lost | states.suspect | states.restarting if self._has_fixed_shares else states.lost
+        absent = states.lost
+        if self._has_fixed_shares:
+            absent = states.lost | states.suspect | states.restarting | states.late
         return not any(map(quota.has_left, states.everyone - absent)) and not quota.has_left_all
 
     def may_begin(self, env: int) -> bool:
@@ -122,10 +123,9 @@ class QuotaSchedule(Schedule):
         return True
 
     def begin_episode(self, env: int) -> tuple[int, int]:
-        seed_number = self.episode_counts[env] * self._num_envs + env
+        number = self.episode_counts[env] * self._num_envs + env
         self.episode_counts[env] += 1
-        self.num_episodes += 1
-        return self.num_episodes - 1, episode_seed(self._seed, self._runner_index, seed_number)
+        return number, episode_seed(self._seed, self._runner_index, number)
 
     def may_act(self, waiting: set[int]) -> set[int]:
         if self.quota.has_left_all or self._steps_together:

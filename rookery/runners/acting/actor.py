@@ -1,4 +1,8 @@
-"""The actor: one agent that acts in batches, compiled, and keeps its recurrent state from step to step."""
+"""The actor: one agent that acts in batches, compiled, and keeps its recurrent state from step to step.
+
+The action in a column does not depend on the other columns of the batch: random numbers follow from the column and its
+own number of acts, and the program is batch-invariant. So environments may act whenever they are ready.
+"""
 
 from functools import partial
 from typing import Any
@@ -8,12 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.agent import Agent, AgentState
+from rookery.compilation import batch_invariant_options
 from rookery.errors import InvalidInputError
 from rookery.runners.acting.packing import Packing
 from rookery.runners.acting.unrolled_threefry import unrolled
 from rookery.runners.recording.fragments import PolicyOutput
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key, PyTreeDict
+
+ROWS = 8
+"""Batches are filled up to a multiple of this, unless there is one column only: XLA computes products for so many rows
+at a time, and the rows that are left over may differ in the last bit."""
+NO_COLUMN = np.iinfo(np.int32).max
+"""The column of rows that fill up a batch."""
 
 
 class Actor:
@@ -26,11 +37,10 @@ class Actor:
         self.agent = agent
         self.is_recurrent = bool(jax.tree.leaves(agent.initial_carry((1,))))
         self.carry: Any = ()
-        self.num_calls = 0
-        """The number of calls so far, on which random numbers depend."""
+        self._num_acts = jnp.zeros(0, jnp.uint32)
+        """The number of acts in each column so far."""
         self._key_data = jax.random.key_data(key)
         self._key_impl = jax.random.key_impl(key)
-        self._counter = jnp.uint32(0)
         self._action_fn = agent.compute_actions if explore else agent.evaluate_actions
         self._state_leaves: list[Any] | None = None
         self._state_treedef: Any = None
@@ -45,17 +55,33 @@ class Actor:
         self._state_leaves, self._state_treedef = jax.tree.flatten(agent_state)
         if self._state_treedef not in self._programs:
             packings: dict[bool, tuple[Packing, Packing]] = {}
-            self._programs[self._state_treedef] = jax.jit(partial(self._act, self._state_treedef, packings)), packings
+            program = jax.jit(
+                partial(self._act, self._state_treedef, packings), compiler_options=batch_invariant_options() or None
+            )
+            self._programs[self._state_treedef] = program, packings
         self._program, self._packings = self._programs[self._state_treedef]
 
-    def count_from(self, num_calls: int) -> None:
-        """Continue the random numbers after `num_calls` calls."""
-        self.num_calls = num_calls
-        self._counter = jnp.asarray(num_calls & 0xFFFFFFFF, jnp.uint32)
+    @property
+    def num_acts(self) -> np.ndarray:
+        """The number of acts in each column, on which random numbers depend."""
+        return np.asarray(self._num_acts)
+
+    def count_from(self, num_acts: np.ndarray) -> None:
+        """Continue the random numbers of each column after this number of acts."""
+        num_columns = len(self._num_acts)
+        self._num_acts = jnp.asarray(num_acts, jnp.uint32)
+        self.reserve(num_columns)
+
+    def begin(self, num_columns: int) -> None:
+        """Begin with `num_columns` columns in which nobody has acted."""
+        self.carry, self._num_acts = (), jnp.zeros(0, jnp.uint32)
+        self.reserve(num_columns)
 
     def reserve(self, num_columns: int) -> None:
-        """Make room for the recurrent states of `num_columns` columns; existing ones are kept."""
+        """Make room for `num_columns` columns; existing recurrent states and counts are kept."""
         self.carry = self.with_columns(self.carry, num_columns)
+        if (num_missing := num_columns - len(self._num_acts)) > 0:
+            self._num_acts = jnp.pad(self._num_acts, (0, num_missing))
 
     def with_columns(self, carry: Any, num_columns: int) -> Any:
         """Return recurrent states of `num_columns` columns: the given ones, then initial ones; `()` without any."""
@@ -76,15 +102,26 @@ class Actor:
         """
         if self._state_leaves is None:
             raise InvalidInputError("a policy has no state yet: call set_agent_states before sampling.")
-        padding = 0 if columns is None else (1 << (num_rows - 1).bit_length()) - num_rows
+        padding = 0
+        if columns is None and num_rows > 1 and num_rows % ROWS:
+            columns = np.arange(num_rows)
+        if columns is not None and len(self._num_acts) > 1:
+            padding = max(ROWS, 1 << (num_rows - 1).bit_length()) - num_rows
         if padding:
             obs, logged = jax.tree.map(
                 lambda leaf: np.concatenate([leaf, np.repeat(leaf[:1], padding, axis=0)]), (obs, logged)
             )
-        recurrent = self._recurrent_inputs(num_rows, padding, columns, starts) if self.is_recurrent else None
-        self.num_calls += 1
-        packed, carry, self._counter = self._program(
-            self._counter, self._key_data, self._state_leaves, obs, logged, recurrent
+        indexes = None
+        if columns is not None:
+            indexes = np.full(num_rows + padding, NO_COLUMN, np.int32)
+            indexes[:num_rows] = columns
+        recurrent = None
+        if self.is_recurrent:
+            flags = np.zeros(num_rows + padding, np.float32)
+            flags[:num_rows] = starts
+            recurrent = self.carry, flags
+        packed, carry, self._num_acts = self._program(
+            self._num_acts, self._key_data, self._state_leaves, indexes, obs, logged, recurrent
         )
         if self.is_recurrent:
             self.carry = carry
@@ -94,50 +131,50 @@ class Actor:
         action_packing, packing = self._packings[logged is not None]
         return PolicyOutput(action_packing.unpack(arrays), arrays, packing)
 
-    def _recurrent_inputs(
-        self, num_rows: int, padding: int, columns: np.ndarray | None, starts: np.ndarray | None
-    ) -> Any:
-        """Return the recurrent states, the column of each row, and where an episode starts."""
-        num_columns = len(jax.tree.leaves(self.carry)[0])
-        indexes = np.full(num_rows + padding, num_columns, np.int32)  # padding belongs to no column
-        indexes[:num_rows] = np.arange(num_rows) if columns is None else columns
-        flags = np.zeros(num_rows + padding, np.float32)
-        flags[:num_rows] = starts
-        return self.carry, indexes, flags
-
     def _act(
         self,
         state_treedef: Any,
         packings: dict[bool, tuple[Packing, Packing]],
-        counter: Array,
+        num_acts: Array,
         key_data: Array,
         state_leaves: list[Any],
+        columns: Array | None,
         obs: Any,
         logged: Any,
         recurrent: Any,
     ) -> tuple[list[Array], Any, Array]:
-        policy_extras = PyTreeDict(carry=())
+        agent_state = jax.tree.unflatten(state_treedef, state_leaves)
+        if columns is None:
+            columns = jnp.arange(len(jax.tree.leaves(obs)[0]))
+        key = unrolled(jax.random.wrap_key_data(key_data, impl=self._key_impl))
+        policy_extras, carry = PyTreeDict(carry=()), ()
         if recurrent is not None:
-            carry, columns, starts = recurrent
+            carry, starts = recurrent
             mine = jax.tree.map(lambda leaf: leaf.at[columns].get(mode="clip"), carry)
             policy_extras = PyTreeDict(carry=mine, episode_start=starts)
-        batch = SampleBatch(obs=obs, extras=PyTreeDict(policy_extras=policy_extras, env_extras=PyTreeDict()))
-        agent_state = jax.tree.unflatten(state_treedef, state_leaves)
-        key = jax.random.fold_in(unrolled(jax.random.wrap_key_data(key_data, impl=self._key_impl)), counter)
-        if logged is not None and self._explores:
-            actions, extras = logged, self.agent.extras_of_logged(agent_state, batch, logged, key)
-        else:
-            actions, extras = self._action_fn(agent_state, batch, key)
-            actions = actions if logged is None else logged
+
+        def act_in_one(column: Array, count: Array, obs: Any, logged: Any, policy_extras: PyTreeDict) -> Any:
+            """Act in one column, in a batch of one."""
+            act_key = jax.random.fold_in(jax.random.fold_in(key, column), count)
+            obs, logged, policy_extras = jax.tree.map(lambda leaf: leaf[None], (obs, logged, policy_extras))
+            batch = SampleBatch(obs=obs, extras=PyTreeDict(policy_extras=policy_extras, env_extras=PyTreeDict()))
+            if logged is not None and self._explores:
+                outputs = logged, self.agent.extras_of_logged(agent_state, batch, logged, act_key)
+            else:
+                actions, extras = self._action_fn(agent_state, batch, act_key)
+                outputs = actions if logged is None else logged, extras
+            return jax.tree.map(lambda leaf: leaf[0], outputs)
+
+        counts = num_acts.at[columns].get(mode="clip")
+        actions, extras = jax.vmap(act_in_one)(columns, counts, obs, logged, policy_extras)
         extras = PyTreeDict(extras)
         next_carry = extras.pop("carry", ())
-        carry = ()
         if recurrent is not None:
             extras = extras.replace(next_carry=next_carry, episode_start=starts)
-            carry = jax.tree.map(lambda leaf, new: leaf.at[columns].set(new, mode="drop"), recurrent[0], next_carry)
+            carry = jax.tree.map(lambda leaf, new: leaf.at[columns].set(new, mode="drop"), carry, next_carry)
         packing = Packing.of((actions, extras))
         packings[logged is not None] = packing.first(jax.tree.structure(actions)), packing
-        return packing.pack((actions, extras)), carry, counter + jnp.uint32(1)
+        return packing.pack((actions, extras)), carry, num_acts.at[columns].add(jnp.uint32(1), mode="drop")
 
 
 def on_one_device(tree: Any) -> Any:

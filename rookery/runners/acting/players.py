@@ -12,6 +12,7 @@ from rookery.runners.acting.actor import Actor
 from rookery.runners.acting.policy_map import PolicyID
 from rookery.runners.envs.base_env import Actions, AgentID, End, EnvOutputs
 from rookery.runners.recording.episode import LiveEpisode
+from rookery.types import make_key
 
 Tree = Any
 
@@ -60,12 +61,12 @@ class GreedyPlayers(Players):
     """One agent in each environment, all with the same policy."""
 
     def __init__(self, agent: Agent) -> None:
-        self._actor = Actor(agent, jax.random.key(0), explore=False)
+        self._actor = Actor(agent, make_key(0), explore=False)
 
     def begin(self, agent_state: AgentState, num_envs: int) -> None:
         """Act with this state, in `num_envs` environments that begin new episodes."""
         self._actor.set_state(agent_state)
-        self._actor.reserve(num_envs)
+        self._actor.begin(num_envs)
         self._table = ObsTable(num_envs)
         self._last_actions: dict[int, tuple[Tree, int]] = {}
 
@@ -93,13 +94,13 @@ class GreedyTeams(Players):
         self._agents: dict[PolicyID, list[AgentID]] = {policy: [] for policy in self.policies}
         for name, policy in policy_of.items():
             self._agents[policy].append(name)
-        self._actors = {policy: Actor(agent, jax.random.key(0), explore=False) for policy in self.policies}
+        self._actors = {policy: Actor(agent, make_key(0), explore=False) for policy in self.policies}
 
     def begin(self, agent_states: Mapping[PolicyID, AgentState], num_envs: int) -> None:
         """Act with these states, in `num_envs` environments that begin new episodes."""
         for policy, actor in self._actors.items():
             actor.set_state(agent_states[policy])
-            actor.reserve(num_envs * len(self._agents[policy]))
+            actor.begin(num_envs * len(self._agents[policy]))
         self._acted: list[set[AgentID]] = [set() for _ in range(num_envs)]
         """The agents that have acted in the episode of each env."""
         self._waiting: dict[int, list[tuple[AgentID, Tree]]] = {}

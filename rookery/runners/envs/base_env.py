@@ -95,6 +95,10 @@ class BaseEnv(ABC):
     name: str
     is_external: bool = False
     """Whether a simulator begins and ends the episodes, so that an env may be idle for any time."""
+    is_asynchronous: bool = False
+    """Whether envs work on their own: the runner lets those act that are ready, and waits for no other."""
+    patience: float | None = None
+    """The seconds after which a silent env is late, so that a sample need not wait for it; None: never."""
     steps_together: bool = False
     """Whether all envs that can act must be stepped at once."""
 

@@ -118,6 +118,7 @@ class MultiAgentBaseEnv(BaseEnv):
         self.num_envs = transport.num_envs
         self.name = name or description.name
         self.transport = transport
+        self.is_asynchronous, self.patience = transport.is_asynchronous, transport.patience
         self._spaces = {
             agent: (as_space(description.observation_space[agent]), as_space(description.action_space[agent]))
             for agent in description.possible_agents
@@ -205,18 +206,13 @@ class MultiAgentBaseEnv(BaseEnv):
         self.transport.close()
 
     def _replies(self, timeout: float | None) -> dict[int, Any]:
-        """Wait for the envs that step; if there are none, for those that are being reset."""
+        """Wait for an env that is ready; at first for all."""
         if not self._was_polled:
             self._was_polled = True
             for env, episode in enumerate(self._episodes):
                 self.try_reset(env, episode.seed)
             return self.transport.receive(range(self.num_envs), timeout)
-        if stepping := self._envs_in(_Stage.STEPPING):
-            return self.transport.receive(stepping, timeout)
-        return self.transport.receive() or self.transport.receive(self._envs_in(_Stage.RESETTING), timeout)
-
-    def _envs_in(self, stage: _Stage) -> list[int]:
-        return [env for env, episode in enumerate(self._episodes) if episode.stage is stage]
+        return self.transport.receive_any(timeout)
 
     def _rows_of(self, episode: _Episode, reply: Any, phase: Phase) -> list[_Row] | Failed:
         """Convert the reply of an env into rows, and keep track of the agents in its episode."""

@@ -10,6 +10,7 @@ from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, AgentID, BaseEn
 from rookery.runners.envs.vector_env import VectorEnv, VectorReset, VectorStep
 from rookery.spaces import Space
 
+_STEPPING = "has not answered its last action: poll first"
 _NOT_RESET = "has not been reset: poll first"
 _RESETTING = "is being reset: poll until its first observation is there"
 _OVER = "is over: call try_reset and poll first"
@@ -17,17 +18,17 @@ _FAILED = "has failed: call try_restart and poll first"
 
 
 class VectorBaseEnv(BaseEnv):
-    """A `VectorEnv` as a `BaseEnv`: envs that are sent actions together answer together."""
+    """A `VectorEnv` as a `BaseEnv`: unless it is asynchronous, envs that are sent actions together answer together."""
 
     def __init__(self, vector_env: VectorEnv, name: str = "vector_env") -> None:
         self.vector_env = vector_env
         self.num_envs = vector_env.num_envs
         self.name = name
+        self.is_asynchronous, self.patience = vector_env.is_asynchronous, vector_env.patience
         self._first_seeds: list[int | None] = [None] * self.num_envs
         self._stepping: np.ndarray | None = None
+        """The envs of the last actions until they answer, unless they are asynchronous."""
         self._resetting: set[int] = set()
-        self._rebuilding: set[int] = set()
-        """Envs in `_resetting` that are being restarted, which may take long: the others do not wait for them."""
         # The reasons why envs cannot act; mostly empty.
         self._idle: dict[int, str] = dict.fromkeys(range(self.num_envs), _NOT_RESET)
         self._is_started = False
@@ -39,14 +40,17 @@ class VectorBaseEnv(BaseEnv):
         return {SINGLE_AGENT: (self.vector_env.observation_space, self.vector_env.action_space)}
 
     def poll(self, timeout: float | None = None) -> EnvOutputs:
+        awaited: Collection[int] = ()
         if not self._is_started:
             self._is_started = True
             for env, seed in enumerate(self._first_seeds):
                 self.try_reset(env, seed)
-        step = None if self._stepping is None else self.vector_env.finished_step(timeout)
+            awaited = self._resetting
+        elif self.is_asynchronous:
+            self.vector_env.wait(timeout)
+        step = self.vector_env.finished_step() if self.is_asynchronous or self._stepping is not None else None
         if step is not None and not self._resetting:
             return self._polled_step(step)
-        awaited = self._resetting - self._rebuilding or self._resetting if self._stepping is None else ()
         reset = self._polled_reset(self.vector_env.finished_resets(awaited, timeout))
         return reset if step is None else joined(self._polled_step(step), reset)
 
@@ -61,7 +65,10 @@ class VectorBaseEnv(BaseEnv):
                 if env in self._idle:
                     raise InvalidInputError(f"env {env} of {self.name} {self._idle[env]}.")
         self.vector_env.begin_step(actions.actions, None if len(envs) == self.num_envs else envs)
-        self._stepping = envs
+        if self.is_asynchronous:
+            self._idle |= dict.fromkeys(envs.tolist(), _STEPPING)
+        else:
+            self._stepping = envs
 
     def try_reset(self, env: int, seed: int | None) -> None:
         if not self._is_started:
@@ -74,7 +81,6 @@ class VectorBaseEnv(BaseEnv):
     def try_restart(self, env: int, seed: int | None) -> None:
         self.vector_env.restart_at(env)
         self.try_reset(env, seed)
-        self._rebuilding.add(env)
 
     def try_render(self, env: int) -> np.ndarray | None:
         return self.vector_env.try_render_at(env)
@@ -83,7 +89,12 @@ class VectorBaseEnv(BaseEnv):
         self.vector_env.close()
 
     def _polled_step(self, step: VectorStep) -> EnvOutputs:
-        envs, self._stepping = self._stepping, None
+        if step.envs is None:
+            envs, self._stepping = self._stepping, None
+        else:
+            envs = step.envs
+            for env in envs.tolist():
+                del self._idle[env]
         assert envs is not None
         if step.is_quiet:
             num_rows = len(envs)
@@ -102,7 +113,6 @@ class VectorBaseEnv(BaseEnv):
         for env in reset.failed:
             self._idle[env] = _FAILED
         self._resetting.difference_update(reset.envs, reset.failed)
-        self._rebuilding.difference_update(reset.envs, reset.failed)
         return polled_reset(reset)
 
 

@@ -55,6 +55,8 @@ class VectorStep:
     """By env."""
     is_quiet: bool = False
     """True if no env ended, failed or returned an info; False if that is not known."""
+    envs: np.ndarray | None = None
+    """The env of each row, ascending; None for those of the last `begin_step`."""
 
 
 @dataclass(slots=True)
@@ -79,6 +81,11 @@ class VectorEnv(ABC):
     By default they are computed when they are fetched, an exception becomes a failure of the envs concerned, and
     results are checked.
     """
+
+    is_asynchronous: bool = False
+    """Whether envs work on their own, so that some may be stepped while others are not ready."""
+    patience: float | None = None
+    """The seconds after which a silent env is late; None: never."""
 
     def __init__(
         self,
@@ -138,8 +145,11 @@ class VectorEnv(ABC):
         """Send actions to the envs `indexes` (None: all)."""
         self._begun_step = actions, indexes
 
-    def finished_step(self, timeout: float | None = None) -> VectorStep | None:
-        """Return the step that was begun; None if it takes longer than `timeout` seconds."""
+    def wait(self, timeout: float | None = None) -> None:  # noqa: B027
+        """Wait for a result, at most `timeout` seconds; only asynchronous envs need it."""
+
+    def finished_step(self) -> VectorStep | None:
+        """Return the step that was begun or, of asynchronous envs, the steps that are finished; None without any."""
         assert self._begun_step is not None, "no step was begun"
         (actions, indexes), self._begun_step = self._begun_step, None
         rows = range(self.num_envs) if indexes is None else indexes.tolist()
@@ -235,7 +245,7 @@ class VectorEnv(ABC):
 class TransportVectorEnv(VectorEnv):
     """The Gymnasium environments of an `EnvTransport`; make it with `VectorEnv.wrap`.
 
-    A step waits for all envs that it steps. An action of a `Discrete` space arrives as an int, others as read-only
+    `vector_step` waits for all envs that it steps. An action of a `Discrete` space arrives as an int, others as read-only
     arrays, dicts or tuples of the declared dtypes. An episode of `time_limit` steps is
     truncated, which is cheaper for all envs at once than in a wrapper around each.
     """
@@ -247,12 +257,14 @@ class TransportVectorEnv(VectorEnv):
         )
         self.description = description
         self.transport = transport
+        self.is_asynchronous, self.patience = transport.is_asynchronous, transport.patience
         self._stacker = ObsStacker(self.observation_space, sample_bounds)
         self._blank: tuple = (zeros_of(self.observation_space), 0.0, False, False, {})
         self._everyone = list(range(self.num_envs))
         self._timer = None if time_limit is None else EpisodeTimer(time_limit, self.num_envs)
         self._stepping: Sequence[int] = ()
-        self._stepped: list[Any] | None = None
+        """The envs in this process that were stepped last, or those in others that have not answered, ascending."""
+        self._stepped: list[Any] = []
         """The replies of envs in this process."""
         self._resetting: set[int] = set()
         self._replies: dict[int, Any] = {}
@@ -271,12 +283,15 @@ class TransportVectorEnv(VectorEnv):
 
     def vector_step(self, actions: Any, indexes: np.ndarray | None = None) -> VectorStep:
         self.begin_step(actions, indexes)
+        if self.is_asynchronous:
+            self._replies.update(self.transport.receive(self._stepping))
         step = self.finished_step()
         assert step is not None
         return step
 
     def restart_at(self, index: int) -> None:
         self.transport.rebuild(index)
+        self._stepping = [env for env in self._stepping if env != index]
 
     def get_sub_environments(self) -> list[Any]:
         return self.transport.envs if isinstance(self.transport, LocalTransport) else []
@@ -301,8 +316,8 @@ class TransportVectorEnv(VectorEnv):
         if isinstance(self.transport, LocalTransport):
             replies, self._replies = self._replies, {}
             return self._checked_resets(replies)
-        missing = [index for index in wait if index not in self._replies]
-        self._replies.update(self.transport.receive(missing, timeout))
+        if missing := [index for index in wait if index not in self._replies]:
+            self._replies.update(self.transport.receive(missing, timeout))
         finished = sorted(self._resetting & self._replies.keys())
         self._resetting.difference_update(finished)
         return self._checked_resets({index: self._replies.pop(index) for index in finished})
@@ -315,21 +330,25 @@ class TransportVectorEnv(VectorEnv):
         for_envs = split_actions(self.action_space, actions, len(stepping))
         if isinstance(self.transport, LocalTransport):
             self._stepped = self.transport.step_now(stepping, for_envs)
+            self._stepping = stepping
         else:
             self.transport.send_steps(stepping, for_envs)
-        self._stepping = stepping
+            self._stepping = sorted([*self._stepping, *stepping])
 
-    def finished_step(self, timeout: float | None = None) -> VectorStep | None:
+    def wait(self, timeout: float | None = None) -> None:
+        self._replies.update(self.transport.receive_any(0.0 if self._replies else timeout))
+
+    def finished_step(self) -> VectorStep | None:
         stepping, replies = self._stepping, self._replies
-        if self._stepped is not None:
-            stepped, self._stepped, self._stepping = self._stepped, None, ()
-            return self._stacked_step(stepping, stepped)
-        missing = [index for index in stepping if index not in replies] if replies else stepping
-        replies.update(self.transport.receive(missing, timeout))
-        if timeout is not None and not all(index in replies for index in stepping):
+        if not self.is_asynchronous:
+            return self._stacked_step(stepping, self._stepped)
+        ready = [index for index in stepping if index in replies]
+        if not ready:
             return None
-        self._stepping = ()
-        return self._stacked_step(stepping, [replies.pop(index) for index in stepping])
+        self._stepping = [index for index in stepping if index not in replies]
+        step = self._stacked_step(ready, [replies.pop(index) for index in ready])
+        step.envs = np.array(ready)
+        return step
 
     def _stacked_step(self, indexes: Sequence[int], replies: list[Any]) -> VectorStep:
         failed: dict[int, Failed] = {}

@@ -143,11 +143,14 @@ class MultiAgentRecorder(FragmentRecorder):
         return track
 
     def _new_column(self, policy: PolicyID, env: int) -> int:
-        columns = self._columns.setdefault((policy, env), [])
-        num_columns = sum(len(columns) for (owner, _), columns in self._columns.items() if owner == policy)
-        self._recorders[policy].reserve(num_columns + 1)
-        columns.append(num_columns)
-        return num_columns
+        """Return another column of an env: the first of all envs come first, then the second, whoever is ready first."""
+        columns, num_envs = self._columns.setdefault((policy, env), []), len(self._tracks)
+        column = len(columns) * num_envs + env
+        recorder = self._recorders[policy]
+        if column >= recorder.buffer.num_columns:
+            recorder.reserve((len(columns) + 1) * num_envs)
+        columns.append(column)
+        return column
 
     @staticmethod
     def _write(recorder: PolicyRecorder, rows: Written) -> None:

@@ -81,6 +81,9 @@ class LocalTransport(EnvTransport):
         replies, self._replies = self._replies, {}
         return replies
 
+    def receive_any(self, timeout: float | None = None) -> dict[int, Reply]:
+        return self.receive()
+
     def rebuild(self, index: int) -> None:
         self._replies.pop(index, None)
         if not self._is_closed:

@@ -20,6 +20,8 @@ from rookery.runners.transports.transport import EnvTransport, MakeEnvFn, Reply,
 from rookery.runners.transports.worker import PHASES, Command
 from rookery.runners.transports.worker_process import WorkerProcess
 
+PATIENCE = 0.1
+"""The share of `step_timeout` after which a silent env is late."""
 REPLACED = "its process was replaced because "
 INTERRUPTED = (FaultKind.KILLED, f"{REPLACED}the exchange with it was interrupted")
 
@@ -32,6 +34,8 @@ class ProcessTransport(EnvTransport):
     within `start_timeout`, is killed with its process, and the other envs there fail too. Envs that share a process
     take turns; the time of each counts from the start of its turn. `close` gives them `close_timeout` seconds.
     """
+
+    is_asynchronous = True
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class ProcessTransport(EnvTransport):
             if seconds is not None and not seconds > 0:
                 raise InvalidInputError(f"{name}={seconds} must be more than 0 seconds, or None for no limit.")
         self.num_envs = len(make_env_fns)
+        self.patience = None if step_timeout is None else PATIENCE * step_timeout
         self._factories = [_pickled_factory(index, make_env_fn) for index, make_env_fn in enumerate(make_env_fns)]
         self._envs_per_process = envs_per_process
         self._timeouts = dict.fromkeys(Command, step_timeout) | {Command.MAKE: start_timeout}
@@ -89,6 +94,14 @@ class ProcessTransport(EnvTransport):
         while missing and time.monotonic() < until:
             self._wait(until)
             missing = [index for index in missing if index not in self._replies]
+        replies, self._replies = self._replies, {}
+        return replies
+
+    def receive_any(self, timeout: float | None = None) -> dict[int, Reply]:
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        self._take_all()
+        while self._awaited and not self._replies and time.monotonic() < until:
+            self._wait(until)
         replies, self._replies = self._replies, {}
         return replies
 

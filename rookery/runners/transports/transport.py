@@ -42,6 +42,10 @@ class EnvTransport(ABC):
     """
 
     num_envs: int
+    is_asynchronous: bool = False
+    """Whether envs work on their own while the caller does something else."""
+    patience: float | None = None
+    """The seconds after which a silent env is late, so that others need not wait for it; None: never."""
     _env_name: str | None = None
     """The name of the envs, known after `describe`."""
 
@@ -62,6 +66,10 @@ class EnvTransport(ABC):
     @abstractmethod
     def receive(self, wait_for: Collection[int] = (), timeout: float | None = None) -> dict[int, Reply]:
         """Wait until these have replied or failed, at most `timeout` seconds; return all available replies."""
+
+    @abstractmethod
+    def receive_any(self, timeout: float | None = None) -> dict[int, Reply]:
+        """Wait for a reply if one is owed, at most `timeout` seconds; return all available replies."""
 
     @abstractmethod
     def rebuild(self, index: int) -> None:

@@ -1,5 +1,5 @@
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,8 @@ import pytest
 from rookery.errors import InvalidInputError
 from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, End, EnvOutputs
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
-from rookery.runners.envs.vector_env import TransportVectorEnv, VectorEnv, VectorReset, VectorStep
+from rookery.runners.envs.vector_env import VectorEnv, VectorStep
 from rookery.runners.faults import FaultKind, Phase
-from rookery.runners.transports.local import LocalTransport
 from rookery.spaces import Box, Dict, Discrete
 from rookery.testing.misbehaving_envs import (
     CountingEnv,
@@ -168,31 +167,16 @@ class TellingStartEnv(CountingEnv):
         return super().reset(seed=seed)[0], {"story": self.story}
 
 
-class WatchedEnvs(TransportVectorEnv):
-    """Notes which resets are waited for."""
-
-    def __init__(self, *envs: gymnasium.Env) -> None:
-        super().__init__(LocalTransport([lambda env=env: env for env in envs]))
-        self.awaited: list[list[int]] = []
-
-    def finished_resets(self, wait: Collection[int] = (), timeout: float | None = None) -> VectorReset:
-        self.awaited.append(sorted(wait))
-        return super().finished_resets(wait, timeout)
-
-
 @pytest.mark.parametrize("at_reset", [None, 1])
-def test_after_a_restart_or_its_failure_an_env_is_waited_for_like_the_others(at_reset: int | None) -> None:
-    vector_env = WatchedEnvs(CountingEnv(), FaultyEnv(raise_error, at_reset=at_reset))
-    base_env = VectorBaseEnv(vector_env)
+def test_after_a_restart_or_its_failure_an_env_is_reset_like_the_others(at_reset: int | None) -> None:
+    base_env = make_base_env(CountingEnv(), FaultyEnv(raise_error, at_reset=at_reset))
     base_env.poll()
     base_env.try_restart(1, None)
     base_env.try_reset(0, None)
     assert (list(base_env.poll().failed) == [1]) == (at_reset is not None)
-    base_env.poll()
     for env in range(2):
         base_env.try_reset(env, None)
     assert list(base_env.poll().resets) == [0, 1]
-    assert vector_env.awaited == [[0, 1], [0], [], [0, 1]]
 
 
 def test_last_observations_of_an_env_that_reuses_its_memory_are_true() -> None:
@@ -246,19 +230,36 @@ def test_infos_belong_to_the_only_agent() -> None:
     assert not base_env.is_multi_agent
 
 
-def test_envs_in_other_processes_that_are_reset_meanwhile_join_the_others_later() -> None:
-    base_env = VectorBaseEnv(VectorEnv.wrap(lambda index: CountingEnv(length=2 + index), num_envs=2, processes=True))
+class GatedEnv(CountingEnv):
+    """Steps or resets once a file is there."""
+
+    def __init__(self, gate: Path, length: int = 2) -> None:
+        super().__init__(length)
+        self._gate = gate
+
+    def step(self, action: Any) -> tuple:
+        while not self._gate.exists():
+            time.sleep(0.01)
+        return super().step(action)
+
+
+def test_envs_in_other_processes_go_on_while_another_is_busy(tmp_path: Path) -> None:
+    gates = [tmp_path, tmp_path / "gate"]
+    envs = VectorEnv.wrap(lambda index: GatedEnv(gates[index]), num_envs=2, processes=True, step_timeout=30.0)
+    base_env = VectorBaseEnv(envs)
     try:
         base_env.poll()
-        act(base_env, 0, 1)
-        assert list(act(base_env, 0, 1).over) == [0]
+        assert act(base_env, 0, 1).envs.tolist() == [0]
+        with pytest.raises(InvalidInputError, match="env 1 of vector_env has not answered its last action"):
+            act(base_env, 1)
+        assert list(act(base_env, 0).over) == [0]
         base_env.try_reset(0, seed=1)
-        polled = act(base_env, 1)
-        assert list(polled.over) == [1]
-        if not polled.resets:
-            polled = base_env.poll()
-        assert list(polled.resets) == [0]
-        assert polled.obs[polled.is_reset].tolist() == [[0.0]]
+        polled = base_env.poll()
+        assert (list(polled.resets), polled.obs.tolist()) == ([0], [[0.0]])
+        assert len(base_env.poll(timeout=0.0).envs) == 0
+        gates[1].touch()
+        polled = base_env.poll()
+        assert (polled.envs.tolist(), polled.obs.tolist()) == ([1], [[1.0]])
     finally:
         base_env.close()
 
