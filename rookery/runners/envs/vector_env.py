@@ -245,9 +245,9 @@ class VectorEnv(ABC):
 class TransportVectorEnv(VectorEnv):
     """The Gymnasium environments of an `EnvTransport`; make it with `VectorEnv.wrap`.
 
-    `vector_step` waits for all envs that it steps. An action of a `Discrete` space arrives as an int, others as read-only
-    arrays, dicts or tuples of the declared dtypes. An episode of `time_limit` steps is
-    truncated, which is cheaper for all envs at once than in a wrapper around each.
+    `vector_step` waits for all envs that it steps. An action of a `Discrete` space arrives as an int, others as
+    read-only arrays, dicts or tuples of the declared dtypes. An episode of `time_limit` steps is truncated, which is
+    cheaper for all envs at once than in a wrapper around each.
     """
 
     def __init__(self, transport: EnvTransport, sample_bounds: bool = True, time_limit: int | None = None) -> None:

@@ -143,7 +143,10 @@ class MultiAgentRecorder(FragmentRecorder):
         return track
 
     def _new_column(self, policy: PolicyID, env: int) -> int:
-        """Return another column of an env: the first of all envs come first, then the second, whoever is ready first."""
+        """Return another column of an env: first come the first ones of all envs, then the second ones.
+
+        So it does not depend on which env is ready first.
+        """
         columns, num_envs = self._columns.setdefault((policy, env), []), len(self._tracks)
         column = len(columns) * num_envs + env
         recorder = self._recorders[policy]
