@@ -87,6 +87,17 @@ class EpisodeEngine:
             assert first is not None
             raise EnvsLostError(f"all {self.base_env.num_envs} environments are lost; the first fault: {first}", first)
 
+    def abandon_episodes(self) -> None:
+        """Discard the episodes that have begun, so that all envs start new ones; wait for envs that make a step."""
+        while self.states.out - self.states.restarting:
+            self.observe()
+        for env in sorted(self.states.waiting):
+            episode = self._episodes[env]
+            self.recorder.update(episode)
+            if episode.length:
+                self.discarded += self.recorder.discard(env)
+                self.states.end_episodes([env])
+
     # One step.
 
     def act(self) -> None:

@@ -23,7 +23,7 @@ class Account:
     taken: int
     returned: int
     discarded: int
-    """Steps of failed episodes, which are never trained on."""
+    """Steps of episodes that failed or were abandoned by `force_reset`, which are never trained on."""
     pending: int
     """Steps that the next sample will return."""
 

@@ -111,11 +111,16 @@ class EnvRunner:
         self._engine.observe()
         self._engine.act()
 
-    def sample(self, num_steps: int | None = None, num_episodes: int | None = None) -> Sample:
+    def sample(
+        self, num_steps: int | None = None, num_episodes: int | None = None, *, force_reset: bool = False
+    ) -> Sample:
         """Sample a fragment as configured, or `num_steps` env steps or `num_episodes` whole episodes of all envs.
 
-        The share of each env is fixed beforehand: an env with short episodes does not give more of them.
+        The share of each env is fixed beforehand: an env with short episodes does not give more of them. With
+        `force_reset` the open episodes are discarded and all envs begin new ones.
         """
+        if force_reset:
+            self._force_reset()
         num_rows = self._begin_sample(num_steps, num_episodes)
         self._engine.run()
         return self._end_sample(num_rows)
@@ -163,6 +168,13 @@ class EnvRunner:
         self.base_env.close()
 
     # Beginning and ending a sample.
+
+    def _force_reset(self) -> None:
+        if self.base_env.is_external:
+            raise InvalidInputError(
+                f"force_reset: {self.base_env.name} begins its episodes itself; sample without force_reset."
+            )
+        self._engine.abandon_episodes()
 
     def _begin_sample(self, num_steps: int | None, num_episodes: int | None) -> int | None:
         """Distribute the quotas; return the number of rows of the sample, None if it is not known."""

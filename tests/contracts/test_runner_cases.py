@@ -1,8 +1,10 @@
 """The exact cases that every runner must get right, with their numbers; then the rules behind them."""
 
 import functools
+import os
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,7 @@ from rookery.runners.callbacks import Callbacks, EpisodeEndEvent, EpisodeEvent, 
 from rookery.runners.envs.base_env import ALL, Actions, BaseEnv, End
 from rookery.runners.envs.conversion import to_base_env
 from rookery.runners.envs.external import ExternalBaseEnv, ExternalEnv
+from rookery.runners.envs.multi_agent import MultiAgentBaseEnv
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
 from rookery.runners.envs.vector_env import VectorEnv, VectorStep
 from rookery.runners.faults import EnvFaultError
@@ -32,6 +35,7 @@ from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import Sample
 from rookery.runners.seeds import episode_seed
 from rookery.runners.transports.local import LocalTransport
+from rookery.runners.transports.making import make_transport
 from rookery.runners.transports.subprocesses import ProcessTransport
 from rookery.testing.misbehaving_envs import (
     CountingEnv,
@@ -613,6 +617,44 @@ def collected_here() -> list[Sample]:
 
 def test_envs_in_processes_give_the_same_bytes_as_envs_in_this_one(collected_here: list[Sample]) -> None:
     assert_same_bytes(collected_here, collect_cartpole(vectorized_cartpole(processes=True, envs_per_process=2)))
+
+
+class DelayedCartPole(gymnasium.Wrapper):
+    """CartPole whose steps and resets take a random time, by a clock of its own."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self._random = np.random.default_rng([index, os.getpid()])
+
+    def reset(self, **options: Any) -> Any:
+        time.sleep(self._random.exponential(0.005))
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self._random.choice([0.0, 0.0, 0.001, 0.004]))
+        return super().step(action)
+
+
+def test_envs_that_are_ready_at_random_times_give_the_same_bytes(collected_here: list[Sample]) -> None:
+    base_env = vectorized(DelayedCartPole, num_envs=4, processes=True)
+    assert_same_bytes(collected_here[:1], collect_cartpole(base_env, num_samples=1))
+
+
+def test_agents_of_envs_that_are_ready_at_random_times_give_the_same_bytes() -> None:
+    class Delayed(ScriptedEnv):
+        def step(self, actions: dict) -> Any:
+            time.sleep(np.random.default_rng([os.getpid(), time.monotonic_ns()]).choice([0.0, 0.0, 0.002]))
+            return super().step(actions)
+
+    def collect(env_class: type[ScriptedEnv], **where: Any) -> list[Sample]:
+        scripts = [[Moment(), *everyone(agents, length)] for agents, length in (("ab", 5), ("abc", 7), ("c", 4))]
+        transport = make_transport(lambda index: env_class(scripts[index], agents="abc"), num_envs=3, **where)
+        runner = make_runner(MultiAgentBaseEnv(transport), RandomAgent(), rollout_fragment_length=20, seed=5)
+        samples = [runner.sample() for _ in range(3)]
+        runner.close()
+        return samples
+
+    assert_same_bytes(collect(ScriptedEnv), collect(Delayed, processes=True))
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -163,7 +163,7 @@ def check_replay(agent: ActorCriticAgent, agent_state: Any, samples: list[Sample
 @pytest.mark.parametrize("core", ["gru", "lstm"])
 def test_replaying_a_sample_gives_the_same_log_probabilities(core: str) -> None:
     runner, agent, agent_state = make_recurrent_runner(core, fragment_length=12)
-    samples = [runner.sample() for _ in range(6)]
+    samples = [runner.sample() for _ in range(8)]
     check_replay(agent, agent_state, samples)
     dones = np.concatenate([sample.batch.batches.default.dones for sample in samples])
     assert dones.sum() > 4

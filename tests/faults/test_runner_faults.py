@@ -102,9 +102,20 @@ def test_a_process_that_dies_costs_the_episode_of_its_env_alone(fault_fn: Callab
     assert message in str(faults[0])
 
 
-def test_a_process_that_hangs_costs_the_episode_of_its_env_alone() -> None:
-    faults = check_neighbors(one_bad_of_three(hang, at_step=15, processes=True, step_timeout=1.0))
-    assert [(fault.step, fault.failed.kind) for fault in faults] == [(15, FaultKind.HUNG)]
+def test_a_process_that_hangs_costs_its_own_episode_and_the_others_nothing() -> None:
+    runner = one_bad_of_three(hang, at_step=15, processes=True, step_timeout=1.0)
+    samples = [runner.sample()]
+    while not samples[-1].faults:
+        assert runner.ledger.is_exact
+        samples.append(runner.sample())
+    runner.close()
+    (fault,) = samples[-1].faults
+    assert (fault.env_index, fault.step, fault.failed.kind) == (1, 15, FaultKind.HUNG)
+    assert len(samples) > 10
+    rows = [row for sample in samples for row in rows_of(sample)]
+    times = [[row.t for row in rows if row.column == column] for column in range(3)]
+    assert times[0] == times[2] == [t % 20 for t in range(10 * len(samples))]
+    assert times[1] == [*range(15)]
 
 
 def test_a_process_that_is_killed_from_outside_is_replaced(tmp_path: Path) -> None:

@@ -103,8 +103,6 @@ class Actor:
         if self._state_leaves is None:
             raise InvalidInputError("a policy has no state yet: call set_agent_states before sampling.")
         padding = 0
-        if columns is None and num_rows > 1 and num_rows % ROWS:
-            columns = np.arange(num_rows)
         if columns is not None and len(self._num_acts) > 1:
             padding = max(ROWS, 1 << (num_rows - 1).bit_length()) - num_rows
         if padding:
@@ -144,8 +142,9 @@ class Actor:
         recurrent: Any,
     ) -> tuple[list[Array], Any, Array]:
         agent_state = jax.tree.unflatten(state_treedef, state_leaves)
+        num_rows = len(jax.tree.leaves(obs)[0])
         if columns is None:
-            columns = jnp.arange(len(jax.tree.leaves(obs)[0]))
+            columns = jnp.arange(num_rows)
         key = unrolled(jax.random.wrap_key_data(key_data, impl=self._key_impl))
         policy_extras, carry = PyTreeDict(carry=()), ()
         if recurrent is not None:
@@ -166,7 +165,12 @@ class Actor:
             return jax.tree.map(lambda leaf: leaf[0], outputs)
 
         counts = num_acts.at[columns].get(mode="clip")
-        actions, extras = jax.vmap(act_in_one)(columns, counts, obs, logged, policy_extras)
+        num_padded = -num_rows % ROWS if num_rows > 1 else 0
+        rows = jax.tree.map(
+            lambda leaf: jnp.pad(leaf, [(0, num_padded)] + [(0, 0)] * (leaf.ndim - 1), mode="edge"),
+            (columns, counts, obs, logged, policy_extras),
+        )
+        actions, extras = jax.tree.map(lambda leaf: leaf[:num_rows], jax.vmap(act_in_one)(*rows))
         extras = PyTreeDict(extras)
         next_carry = extras.pop("carry", ())
         if recurrent is not None:

@@ -71,6 +71,7 @@ class LocalTransport(EnvTransport):
             try:
                 replies.append(envs[index].step(action))
             except KeyboardInterrupt:
+                self._interrupt(indexes[: len(replies) + 1])
                 raise
             except BaseException as error:
                 replies.append(self._failed_step(index, error))
@@ -127,6 +128,12 @@ class LocalTransport(EnvTransport):
                 return failed
             case _:
                 return Failed.by_exception(error, Phase.STEP)
+
+    def _interrupt(self, indexes: Sequence[int]) -> None:
+        """Replace envs by a failure: they have made a step whose result is lost."""
+        for index in indexes:
+            self._close_env(index)
+            self._envs[index] = Failed(FaultKind.KILLED, Phase.STEP, "its step was interrupted")
 
     def _close_env(self, index: int) -> None:
         """Close an env, whatever its `close` raises."""

@@ -612,6 +612,53 @@ def test_a_resumed_runner_repeats_no_seed_of_what_was_lost_after_the_state_was_s
     assert len({episode.seed for episode in lost + again}) == 120
 
 
+@pytest.mark.parametrize("where", [{}, {"processes": True}])
+def test_force_reset_abandons_open_episodes_and_gives_whole_ones(where: dict) -> None:
+    runner = make_runner(vectorized(lambda index: CountingEnv(5), num_envs=2, **where), rollout_fragment_length=3)
+    runner.sample()
+    sample = runner.sample(num_episodes=2, force_reset=True)
+    assert [row.t for row in rows_of(sample)] == [*range(5), *range(5)]
+    assert [(episode.episode_length, episode.number) for episode in sample.episodes] == [(5, 2), (5, 3)]
+    runner.sample(num_steps=4)
+    sample = runner.sample(num_episodes=2, force_reset=True)
+    assert [row.t for row in rows_of(sample)] == [*range(5), *range(5)]
+    assert runner.ledger.is_exact
+    runner.close()
+
+
+def test_force_reset_counts_the_steps_that_it_abandons() -> None:
+    config = {"batch_mode": "complete_episodes", "rollout_fragment_length": 1}
+    runner = make_runner(vectorized(lambda index: CountingEnv(4 + index), num_envs=2), **config)
+    for _ in range(3):
+        runner.step()
+    runner.sample(force_reset=True)
+    assert (runner.ledger.is_exact, runner.ledger.env_steps.discarded) == (True, 6)
+
+
+def test_an_interrupted_step_costs_the_episodes_whose_results_are_lost() -> None:
+    class InterruptedEnv(CountingEnv):
+        interrupts = True
+
+        def step(self, action: Any) -> Any:
+            if self.num_steps == 2 and self.interrupts:
+                type(self).interrupts = False
+                raise KeyboardInterrupt
+            return super().step(action)
+
+    classes = [CountingEnv, InterruptedEnv, CountingEnv]
+    runner = make_runner(vectorized(lambda index: classes[index](8), num_envs=3), rollout_fragment_length=8)
+    with pytest.raises(KeyboardInterrupt):
+        runner.sample()
+    samples = [runner.sample() for _ in range(3)]
+    assert [fault.env_index for fault in samples[0].faults] == [0, 1]
+    assert runner.ledger.is_exact
+    rows = [row for sample in samples for row in rows_of(sample)]
+    for column in range(3):
+        mine = [row for row in rows if row.column == column]
+        assert all(row.successor == row.obs + 1 for row in mine)
+        assert [row.t for row in mine[:8]] == [*range(8)]
+
+
 def test_the_state_is_made_of_numbers_and_arrays() -> None:
     runner = make_runner(vectorized(lambda index: CountingEnv(3), num_envs=2))
     runner.sample(num_steps=10)
