@@ -20,6 +20,7 @@ BENCHMARKS = (
     "evolution",
     "runner",
     "runner_memory",
+    "process_envs",
 )
 
 
