@@ -143,13 +143,12 @@ class Actor:
     ) -> tuple[list[Array], Any, Array]:
         agent_state = jax.tree.unflatten(state_treedef, state_leaves)
         num_rows = len(jax.tree.leaves(obs)[0])
-        if columns is None:
-            columns = jnp.arange(num_rows)
+        index = slice(num_rows) if columns is None else columns
         key = unrolled(jax.random.wrap_key_data(key_data, impl=self._key_impl))
         policy_extras, carry = PyTreeDict(carry=()), ()
         if recurrent is not None:
             carry, starts = recurrent
-            mine = jax.tree.map(lambda leaf: leaf.at[columns].get(mode="clip"), carry)
+            mine = jax.tree.map(lambda leaf: leaf.at[index].get(mode="clip"), carry)
             policy_extras = PyTreeDict(carry=mine, episode_start=starts)
 
         def act_in_one(column: Array, count: Array, obs: Any, logged: Any, policy_extras: PyTreeDict) -> Any:
@@ -164,7 +163,8 @@ class Actor:
                 outputs = actions if logged is None else logged, extras
             return jax.tree.map(lambda leaf: leaf[0], outputs)
 
-        counts = num_acts.at[columns].get(mode="clip")
+        columns = jnp.arange(num_rows) if columns is None else columns
+        counts = num_acts.at[index].get(mode="clip")
         num_padded = -num_rows % ROWS if num_rows > 1 else 0
         rows = jax.tree.map(
             lambda leaf: jnp.pad(leaf, [(0, num_padded)] + [(0, 0)] * (leaf.ndim - 1), mode="edge"),
@@ -175,10 +175,10 @@ class Actor:
         next_carry = extras.pop("carry", ())
         if recurrent is not None:
             extras = extras.replace(next_carry=next_carry, episode_start=starts)
-            carry = jax.tree.map(lambda leaf, new: leaf.at[columns].set(new, mode="drop"), carry, next_carry)
+            carry = jax.tree.map(lambda leaf, new: leaf.at[index].set(new, mode="drop"), carry, next_carry)
         packing = Packing.of((actions, extras))
         packings[logged is not None] = packing.first(jax.tree.structure(actions)), packing
-        return packing.pack((actions, extras)), carry, num_acts.at[columns].add(jnp.uint32(1), mode="drop")
+        return packing.pack((actions, extras)), carry, num_acts.at[index].set(counts + jnp.uint32(1), mode="drop")
 
 
 def on_one_device(tree: Any) -> Any:
