@@ -1,6 +1,5 @@
 """Conversion of any host environment to `BaseEnv`."""
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +10,13 @@ from rookery.errors import InvalidInputError, check_count
 from rookery.runners.envs.autoreset import AutoresetBaseEnv
 from rookery.runners.envs.base_env import BaseEnv
 from rookery.runners.envs.external import ExternalBaseEnv, ExternalEnv
+from rookery.runners.envs.kinds import as_single_env, kind_of
 from rookery.runners.envs.multi_agent import MultiAgentBaseEnv
-from rookery.runners.envs.pettingzoo import as_dict_env, is_pettingzoo
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
 from rookery.runners.envs.vector_env import TransportVectorEnv, VectorEnv
+from rookery.runners.faults import Failed
 from rookery.runners.transports.making import make_transport
-from rookery.runners.transports.transport import describe_env
+from rookery.runners.transports.transport import EnvCallError, EnvTransport
 
 ACCEPTED = (
     "a gymnasium.Env, a gymnasium.vector.VectorEnv (also EnvPool's and ALE's), a PettingZoo ParallelEnv or AECEnv, "
@@ -38,35 +38,46 @@ def to_base_env(
 
     `make_env(index)` makes the other environments, replaces one that failed, and makes the first too if `env` is not
     given. With `processes` all run in other processes, `envs_per_process` in each, where they may also crash, or hang
-    for `step_timeout` seconds; one more is made here, to find out its kind. A vector environment keeps its number.
+    for `step_timeout` seconds. A vector environment keeps its number.
     """
     check_count("num_envs", num_envs)
     if env is not None and processes:
         raise InvalidInputError("an existing environment cannot move to another process: give make_env alone.")
-    first = env
-    if env is None:
-        if make_env is None:
-            raise InvalidInputError(f"neither an environment nor make_env was given: give {ACCEPTED}.")
-        first = make_env(0)
-    if isinstance(first, (BaseEnv, VectorEnv, gymnasium.vector.VectorEnv, ExternalEnv)):
-        if processes:
-            raise InvalidInputError(f"{type(first).__name__} cannot run in another process: set processes=False.")
-        return _as_it_is(first, num_envs, make_env, name)
-    if is_pettingzoo(first):
-        name = name or str(first)
-        first = as_dict_env(first)
-        make_env = None if make_env is None else _making_dict_envs(make_env)
-    is_multi_agent = hasattr(first, "possible_agents")
-    if isinstance(first, type) or not (is_multi_agent or isinstance(first, gymnasium.Env)):
-        given = f"the class {first.__name__}, which must be called" if isinstance(first, type) else repr(first)
-        raise InvalidInputError(f"expected {ACCEPTED}; got {given}.")
-    name = name or describe_env(first).name
+    if env is None and make_env is None:
+        raise InvalidInputError(f"neither an environment nor make_env was given: give {ACCEPTED}.")
+    make_single_env = None if make_env is None else _making_single_envs(make_env)
     if processes:
-        with contextlib.suppress(Exception):
-            first.close()
-    existing_envs = () if processes else (first,)
-    transport = make_transport(make_env, existing_envs, num_envs, processes, envs_per_process, step_timeout)
-    return MultiAgentBaseEnv(transport, name) if is_multi_agent else VectorBaseEnv(TransportVectorEnv(transport), name)
+        transport = make_transport(make_single_env, (), num_envs, True, envs_per_process, step_timeout)
+        return _in_transport(transport, name)
+    first = make_env(0) if env is None and make_env is not None else env
+    if isinstance(first, (BaseEnv, VectorEnv, gymnasium.vector.VectorEnv, ExternalEnv)):
+        return _as_it_is(first, num_envs, make_env, name)
+    first = as_single_env(first)
+    if refused := kind_of(first).refused:
+        raise InvalidInputError(f"expected {ACCEPTED}; got {refused}.")
+    return _in_transport(make_transport(make_single_env, (first,), num_envs), name)
+
+
+def _making_single_envs(make_env: Callable[[int], Any]) -> Callable[[int], Any]:
+    # Pickled by value: other processes need not import this module, which imports JAX.
+    return lambda index: as_single_env(make_env(index))
+
+
+def _in_transport(transport: EnvTransport, name: str | None) -> BaseEnv:
+    """Convert the environments of a transport, which are described where they run; close them if that fails."""
+    try:
+        kind = transport.apply(0, kind_of)
+        if isinstance(kind, Failed):
+            raise EnvCallError(f"env 0 cannot be made ({kind.kind}): {kind.error}.\n{kind.traceback}".rstrip())
+        if kind.refused:
+            raise InvalidInputError(f"make_env returns {kind.refused}, which needs processes=False.")
+        name = name or kind.name
+        if kind.is_multi_agent:
+            return MultiAgentBaseEnv(transport, name)
+        return VectorBaseEnv(TransportVectorEnv(transport), name)
+    except BaseException:
+        transport.close()
+        raise
 
 
 def _as_it_is(env: Any, num_envs: int, make_env: Callable[[int], Any] | None, name: str | None) -> BaseEnv:
@@ -84,8 +95,3 @@ def _as_it_is(env: Any, num_envs: int, make_env: Callable[[int], Any] | None, na
         case _:
             remake_fn = None if make_env is None else functools.partial(make_env, 0)
             return AutoresetBaseEnv(env, name or type(env).__name__, remake_fn)
-
-
-def _making_dict_envs(make_env: Callable[[int], Any]) -> Callable[[int], Any]:
-    """Return a function that makes and wraps PettingZoo envs."""
-    return lambda index: as_dict_env(make_env(index))

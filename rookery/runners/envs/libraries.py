@@ -76,10 +76,14 @@ def make_host_env(
         envs_per_process=envs_per_process,
         step_timeout=step_timeout,
     )
-    if library.has_several_agents:
-        return MultiAgentBaseEnv(transport, name, sample_bounds)
-    time_limit = episode_length or gymnasium_spec(name).max_episode_steps
-    return VectorBaseEnv(TransportVectorEnv(transport, sample_bounds, time_limit), name)
+    try:
+        if library.has_several_agents:
+            return MultiAgentBaseEnv(transport, name, sample_bounds)
+        time_limit = episode_length or gymnasium_spec(name).max_episode_steps
+        return VectorBaseEnv(TransportVectorEnv(transport, sample_bounds, time_limit), name)
+    except BaseException:
+        transport.close()
+        raise
 
 
 def _render_without_a_screen() -> None:

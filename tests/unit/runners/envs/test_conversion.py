@@ -16,6 +16,8 @@ from rookery.runners.envs.external import ExternalBaseEnv, ExternalEnv
 from rookery.runners.envs.multi_agent import MultiAgentBaseEnv, MultiAgentDictEnv
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
 from rookery.runners.envs.vector_env import VectorEnv
+from rookery.runners.transports.transport import EnvCallError
+from rookery.testing.misbehaving_envs import FaultyEnv, exit_process, segfault
 
 
 def cartpole(index: int = 0) -> gymnasium.Env:
@@ -148,23 +150,37 @@ def test_several_external_envs_are_sampled_together(convert: Callable[..., BaseE
 
 
 def test_in_other_processes_only_what_can_be_made_there(convert: Callable[..., BaseEnv]) -> None:
-    looked_at: list[gymnasium.Env] = []
-
-    class Watched(gymnasium.Wrapper):
-        def close(self) -> None:
-            looked_at.append(self)
-            super().close()
-
-    base_env = convert(make_env=lambda index: Watched(gymnasium.make("CartPole-v1")), num_envs=2, processes=True)
-    assert len(looked_at) == 1, "the env that was made here must be closed again"
+    base_env = convert(make_env=lambda index: gymnasium.make("CartPole-v1"), num_envs=2, processes=True)
     base_env.try_reset(0, seed=3)
     there = base_env.poll()
     here, _ = cartpole().reset(seed=3)
     np.testing.assert_array_equal(there.obs[0], here)
+    assert base_env.name == "CartPole-v1"
     with pytest.raises(InvalidInputError, match="an existing environment cannot move to another process"):
         to_base_env(cartpole(), make_env=cartpole, processes=True)
-    with pytest.raises(InvalidInputError, match="Idle cannot run in another process"):
+    with pytest.raises(InvalidInputError, match=r"make_env returns <.*Idle object.*, which needs processes=False"):
         to_base_env(make_env=lambda index: Idle(), processes=True)
+
+
+def test_with_processes_no_environment_is_made_in_this_process(convert: Callable[..., BaseEnv]) -> None:
+    made: list[int] = []
+
+    def make_env(index: int) -> Any:
+        made.append(index)
+        return TwoAgents()
+
+    base_env = convert(make_env=make_env, processes=True)
+    assert isinstance(base_env, MultiAgentBaseEnv)
+    assert base_env.poll().resets == [0]
+    assert made == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"), [(segfault, "SIGSEGV"), (exit_process, "exited with code 3")], ids=["segfault", "exit"]
+)
+def test_an_environment_that_kills_its_process_when_it_is_made_does_not_kill_this_one(fault: Any, cause: str) -> None:
+    with pytest.raises(EnvCallError, match=cause):
+        to_base_env(make_env=lambda index: FaultyEnv(fault, at_make=True), processes=True)
 
 
 def test_more_environments_than_exist_need_a_function_that_makes_them() -> None:
