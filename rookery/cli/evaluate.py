@@ -60,7 +60,8 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
             rows = [(policy, *figures_of(returns)) for policy, returns in results[0].policy_returns.items()]
             print_table(console, POLICY_HEADER, rows)
         if train.num_seeds > 1:
-            print_line(console, describe_returns([float(result.episode_returns.mean()) for result in results]))
+            means = [float(result.episode_returns.mean()) for result in results if len(result.episode_returns)]
+            print_line(console, describe_returns(means))
         if arguments.video is not None:
             record_episode(workflow, loaded.agent_states[0], key, arguments.video)
             print_line(console, str(arguments.video))
@@ -68,8 +69,10 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
 
 
 def row(seed: int, result: Any) -> tuple[str, ...]:
-    """Return the figures of one seed as text."""
+    """Return the figures of one seed as text; dashes without a finished episode."""
     lengths = result.episode_lengths
+    if not len(lengths):
+        return (str(seed), *["-"] * (len(HEADER) - 1))
     return (
         str(seed),
         *figures_of(result.episode_returns),
@@ -80,6 +83,8 @@ def row(seed: int, result: Any) -> tuple[str, ...]:
 
 
 def figures_of(returns: Any) -> tuple[str, ...]:
-    """Return mean, standard deviation, minimum and maximum as text."""
+    """Return mean, standard deviation, minimum and maximum as text; dashes if there are none."""
+    if not len(returns):
+        return ("-",) * 4
     figures = (returns.mean(), returns.std(), returns.min(), returns.max())
     return tuple(f"{float(figure):.2f}" for figure in figures)

@@ -23,24 +23,31 @@ from rookery.runners.engine import EpisodeEngine
 from rookery.runners.envs.base_env import AgentID, BaseEnv
 from rookery.runners.faults import EnvFaultError, EnvsLostError
 from rookery.runners.health import RestartPolicy
-from rookery.runners.host_envs import make_envs
+from rookery.runners.host_envs import make_envs, make_with_retries, num_evaluation_envs
 from rookery.runners.recording.returns import ReturnsRecorder
 from rookery.runners.schedule import DealtEpisodes
 from rookery.types import Array, Key, PyTreeDict, as_one_key
 
 MAX_EPISODE_STEPS = 108_000
-"""The default time limit of an episode: that of Atari games, in frames."""
+"""The time limit of environments that have none: that of Atari games, in frames."""
+NO_LIMIT = np.iinfo(np.int32).max
+"""For recorders: environments end their episodes themselves."""
 
 logger = logging.getLogger(__name__)
 
 
 class HostEvaluateMetric(EvaluateMetric):
-    """The finished episodes, and the number of episodes that failed."""
+    """The finished episodes, and the numbers of episodes that failed and of finished ones that were cut."""
 
     num_left_out: int
+    num_cut: int = 0
 
     def summary(self, prefix: str) -> dict[str, Array]:
-        return super().summary(prefix) | {f"{prefix}episodes_left_out": jnp.float32(self.num_left_out)}
+        """Return the metrics of these episodes for a record; none without a finished episode."""
+        if not len(self.episode_returns):
+            return {}
+        counts = {"episodes_left_out": self.num_left_out, "episodes_cut": self.num_cut}
+        return super().summary(prefix) | {f"{prefix}{name}": jnp.float32(count) for name, count in counts.items()}
 
 
 class MultiPolicyEvaluateMetric(HostEvaluateMetric):
@@ -49,16 +56,23 @@ class MultiPolicyEvaluateMetric(HostEvaluateMetric):
     policy_returns: PyTreeDict
 
     def summary(self, prefix: str) -> dict[str, Array]:
+        if not len(self.episode_returns):
+            return {}
         returns = {f"{name}/{prefix}mean_reward": jnp.mean(values) for name, values in self.policy_returns.items()}
         return super().summary(prefix) | returns
 
 
 class HostEvaluator:
-    """Plays episodes with the greedy policy, in environments that it makes for each evaluation.
+    """Plays episodes with the greedy policy, in environments of its own.
+
+    Environments in this process are made for each evaluation. Those in other processes are made for the first
+    evaluation and kept until `close`, in at most one process for each core.
 
     Env k of n plays episodes k, k + n, k + 2n, ..., each with its own seed, so the speed of an env does not decide
     which episodes count. A failed episode is played again with another seed. After `max_restarts` faults the episode is
-    left out of the result. The result is NaN if no episode finished. The other envs play the episodes of a lost env.
+    left out of the result. The other envs play the episodes of a lost env. An episode that does not end is cut after
+    `MAX_EPISODE_STEPS` steps, and counts. Environments never end a run by failing in an evaluation, unless
+    `on_invalid="raise"` asks for that.
 
     If `policy_of` gives the policy of each agent, agent states are given by policy. The first evaluation uses the
     `opened` environments if it needs the same number.
@@ -80,34 +94,41 @@ class HostEvaluator:
         self.max_episode_steps = env.episode_length or MAX_EPISODE_STEPS
         self._players: Any = GreedyPlayers(agent) if policy_of is None else GreedyTeams(agent, policy_of)
         self._policies = None if policy_of is None else list(dict.fromkeys(policy_of.values()))
-        self._opened = opened
+        self._restart = RestartPolicy(max_restarts=env.runner.max_restarts)
+        self._base_env = opened
+        self._engine: EpisodeEngine | None = None
+        self._was_told: set[str] = set()
         self._clock, self._sleep = clock, sleep
 
     def close(self) -> None:
-        """Close unused `opened` environments. May be called twice."""
-        if self._opened is not None:
-            self._opened.close()
-        self._opened = None
+        """Close the environments; the next evaluation makes new ones. May be called twice."""
+        base_env, self._base_env, self._engine = self._base_env, None, None
+        if base_env is not None:
+            base_env.close()
 
     def evaluate(
         self, agent_state: AgentState | Mapping[PolicyID, AgentState], key: Key, num_episodes: int
     ) -> HostEvaluateMetric:
-        """Play `num_episodes` episodes; return the return and the length of each."""
+        """Play `num_episodes` episodes; return the return and the length of each that was finished."""
         check_count("num_episodes", num_episodes)
-        num_envs = min(num_episodes, self._num_envs)
-        with contextlib.closing(self._take_envs(num_envs)) as base_env:
-            restart = RestartPolicy(max_restarts=self._env.runner.max_restarts)
-            engine, recorder = self._begin(base_env, agent_state, key, num_episodes, restart)
-            try:
-                engine.run()
-            except EnvsLostError as error:
-                logger.warning("The evaluation is incomplete: %s", _first_line(error))
+        num_envs = num_evaluation_envs(self._env, self._num_envs, num_episodes)
+        recorder, schedule = self._prepare(agent_state, key, num_episodes, num_envs)
+        problem = self._play(recorder, schedule, num_envs)
         finished = np.flatnonzero(recorder.is_finished)
-        counted = finished if len(finished) else slice(1)
+        lengths = recorder.lengths[finished]
         num_left_out = num_episodes - len(finished)
-        return self.result_of(recorder.returns[counted], recorder.lengths[counted], num_left_out)
+        num_cut = 0 if self._env.episode_length else int(np.sum(lengths == MAX_EPISODE_STEPS))
+        if num_left_out:
+            told = f"{num_left_out} of {num_episodes} episodes of {self._env.name} failed and are left out"
+            self._tell("left out", f"The evaluation is incomplete: {told}; {problem}", is_repeated=not len(finished))
+        if num_cut:
+            told = f"{num_cut} of {num_episodes} episodes of {self._env.name} did not end and were cut"
+            self._tell("cut", f"In the evaluation {told} after {MAX_EPISODE_STEPS:,} steps: set env.episode_length.")
+        return self.result_of(recorder.returns[finished], lengths, num_left_out, num_cut)
 
-    def result_of(self, returns: np.ndarray, lengths: np.ndarray, num_left_out: int = 0) -> HostEvaluateMetric:
+    def result_of(
+        self, returns: np.ndarray, lengths: np.ndarray, num_left_out: int = 0, num_cut: int = 0
+    ) -> HostEvaluateMetric:
         """Make the result from returns `[episode, policy]` and lengths `[episode]`."""
 
         def as_array(numbers: np.ndarray) -> Array:
@@ -117,6 +138,7 @@ class HostEvaluator:
             "episode_returns": as_array(returns.sum(axis=1)),
             "episode_lengths": jnp.asarray(lengths),
             "num_left_out": num_left_out,
+            "num_cut": num_cut,
         }
         if self._policies is None:
             return HostEvaluateMetric(**fields)
@@ -132,7 +154,8 @@ class HostEvaluator:
         except RookeryError as error:
             raise RenderError(f"{self._env.name} cannot be rendered: {_reason(error)}") from error
         with contextlib.closing(base_env):
-            engine, _ = self._begin(base_env, agent_state, key, 1, RestartPolicy(max_restarts=0))
+            recorder, schedule = self._prepare(agent_state, key, 1, 1)
+            engine = self._make_engine(base_env, recorder, schedule, RestartPolicy(max_restarts=0))
             for _ in range(max_steps + 1):
                 engine.observe()
                 for fault in engine.faults:
@@ -142,30 +165,58 @@ class HostEvaluator:
                     return
                 engine.act()
 
-    def _take_envs(self, num_envs: int) -> BaseEnv:
-        """Return the opened environments, or new ones."""
-        opened = self._opened
-        if opened is not None and opened.num_envs == num_envs:
-            self._opened = None
-            return opened
-        self.close()
-        return make_envs(self._env, num_envs, is_evaluation=True)
-
-    def _begin(
-        self,
-        base_env: BaseEnv,
-        agent_state: AgentState | Mapping[PolicyID, AgentState],
-        key: Key,
-        num_episodes: int,
-        restart: RestartPolicy,
-    ) -> tuple[EpisodeEngine, ReturnsRecorder]:
-        """Make the engine and the recorder for episodes in these environments."""
-        num_envs = base_env.num_envs
+    def _prepare(
+        self, agent_state: AgentState | Mapping[PolicyID, AgentState], key: Key, num_episodes: int, num_envs: int
+    ) -> tuple[ReturnsRecorder, DealtEpisodes]:
+        """Make the recorder and the schedule of some episodes in `num_envs` environments."""
         self._players.begin(on_one_device(agent_state), num_envs)
-        recorder = ReturnsRecorder(self._players, num_envs, num_episodes, self.max_episode_steps, base_env.name)
-        schedule = DealtEpisodes(num_episodes, num_envs, int(jax.random.bits(as_one_key(key))))
+        recorder = ReturnsRecorder(self._players, num_envs, num_episodes, NO_LIMIT, self._env.name)
+        return recorder, DealtEpisodes(num_episodes, num_envs, int(jax.random.bits(as_one_key(key))))
+
+    def _play(self, recorder: ReturnsRecorder, schedule: DealtEpisodes, num_envs: int) -> str:
+        """Play the episodes of a schedule; return the reason if some are not finished."""
+        is_intact = False
+        try:
+            self._open_envs(num_envs)
+        except Exception as error:  # of a constructor, which may raise anything
+            return f"the environments cannot be made: {_first_line(error)}"
+        assert self._base_env is not None
+        if self._engine is None:
+            self._engine = self._make_engine(self._base_env, recorder, schedule, self._restart)
+        engine = self._engine
+        try:
+            engine.begin(recorder, schedule)
+            engine.run()
+            is_intact = not engine.states.lost
+            return f"the first fault: {engine.faults[0]}" if engine.faults else ""
+        except EnvsLostError as error:
+            return _first_line(error)
+        finally:
+            if not is_intact or not self._env.runner.processes:
+                self.close()
+
+    def _open_envs(self, num_envs: int) -> None:
+        """Make the environments unless there are as many as needed."""
+        if self._base_env is not None and self._base_env.num_envs != num_envs:
+            self.close()
+        if self._base_env is None:
+
+            def make_fn() -> BaseEnv:
+                return make_envs(self._env, num_envs, is_evaluation=True, longest_episode=MAX_EPISODE_STEPS)
+
+            self._base_env = make_with_retries(make_fn, self._restart, self._sleep)
+
+    def _make_engine(
+        self, base_env: BaseEnv, recorder: ReturnsRecorder, schedule: DealtEpisodes, restart: RestartPolicy
+    ) -> EpisodeEngine:
         on_invalid, clock, sleep = self._env.runner.on_invalid, self._clock, self._sleep
-        return EpisodeEngine(base_env, recorder, schedule, restart, on_invalid, clock=clock, sleep=sleep), recorder
+        return EpisodeEngine(base_env, recorder, schedule, restart, on_invalid, clock=clock, sleep=sleep)
+
+    def _tell(self, what: str, message: str, is_repeated: bool = False) -> None:
+        """Log a warning, in general only the first time."""
+        if is_repeated or what not in self._was_told:
+            logger.warning("%s", message)
+        self._was_told.add(what)
 
 
 def _render(base_env: BaseEnv) -> np.ndarray:

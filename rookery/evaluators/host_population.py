@@ -1,5 +1,6 @@
 """Evaluation of a population on host environments."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 from rookery.agent import Agent, AgentState, RandomAgent
 from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError
-from rookery.evaluators.host import MAX_EPISODE_STEPS
+from rookery.evaluators.host import MAX_EPISODE_STEPS, NO_LIMIT
 from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evaluators.measures import Measure
 from rookery.evaluators.population import population_size_of
@@ -26,7 +27,7 @@ from rookery.runners.envs.base_env import SINGLE_AGENT, BaseEnv, End, EnvOutputs
 from rookery.runners.faults import EnvFaultError, fault_report
 from rookery.runners.group import Description, check_one_agent
 from rookery.runners.health import RestartPolicy
-from rookery.runners.host_envs import check_one_host, make_envs
+from rookery.runners.host_envs import check_one_host, make_envs, make_with_retries
 from rookery.runners.ledger import Steps
 from rookery.runners.recording.episode import LiveEpisode
 from rookery.runners.recording.returns import ReturnsRecorder
@@ -35,6 +36,8 @@ from rookery.runners.sampling import RunnerConfig
 from rookery.runners.schedule import EpisodeQueue
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key, Params, as_mappable_key, as_one_key
+
+logger = logging.getLogger(__name__)
 
 
 class HostPopulation:
@@ -46,7 +49,8 @@ class HostPopulation:
     vector environments that do not take a seed for each episode.
 
     After a fault within an episode, the episode is played again with another seed. After `max_restarts` such faults its
-    return is NaN, because the policy may cause them. An env that fails before the first action is restarted, and lost
+    return is NaN, because the policy may cause them. An episode that does not end is cut after `MAX_EPISODE_STEPS`
+    steps, and counts. An env that fails before the first action is restarted, and lost
     after `max_restarts` failed restarts in a row.
 
     Without a `description`, environments are made at once; otherwise with the first generation.
@@ -75,15 +79,14 @@ class HostPopulation:
         self._env = env
         self._measures = measures
         self._restart = RestartPolicy(max_restarts=env.runner.max_restarts)
-        self._max_episode_steps = env.episode_length or MAX_EPISODE_STEPS
         self._counts: Counter[str] = Counter()
-        """The counts of previous engines, and of episodes that were given up."""
+        """The counts of previous engines, and of episodes that were given up or cut."""
         self._fault_notices = FaultNotices()
         self._clock, self._sleep = clock, sleep
         self._engine: EpisodeEngine | None = None
         self._base_env: BaseEnv | None = None
         if description is None:
-            self._base_env = make_envs(env, num_slots)
+            self._base_env = self._make_envs()
             description = Description.of(self._base_env)
         if description.is_multi_agent:
             self.close()
@@ -116,6 +119,7 @@ class HostPopulation:
             raise
         finally:
             self._counts["unfinished_episodes"] += schedule.num_given_up
+            self._count_cut_episodes(recorder)
         statistics = players.obs_statistics(recorder.is_finished)
         return recorder.result((population_size, num_episodes), statistics)
 
@@ -151,7 +155,10 @@ class HostPopulation:
         """Return the counts of faults and discarded steps, by the name of their metric."""
         counts = self._counts + self._engine_counts()
         report = fault_report(counts, 0 if self._engine is None else len(self._engine.states.lost))
-        return report | {"faults/unfinished_episodes": counts["unfinished_episodes"]}
+        return report | {
+            "faults/unfinished_episodes": counts["unfinished_episodes"],
+            "rollout/episodes_cut": counts["episodes_cut"],
+        }
 
     def get_state(self) -> dict[str, Any]:
         """Return the counts. Nothing else is saved: a generation starts new episodes, seeded by the training state."""
@@ -175,7 +182,7 @@ class HostPopulation:
         """Return the engine, ready to play; make it and its environments if necessary."""
         if self._engine is None or self._base_env is None:
             self._counts.update(self._engine_counts())
-            self._base_env = self._base_env or make_envs(self._env, self.num_slots)
+            self._base_env = self._base_env or make_with_retries(self._make_envs, self._restart, self._sleep)
             self._engine = EpisodeEngine(
                 self._base_env,
                 recorder,
@@ -189,9 +196,22 @@ class HostPopulation:
         self._engine.begin(recorder, schedule)
         return self._engine
 
+    def _make_envs(self) -> BaseEnv:
+        return make_envs(self._env, self.num_slots, longest_episode=MAX_EPISODE_STEPS)
+
     def _make_recorder(self, players: PopulationPlayers, num_jobs: int) -> "MeasuresRecorder":
-        num_slots, name = self.num_slots, self._env.name
-        return MeasuresRecorder(players, num_slots, num_jobs, self._max_episode_steps, name, self._measures)
+        return MeasuresRecorder(players, self.num_slots, num_jobs, NO_LIMIT, self._env.name, self._measures)
+
+    def _count_cut_episodes(self, recorder: "MeasuresRecorder") -> None:
+        num_cut = 0 if self._env.episode_length else int(np.sum(recorder.lengths == MAX_EPISODE_STEPS))
+        if num_cut and not self._counts["episodes_cut"]:
+            logger.warning(
+                "%d episodes of %s did not end and were cut after %s steps: set env.episode_length.",
+                num_cut,
+                self._env.name,
+                f"{MAX_EPISODE_STEPS:,}",
+            )
+        self._counts["episodes_cut"] += num_cut
 
     def _engine_counts(self) -> Counter[str]:
         if self._engine is None:

@@ -1,16 +1,28 @@
 """Host environments as a config names them. Their libraries are imported when the first environment is made."""
 
+import os
+import time
+from collections.abc import Callable
+
 import jax
 
 from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError
 from rookery.runners.envs.base_env import BaseEnv
+from rookery.runners.health import RestartPolicy
 
 
-def make_envs(env: EnvConfig, num_envs: int, render: bool = False, is_evaluation: bool = False) -> BaseEnv:
+def make_envs(
+    env: EnvConfig,
+    num_envs: int,
+    render: bool = False,
+    is_evaluation: bool = False,
+    longest_episode: int | None = None,
+) -> BaseEnv:
     """Make `num_envs` copies of an environment, with raw rewards.
 
     In an evaluation an episode is a whole game, and observations may leave the bounds of their space.
+    `longest_episode` is the time limit of environments that have none.
     """
     from rookery.runners.envs.libraries import load_host_library, make_host_env
 
@@ -19,6 +31,7 @@ def make_envs(env: EnvConfig, num_envs: int, render: bool = False, is_evaluation
         env.name,
         num_envs,
         episode_length=env.episode_length,
+        longest_episode=longest_episode,
         processes=env.runner.processes,
         envs_per_process=env.runner.envs_per_process,
         step_timeout=env.runner.step_timeout,
@@ -26,6 +39,29 @@ def make_envs(env: EnvConfig, num_envs: int, render: bool = False, is_evaluation
         sample_bounds=not is_evaluation,
         **library.kwargs_of_envs(env.kwargs, is_evaluation),
     )
+
+
+def make_with_retries(
+    make_fn: Callable[[], BaseEnv], restart: RestartPolicy, sleep: Callable[[float], None] = time.sleep
+) -> BaseEnv:
+    """Make environments; try again if that fails, as often as an environment is restarted."""
+    for num_tries in range(restart.max_restarts):
+        try:
+            return make_fn()
+        except Exception:
+            sleep(restart.delay(num_tries))
+    return make_fn()
+
+
+def num_evaluation_envs(env: EnvConfig, num_envs: int, num_episodes: int) -> int:
+    """Return how many environments play an evaluation: in at most one process for each core."""
+    most = min(num_envs, num_episodes)
+    return min(most, _num_cores() * env.runner.envs_per_process) if env.runner.processes else most
+
+
+def _num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def clips_rewards(env: EnvConfig) -> bool:

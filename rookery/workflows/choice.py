@@ -10,7 +10,7 @@ from rookery.envs import AutoresetMode, MultiAgentEnv, VectorWrapper, create_env
 from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError
 from rookery.evaluators import Evaluator
-from rookery.evaluators.host import HostEvaluator
+from rookery.evaluators.host import MAX_EPISODE_STEPS, HostEvaluator
 from rookery.evaluators.host_population import HostPopulation
 from rookery.evaluators.measures import Measure
 from rookery.evolution import EvoOptimizer
@@ -21,7 +21,7 @@ from rookery.rollout import RolloutSource
 from rookery.runners.callbacks import FaultNotices
 from rookery.runners.envs.base_env import BaseEnv
 from rookery.runners.group import Description, EnvSpec, LocalRunners, RunnerGroup, RunnerSpec
-from rookery.runners.host_envs import check_one_host, make_envs
+from rookery.runners.host_envs import check_one_host, make_envs, num_evaluation_envs
 from rookery.types import PyTreeDict
 from rookery.workflows.collector import SingleAgentCollector
 from rookery.workflows.config import Settings, TrainConfig
@@ -129,7 +129,8 @@ def open_envs(
     check_one_host(env)
     if evaluation_episodes is None:
         return None
-    envs = make_envs(env, min(num_envs, evaluation_episodes), is_evaluation=True)
+    num_envs = num_evaluation_envs(env, num_envs, evaluation_episodes)
+    envs = make_envs(env, num_envs, is_evaluation=True, longest_episode=MAX_EPISODE_STEPS)
     opened.callback(envs.close)
     return envs
 

@@ -37,6 +37,7 @@ def make_host_env(
     num_envs: int,
     *,
     episode_length: int | None = None,
+    longest_episode: int | None = None,
     processes: bool = False,
     envs_per_process: int = 1,
     step_timeout: float | None = None,
@@ -46,9 +47,9 @@ def make_host_env(
 ) -> BaseEnv:
     """Make `num_envs` host environments by their name: `make_host_env("gymnasium/CartPole-v1", 8)`.
 
-    `episode_length` replaces the time limit of the env. `processes`, `envs_per_process` and `step_timeout` are
-    explained at `to_base_env`. Environments render only with `render`. Without `sample_bounds` observations may
-    leave the bounds of their space. `kwargs` go to the library.
+    `episode_length` replaces the time limit of the env; `longest_episode` is that of an env without one. `processes`,
+    `envs_per_process` and `step_timeout` are explained at `to_base_env`. Environments render only with `render`.
+    Without `sample_bounds` observations may leave the bounds of their space. `kwargs` go to the library.
     """
     check_count("num_envs", num_envs)
     if episode_length is not None:
@@ -69,8 +70,9 @@ def make_host_env(
     if library.has_threads:
         make_vector_env = partial(make_fn, env_name, num_envs, episode_length, render, kwargs)
         return AutoresetBaseEnv(make_vector_env(), name, make_vector_env, sample_bounds)
+    limits = {"longest_episode": longest_episode} if library.has_several_agents else {}
     transport = make_transport(
-        make_fn(env_name, episode_length, render, kwargs),
+        make_fn(env_name, episode_length, render, kwargs, **limits),
         num_envs=num_envs,
         processes=processes,
         envs_per_process=envs_per_process,
@@ -79,7 +81,7 @@ def make_host_env(
     try:
         if library.has_several_agents:
             return MultiAgentBaseEnv(transport, name, sample_bounds)
-        time_limit = episode_length or gymnasium_spec(name).max_episode_steps
+        time_limit = episode_length or gymnasium_spec(name).max_episode_steps or longest_episode
         return VectorBaseEnv(TransportVectorEnv(transport, sample_bounds, time_limit), name)
     except BaseException:
         transport.close()

@@ -179,16 +179,17 @@ def pettingzoo_names() -> list[str]:
 
 
 def pettingzoo_factory(
-    name: str, episode_length: int | None, render: bool, kwargs: dict[str, Any]
+    name: str, episode_length: int | None, render: bool, kwargs: dict[str, Any], longest_episode: int | None = None
 ) -> Callable[[int], PettingZooEnv]:
     """Return a function that makes the env of a module, in the parallel form if it has both.
 
-    `episode_length` replaces the time limit of an env that takes one (`max_cycles`), and is added to others.
+    `episode_length` replaces the time limit of an env that takes one (`max_cycles`), and is added to others. Without
+    it, `longest_episode` is added.
     """
     module = _module(name)
     make_fn = getattr(module, "parallel_env", None) or module.env
     arguments = {**kwargs, "render_mode": "rgb_array"} if render else dict(kwargs)
-    time_limit = episode_length
+    time_limit = episode_length or longest_episode
     if episode_length is not None and "max_cycles" in inspect.signature(module.raw_env).parameters:
         arguments["max_cycles"], time_limit = episode_length, None
 

@@ -143,10 +143,35 @@ def test_an_evaluation_without_any_env_left_has_no_result_and_says_why(
         raise ValueError("no display")
 
     result = evaluate(env_with(fault, max_restarts=1), times, num_episodes=4)
-    assert np.isnan(result.episode_returns).all()
+    assert len(result.episode_returns) == 0
     assert result.num_left_out == 4
+    assert result.summary("eval/") == {}
     (message,) = caplog.messages
-    assert message.startswith("The evaluation is incomplete: all 3 environments are lost; the first fault: env 0")
+    assert message.startswith("The evaluation is incomplete: 4 of 4 episodes")
+    assert "all 3 environments are lost; the first fault: env 0" in message
+
+
+def test_environments_that_cannot_be_made_are_tried_again_as_often_as_they_are_restarted(
+    env_with: Any, times: FakeTime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = env_with(lambda env, step: None, max_restarts=2)
+    make, num_left = libraries.make_host_env, [2]
+
+    def make_later(*args: Any, **kwargs: Any) -> Any:
+        if num_left[0]:
+            num_left[0] -= 1
+            raise ValueError("no display")
+        return make(*args, **kwargs)
+
+    monkeypatch.setattr(libraries, "make_host_env", make_later)
+    result = evaluate(env, times, num_episodes=4)
+    assert len(result.episode_returns) == 4
+    np.testing.assert_allclose(times.naps, [0.0, 0.1])
+    num_left[0] = 3
+    result = evaluate(env, times, num_episodes=4)
+    assert len(result.episode_returns) == 0
+    assert result.num_left_out == 4
+    assert caplog.messages[-1].endswith("the environments cannot be made: no display")
 
 
 def test_invalid_data_can_end_an_evaluation(env_with: Any, times: FakeTime, monkeypatch: pytest.MonkeyPatch) -> None:

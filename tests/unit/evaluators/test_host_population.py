@@ -426,6 +426,20 @@ def test_an_individual_that_cannot_finish_is_on_no_front(make: Make, diary: type
     np.testing.assert_allclose(np.sort(front["points"], axis=0), np.sort(finished, axis=0), rtol=1e-6)
 
 
+def test_an_episode_without_end_is_cut_and_counts(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rookery.evaluators.host_population.MAX_EPISODE_STEPS", 3)
+    workflow = make(env={"episode_length": None})
+    episodes = play(workflow)
+    assert episodes.episode_lengths.max() == 3
+    assert np.all(np.isfinite(episodes.episode_returns))
+    num_cut = workflow.training.environments.report()["rollout/episodes_cut"]
+    assert 0 < num_cut == (episodes.episode_lengths == 3).sum()
+    (message,) = caplog.messages
+    assert message.endswith("did not end and were cut after 3 steps: set env.episode_length.")
+
+
 def test_if_no_episode_can_be_finished_the_error_names_the_first_fault(make: Make, diary: type[Diary]) -> None:
     workflow = make(env={"runner": {"max_restarts": 0}})
 

@@ -31,9 +31,11 @@ from rookery.evaluators.playback import RenderError
 from rookery.hyperparameters import values_at
 from rookery.metrics import EvaluateMetric
 from rookery.rollout import Experience
+from rookery.runners import group
 from rookery.runners.callbacks import FaultNotices
 from rookery.runners.envs.libraries import load_host_library
 from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phase
+from rookery.runners.transports.worker_process import WorkerProcess
 from rookery.runs.directory import RunDirectory
 from rookery.runs.log import RunLog
 from rookery.sample_batch import SampleBatch
@@ -658,14 +660,65 @@ def test_an_episode_counts_although_its_observations_leave_their_bounds(workflow
     np.testing.assert_allclose(sorted(result.episode_returns), sorted(log.returns), rtol=1e-5)
 
 
-def test_an_episode_without_end_is_an_error_that_says_what_to_set(
-    workflow: Any, monkeypatch: pytest.MonkeyPatch
+def test_an_evaluation_episode_without_end_is_cut_and_counts(
+    workflow: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("rookery.evaluators.host.MAX_EPISODE_STEPS", 20)
     endless = make(env={"episode_length": None})
     agent_state = workflow.init(workflow.make_key()).agent_state
-    with pytest.raises(InvalidInputError, match=r"goes on after 20 steps: set env\.episode_length"):
-        endless.evaluator.evaluate(agent_state, jax.random.key(0), 9)
+    result = endless.evaluator.evaluate(agent_state, jax.random.key(0), 9)
+    is_cut = np.asarray(result.episode_lengths) == 20
+    assert set(np.asarray(result.episode_lengths)[~is_cut]) <= {2, 4}
+    assert 0 < is_cut.sum() == int(result.summary("eval/")["eval/episodes_cut"]) < 9
+    assert result.num_left_out == 0
+    endless.evaluator.evaluate(agent_state, jax.random.key(0), 9)
+    (message,) = caplog.messages
+    assert f"{is_cut.sum()} of 9 episodes" in message
+    assert message.endswith("were cut after 20 steps: set env.episode_length.")
+
+
+def test_a_run_goes_on_if_its_evaluations_cannot_finish_an_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_training_envs = group.make_envs
+    monkeypatch.setattr(
+        "rookery.evaluators.host.make_envs",
+        lambda env, num_envs, **options: make_training_envs(
+            replace(env, kwargs={"fails_always": True}), num_envs, **options
+        ),
+    )
+    run_settings: dict[str, Any] = {"run_dir": str(tmp_path / "run"), "recorders": ["jsonl"], "record_interval": 36}
+    workflow = make(total_timesteps=72, env={"runner": {"max_restarts": 0}}, **run_settings)
+    workflow.learn(workflow.init(workflow.make_key()))
+    workflow.close()
+    run = RunDirectory(tmp_path / "run")
+    rows = run.read_metrics()
+    assert [row["time/total_timesteps"] for row in rows] == [36, 72]
+    assert not any(name.startswith("eval/") for row in rows for name in row)
+    assert workflow._checkpoints(run).steps()[-1] == 72
+    assert len(caplog.messages) == 2
+    assert all("5 of 5 episodes of gymnasium/TellTale-v0 failed" in message for message in caplog.messages)
+
+
+def test_with_processes_evaluation_keeps_its_own_at_most_one_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rookery.runners.host_envs._num_cores", lambda: 2)
+    started: list[range] = []
+    start = WorkerProcess.__init__
+
+    def watched(self: WorkerProcess, slots: range, *args: Any) -> None:
+        started.append(slots)
+        start(self, slots, *args)
+
+    workflow = make(env={"runner": {"processes": True}})
+    state = workflow.init(workflow.make_key())
+    monkeypatch.setattr(WorkerProcess, "__init__", watched)
+    _, state = workflow.evaluate(state)
+    again = workflow.evaluator.evaluate(state.agent_state, jax.random.key(7), 5)
+    assert len(started) == 2
+    workflow.close()
+    here = make().evaluator.evaluate(state.agent_state, jax.random.key(7), 5)
+    np.testing.assert_array_equal(again.episode_lengths, here.episode_lengths)
+    np.testing.assert_allclose(again.episode_returns, here.episode_returns, rtol=1e-6)
 
 
 def test_an_episode_is_rendered_from_its_start_to_its_end(workflow: Any, log: Log) -> None:
