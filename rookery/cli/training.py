@@ -17,7 +17,6 @@ from rookery.agent import AgentState
 from rookery.cli.console import one_line, print_line, print_rows
 from rookery.envs.libraries import is_on_host
 from rookery.errors import InvalidInputError
-from rookery.evaluators.playback import RenderError
 from rookery.registry import build_workflow
 from rookery.report import write_report, write_video
 from rookery.report.statistics import bootstrap_interval, interquartile_mean
@@ -198,7 +197,8 @@ def _write_results(workflow: Workflow, state: Any, run: RunDirectory, console: C
             agent_state, key = agent_state_of(workflow, state, 0), make_key(workflow.settings.train.seed)
             record_episode(workflow, agent_state, key, run.episode_path, STEPS_IN_REPORT, MAX_BYTES_IN_REPORT)
         options += ["--video", "episode.gif"]
-    except RenderError as error:
+    except Exception as error:  # the other results do not depend on the picture
+        run.episode_path.unlink(missing_ok=True)
         print_line(console, f"no episode was recorded: {one_line(error)}")
     with console.status("writing the report"):
         write_report([run], run.report_path)

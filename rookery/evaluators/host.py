@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from rookery.runners.engine import EpisodeEngine
 from rookery.runners.envs.base_env import AgentID, BaseEnv
 from rookery.runners.faults import EnvFaultError, EnvsLostError
 from rookery.runners.health import RestartPolicy
-from rookery.runners.host_envs import make_envs, make_with_retries, num_evaluation_envs
+from rookery.runners.host_envs import make_envs, make_rendered_env, make_with_retries, num_evaluation_envs
 from rookery.runners.recording.returns import ReturnsRecorder
 from rookery.runners.schedule import DealtEpisodes
 from rookery.types import Array, Key, PyTreeDict, as_one_key
@@ -148,22 +149,24 @@ class HostEvaluator:
     def frames(
         self, agent_state: AgentState | Mapping[PolicyID, AgentState], key: Key, max_steps: int
     ) -> Iterator[np.ndarray]:
-        """Play and render one episode of at most `max_steps` steps; raise `RenderError` if that fails."""
+        """Play one episode of at most `max_steps` steps in another process, which renders it.
+
+        Raises `RenderError` if that fails, also if it ends the other process.
+        """
         try:
-            base_env = make_envs(self._env, 1, render=True, is_evaluation=True)
+            with contextlib.closing(make_rendered_env(self._env)) as base_env:
+                recorder, schedule = self._prepare(agent_state, key, 1, 1)
+                engine = self._make_engine(base_env, recorder, schedule, RestartPolicy(max_restarts=0))
+                for _ in range(max_steps + 1):
+                    engine.observe()
+                    for fault in engine.faults:
+                        raise EnvFaultError(str(fault), fault)
+                    yield _image_of(base_env)
+                    if engine.schedule.is_finished(engine.states):
+                        return
+                    engine.act()
         except RookeryError as error:
             raise RenderError(f"{self._env.name} cannot be rendered: {_reason(error)}") from error
-        with contextlib.closing(base_env):
-            recorder, schedule = self._prepare(agent_state, key, 1, 1)
-            engine = self._make_engine(base_env, recorder, schedule, RestartPolicy(max_restarts=0))
-            for _ in range(max_steps + 1):
-                engine.observe()
-                for fault in engine.faults:
-                    raise EnvFaultError(str(fault), fault)
-                yield _render(base_env)
-                if engine.schedule.is_finished(engine.states):
-                    return
-                engine.act()
 
     def _prepare(
         self, agent_state: AgentState | Mapping[PolicyID, AgentState], key: Key, num_episodes: int, num_envs: int
@@ -175,36 +178,32 @@ class HostEvaluator:
 
     def _play(self, recorder: ReturnsRecorder, schedule: DealtEpisodes, num_envs: int) -> str:
         """Play the episodes of a schedule; return the reason if some are not finished."""
-        is_intact = False
         try:
-            self._open_envs(num_envs)
+            engine = self._open_engine(recorder, schedule, num_envs)
         except Exception as error:  # of a constructor, which may raise anything
             return f"the environments cannot be made: {_first_line(error)}"
-        assert self._base_env is not None
-        if self._engine is None:
-            self._engine = self._make_engine(self._base_env, recorder, schedule, self._restart)
-        engine = self._engine
+        is_kept = False
         try:
-            engine.begin(recorder, schedule)
             engine.run()
-            is_intact = not engine.states.lost
+            is_kept = self._env.runner.processes and not engine.states.lost
             return f"the first fault: {engine.faults[0]}" if engine.faults else ""
         except EnvsLostError as error:
             return _first_line(error)
         finally:
-            if not is_intact or not self._env.runner.processes:
+            if not is_kept:
                 self.close()
 
-    def _open_envs(self, num_envs: int) -> None:
-        """Make the environments unless there are as many as needed."""
+    def _open_engine(self, recorder: ReturnsRecorder, schedule: DealtEpisodes, num_envs: int) -> EpisodeEngine:
+        """Return the engine, ready to play; make it and its environments unless there are as many as needed."""
         if self._base_env is not None and self._base_env.num_envs != num_envs:
             self.close()
         if self._base_env is None:
-
-            def make_fn() -> BaseEnv:
-                return make_envs(self._env, num_envs, is_evaluation=True, longest_episode=MAX_EPISODE_STEPS)
-
+            make_fn = partial(make_envs, self._env, num_envs, is_evaluation=True, longest_episode=MAX_EPISODE_STEPS)
             self._base_env = make_with_retries(make_fn, self._restart, self._sleep)
+        if self._engine is None:
+            self._engine = self._make_engine(self._base_env, recorder, schedule, self._restart)
+        self._engine.begin(recorder, schedule)
+        return self._engine
 
     def _make_engine(
         self, base_env: BaseEnv, recorder: ReturnsRecorder, schedule: DealtEpisodes, restart: RestartPolicy
@@ -219,14 +218,11 @@ class HostEvaluator:
         self._was_told.add(what)
 
 
-def _render(base_env: BaseEnv) -> np.ndarray:
-    try:
-        frame = base_env.try_render(0)
-    except Exception as error:
-        raise RenderError(f"{base_env.name} cannot be rendered: {_reason(error)}") from error
-    if frame is None:
-        raise RenderError(f"{base_env.name} cannot be rendered: render() returned None.")
-    return frame
+def _image_of(base_env: BaseEnv) -> np.ndarray:
+    image = base_env.try_render(0)
+    if image is None:
+        raise RenderError("render() returned None.")
+    return image
 
 
 def _reason(error: Exception) -> str:
@@ -238,4 +234,4 @@ def _reason(error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+    return str(error).partition("\n")[0] or type(error).__name__

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -11,34 +12,43 @@ from rookery.errors import InvalidInputError
 from rookery.runners.envs.base_env import BaseEnv
 from rookery.runners.health import RestartPolicy
 
+RENDER_TIMEOUT = 60.0
+"""Seconds to wait for an environment that is rendered, unless `step_timeout` is set."""
+
 
 def make_envs(
-    env: EnvConfig,
-    num_envs: int,
-    render: bool = False,
-    is_evaluation: bool = False,
-    longest_episode: int | None = None,
+    env: EnvConfig, num_envs: int, is_evaluation: bool = False, longest_episode: int | None = None, **options: Any
 ) -> BaseEnv:
     """Make `num_envs` copies of an environment, with raw rewards.
 
     In an evaluation an episode is a whole game, and observations may leave the bounds of their space.
-    `longest_episode` is the time limit of environments that have none.
+    `longest_episode` is the time limit of environments that have none. `options` replace settings of the runner.
     """
     from rookery.runners.envs.libraries import load_host_library, make_host_env
 
     library = load_host_library(env.name.partition("/")[0])
+    settings: dict[str, Any] = {
+        "processes": env.runner.processes,
+        "envs_per_process": env.runner.envs_per_process,
+        "step_timeout": env.runner.step_timeout,
+    }
     return make_host_env(
         env.name,
         num_envs,
         episode_length=env.episode_length,
         longest_episode=longest_episode,
-        processes=env.runner.processes,
-        envs_per_process=env.runner.envs_per_process,
-        step_timeout=env.runner.step_timeout,
-        render=render,
         sample_bounds=not is_evaluation,
+        **settings | options,
         **library.kwargs_of_envs(env.kwargs, is_evaluation),
     )
+
+
+def make_rendered_env(env: EnvConfig) -> BaseEnv:
+    """Make one environment that renders, in another process: MuJoCo without a screen ends the process it is in."""
+    if os.name != "posix":  # where there are no processes
+        return make_envs(env, 1, is_evaluation=True, render=True)
+    step_timeout = env.runner.step_timeout or RENDER_TIMEOUT
+    return make_envs(env, 1, is_evaluation=True, render=True, processes=True, step_timeout=step_timeout)
 
 
 def make_with_retries(

@@ -17,6 +17,7 @@ from rookery.errors import InvalidInputError, check_count, missing_extra, unknow
 from rookery.runners.envs.autoreset import AutoresetBaseEnv
 from rookery.runners.envs.base_env import BaseEnv
 from rookery.runners.envs.multi_agent import MultiAgentBaseEnv
+from rookery.runners.envs.threaded import make_only_env
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
 from rookery.runners.envs.vector_env import TransportVectorEnv
 from rookery.runners.transports.making import make_transport
@@ -49,7 +50,8 @@ def make_host_env(
 
     `episode_length` replaces the time limit of the env; `longest_episode` is that of an env without one. `processes`,
     `envs_per_process` and `step_timeout` are explained at `to_base_env`. Environments render only with `render`.
-    Without `sample_bounds` observations may leave the bounds of their space. `kwargs` go to the library.
+    Without `sample_bounds` observations may leave the bounds of their space. `kwargs` go to the library. A library that
+    steps its envs in threads has them in other processes only to render one.
     """
     check_count("num_envs", num_envs)
     if episode_length is not None:
@@ -60,7 +62,7 @@ def make_host_env(
         raise InvalidInputError(
             f"{name!r} is the name of a library: add that of an env, as in 'gymnasium/CartPole-v1'."
         )
-    if processes and library.has_threads:
+    if processes and library.has_threads and not (render and num_envs == 1):
         raise InvalidInputError(f"{name} is stepped in its own threads: set processes=False.")
     if step_timeout is not None and not processes:
         raise InvalidInputError(f"step_timeout={step_timeout} needs other processes: set processes=True.")
@@ -69,10 +71,14 @@ def make_host_env(
     make_fn = getattr(library.load(), library.make_fn)
     if library.has_threads:
         make_vector_env = partial(make_fn, env_name, num_envs, episode_length, render, kwargs)
-        return AutoresetBaseEnv(make_vector_env(), name, make_vector_env, sample_bounds)
-    limits = {"longest_episode": longest_episode} if library.has_several_agents else {}
+        if not processes:
+            return AutoresetBaseEnv(make_vector_env(), name, make_vector_env, sample_bounds)
+        make_env = partial(make_only_env, make_vector_env)
+    else:
+        limits = {"longest_episode": longest_episode} if library.has_several_agents else {}
+        make_env = make_fn(env_name, episode_length, render, kwargs, **limits)
     transport = make_transport(
-        make_fn(env_name, episode_length, render, kwargs, **limits),
+        make_env,
         num_envs=num_envs,
         processes=processes,
         envs_per_process=envs_per_process,
@@ -81,7 +87,9 @@ def make_host_env(
     try:
         if library.has_several_agents:
             return MultiAgentBaseEnv(transport, name, sample_bounds)
-        time_limit = episode_length or gymnasium_spec(name).max_episode_steps or longest_episode
+        time_limit = None
+        if not library.has_threads:
+            time_limit = episode_length or gymnasium_spec(name).max_episode_steps or longest_episode
         return VectorBaseEnv(TransportVectorEnv(transport, sample_bounds, time_limit), name)
     except BaseException:
         transport.close()

@@ -1,11 +1,43 @@
 """The common part of vector envs that a library steps in its own threads: seeds, and the layout of images."""
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 MAX_SEED = 2**31 - 1
+
+
+class OnlyEnv(gymnasium.Env):
+    """The only env of a vector env, for one episode."""
+
+    def __init__(self, vector_env: gymnasium.vector.VectorEnv) -> None:
+        self.vector_env = vector_env
+        self.observation_space = vector_env.single_observation_space
+        self.action_space = vector_env.single_action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self._first(self.vector_env.reset(seed=seed)[0]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, rewards, terminated, truncated, _ = self.vector_env.step(np.asarray([action]))
+        return self._first(obs), float(rewards[0]), bool(terminated[0]), bool(truncated[0]), {}
+
+    def render(self) -> Any:
+        images: Any = self.vector_env.render()
+        return images[0]
+
+    def close(self) -> None:
+        self.vector_env.close()
+
+    def _first(self, obs: Any) -> Any:
+        return next(iter(gymnasium.vector.utils.iterate(self.vector_env.observation_space, obs)))
+
+
+def make_only_env(make_vector_env: Callable[[], gymnasium.vector.VectorEnv], index: int) -> OnlyEnv:
+    """Make a vector env with one env and return that."""
+    return OnlyEnv(make_vector_env())
 
 
 def channels_last(images: np.ndarray) -> np.ndarray:

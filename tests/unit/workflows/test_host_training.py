@@ -3,8 +3,10 @@
 The environment keeps its own log, with which the tests compare.
 """
 
+import contextlib
 import functools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from rookery import cli
 from rookery.algorithms.a2c import A2CWorkflow
 from rookery.algorithms.ddpg import DDPGWorkflow
 from rookery.algorithms.dqn import DQNWorkflow
+from rookery.envs.config import EnvConfig
 from rookery.envs.libraries import LIBRARIES
 from rookery.errors import InvalidInputError
 from rookery.evaluators.host import HostEvaluator
@@ -35,6 +38,7 @@ from rookery.runners import group
 from rookery.runners.callbacks import FaultNotices
 from rookery.runners.envs.libraries import load_host_library
 from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phase
+from rookery.runners.host_envs import make_rendered_env
 from rookery.runners.transports.worker_process import WorkerProcess
 from rookery.runs.directory import RunDirectory
 from rookery.runs.log import RunLog
@@ -133,6 +137,15 @@ class Screenless(TellTale):
         raise RuntimeError("mujoco has no screen")
 
 
+class Deadly(TellTale):
+    """Ends its process when it is rendered for the third time."""
+
+    def render(self) -> Any:
+        if self.count == 2:
+            os._exit(1)
+        return super().render()
+
+
 class Escaping(TellTale):
     """Returns observations outside its space."""
 
@@ -149,6 +162,7 @@ ENVS = {
     "TellTale-v0": TellTale,
     "Unrendered-v0": Unrendered,
     "Screenless-v0": Screenless,
+    "Deadly-v0": Deadly,
     "Escaping-v0": Escaping,
     "Unmade-v0": Unmade,
 }
@@ -733,6 +747,29 @@ def test_an_episode_is_rendered_from_its_start_to_its_end(workflow: Any, log: Lo
     screenless = make(env={"name": "gymnasium/Screenless-v0"})
     with pytest.raises(RenderError, match=r"mujoco has no screen.* try egl or osmesa\.$"):
         next(screenless.play(agent_state, jax.random.key(0), 100))
+
+
+def test_a_run_whose_environment_ends_the_process_that_renders_it_has_a_report_without_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    overrides = ["agent=a2c", "env=gymnasium/Deadly-v0", f"env.episode_length={TIME_LIMIT}", f"run_dir={run.path}"]
+    sizes = ["agent.num_envs=3", "agent.rollout_length=6", "agent.network.hidden_sizes=[8]", "total_timesteps=18"]
+    assert cli.main(["train", *overrides, *sizes, "evaluation.num_episodes=2", "recorders=[jsonl]"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if line.startswith("no episode was recorded:")]
+    assert "gymnasium/Deadly-v0 cannot be rendered" in line
+    assert run.report_path.exists()
+    assert not run.episode_path.exists()
+    assert cli.main(["evaluate", str(run.path), "--episodes", "2", "--video", str(tmp_path / "video.gif")]) == 2
+    assert "exited with code 1" in capsys.readouterr().err
+
+
+def test_a_process_that_renders_does_not_load_jax() -> None:
+    with contextlib.closing(make_rendered_env(EnvConfig("gymnasium/CartPole-v1"))) as base_env:
+        base_env.poll()
+        assert base_env.try_render(0).shape == (400, 600, 3)  # type: ignore[union-attr]
+        assert not base_env.vector_env.transport.apply(0, lambda env: "jax" in sys.modules)  # type: ignore[attr-defined]
 
 
 def test_an_environment_that_cannot_be_made_is_one_line_with_its_traceback_below(

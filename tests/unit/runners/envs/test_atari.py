@@ -119,7 +119,9 @@ def test_an_atari_time_limit_is_counted_in_steps() -> None:
     assert column(polls, 0, "ends")[:11] == [End.RUNNING] * 10 + [End.TRUNCATED]
 
 
-@pytest.mark.parametrize(("options", "size"), [({}, 252), ({"img_height": 100, "img_width": 60}, 300)])
+@pytest.mark.parametrize(
+    ("options", "size"), [({}, 252), ({"img_height": 100, "img_width": 60}, 300), ({"processes": True}, 252)]
+)
 def test_pictures_show_the_pixels_of_the_last_frame_as_squares(options: dict, size: int) -> None:
     pytest.importorskip("ale_py")
     base_env = make_host_env("ale/Pong-v5", 1, render=True, **options)
