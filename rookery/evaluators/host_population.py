@@ -27,7 +27,7 @@ from rookery.runners.envs.base_env import SINGLE_AGENT, BaseEnv, End, EnvOutputs
 from rookery.runners.faults import EnvFaultError, fault_report
 from rookery.runners.group import Description, check_one_agent
 from rookery.runners.health import RestartPolicy
-from rookery.runners.host_envs import check_one_host, make_envs, make_with_retries
+from rookery.runners.host_envs import check_one_host, make_envs, make_with_retries, try_first_reset
 from rookery.runners.ledger import Steps
 from rookery.runners.recording.episode import LiveEpisode
 from rookery.runners.recording.returns import ReturnsRecorder
@@ -87,6 +87,11 @@ class HostPopulation:
         self._base_env: BaseEnv | None = None
         if description is None:
             self._base_env = self._make_envs()
+            try:
+                try_first_reset(self._base_env, env, sleep)
+            except BaseException:
+                self.close()
+                raise
             description = Description.of(self._base_env)
         if description.is_multi_agent:
             self.close()

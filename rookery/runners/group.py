@@ -23,7 +23,7 @@ from rookery.runners.callbacks import Callbacks
 from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, BaseEnv
 from rookery.runners.faults import EnvFaultError, Fault
 from rookery.runners.health import RestartPolicy
-from rookery.runners.host_envs import make_envs
+from rookery.runners.host_envs import make_envs, try_first_reset
 from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import RunnerConfig, Sample
 from rookery.sample_batch import SampleBatch
@@ -171,7 +171,10 @@ class RunnerGroup(ABC):
 
     @abstractmethod
     def describe(self) -> Description:
-        """Return the description of the environments; the caller builds none."""
+        """Return the description of the environments; the caller builds none.
+
+        One of them is reset, so that it raises `EnvFaultError` if no episode can begin.
+        """
 
     @abstractmethod
     def start(self, acting: ActingSpec, states: Sequence[RunnerState] = ()) -> None:
@@ -216,7 +219,9 @@ class LocalRunners(RunnerGroup):
 
     def describe(self) -> Description:
         if self._description is None:
-            self._description = Description.of(self._envs_of(0))
+            base_env = self._envs_of(0)
+            try_first_reset(base_env, self._spec.envs.env)
+            self._description = Description.of(base_env)
         return self._description
 
     def start(self, acting: ActingSpec, states: Sequence[RunnerState] = ()) -> None:

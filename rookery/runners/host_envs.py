@@ -1,17 +1,23 @@
 """Host environments as a config names them. Their libraries are imported when the first environment is made."""
 
+import operator
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 
 from rookery.envs.config import EnvConfig
-from rookery.errors import InvalidInputError
-from rookery.runners.envs.base_env import BaseEnv
+from rookery.errors import EnvironmentCheckError, InvalidInputError
+from rookery.runners.envs.base_env import SINGLE_AGENT, BaseEnv
+from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phase
 from rookery.runners.health import RestartPolicy
+from rookery.runners.transports.transport import EnvTransport
 
+TRIAL_SEED = 0
+"""The seed of the reset that is tried before training; every episode of a run begins with its own."""
 RENDER_TIMEOUT = 60.0
 """Seconds to wait for an environment that is rendered, unless `step_timeout` is set."""
 
@@ -61,6 +67,47 @@ def make_with_retries(
         except Exception:
             sleep(restart.delay(num_tries))
     return make_fn()
+
+
+def try_first_reset(base_env: BaseEnv, env: EnvConfig, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Reset one environment, so that its mistakes appear before anything is compiled.
+
+    If that fails, it is restarted as often as in training. Vector environments of a library are not tried, because they
+    take their seeds with their first reset.
+    """
+    transport = getattr(getattr(base_env, "vector_env", base_env), "transport", None)
+    if transport is None:
+        return
+    restart = RestartPolicy(max_restarts=env.runner.max_restarts)
+    num_tries = 0
+    while (failed := _failed_reset(base_env, transport)) is not None:
+        is_raised = failed.kind is FaultKind.INVALID and env.runner.on_invalid == "raise"
+        if is_raised or num_tries == restart.max_restarts:
+            fault = Fault(failed, base_env.name, 0, TRIAL_SEED, episode=0, step=0, action=None)
+            raise EnvFaultError(f"no episode can begin: {fault}", fault)
+        sleep(restart.delay(num_tries))
+        transport.rebuild(0)
+        num_tries += 1
+
+
+def _failed_reset(base_env: BaseEnv, transport: EnvTransport) -> Failed | None:
+    """Reset the first environment and check its observations; return the failure, if there is one."""
+    from rookery.runners.envs.validation import ObsStacker, as_failed, check_reply
+
+    reply = transport.apply(0, operator.methodcaller("reset", seed=TRIAL_SEED))
+    if isinstance(reply, Failed):
+        return replace(reply, phase=Phase.RESET)
+    try:
+        check_reply(reply, Phase.RESET)
+        observations = reply[0] if base_env.is_multi_agent else {SINGLE_AGENT: reply[0]}
+        for agent, obs in observations.items():
+            for error in ObsStacker(base_env.spaces[agent][0], sample_bounds=False).stack([obs])[1].values():
+                raise error
+    except EnvironmentCheckError as error:
+        return as_failed(error, Phase.RESET)
+    except Exception as error:  # observations that are no dict by agent
+        return Failed.by_exception(error, Phase.RESET, FaultKind.INVALID)
+    return None
 
 
 def num_evaluation_envs(env: EnvConfig, num_envs: int, num_episodes: int) -> int:

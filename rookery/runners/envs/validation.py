@@ -85,10 +85,22 @@ def check_reward(reward: Any) -> float:
 
 def check_flag(name: str, flag: Any) -> bool:
     """Return `terminated` or `truncated` as a bool; 0 and 1 count, alone or in an array of shape `(1,)`."""
-    value = flag.item() if isinstance(flag, (np.ndarray, np.generic)) and flag.shape in ((), (1,)) else flag
+    value = as_numpy(flag)
+    if isinstance(value, (np.ndarray, np.generic)) and value.shape in ((), (1,)):
+        value = value.item()
     if isinstance(value, bool) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
     raise InvalidFlagError(f"{name} is {flag!r} ({type(flag).__name__}); expected True or False.")
+
+
+def as_numpy(value: Any) -> Any:
+    """Convert an array of another library, such as JAX; return anything else as it is."""
+    if isinstance(value, (np.ndarray, np.generic)) or not hasattr(value, "__array__"):
+        return value
+    try:
+        return np.asarray(value)
+    except Exception:  # its check refuses it
+        return value
 
 
 def check_info(info: Any) -> None:
@@ -256,10 +268,11 @@ def _check_obs(space: Space, obs: Any, what: str, batch_shape: tuple[int, ...] =
 
 
 def _check_array(space: ArraySpace, obs: Any, what: str, shape: tuple[int, ...]) -> None:
+    obs = as_numpy(obs)
     is_integer = isinstance(space, Discrete) and _is_integer(obs)
     problem = None
     if not isinstance(obs, (np.ndarray, np.generic)) and not is_integer:
-        problem = f"is {_kind(obs)}; expected a NumPy array"
+        problem = f"is {_kind(obs)}; expected an array"
     elif np.shape(obs) != shape:
         problem = f"has shape {list(np.shape(obs))}; expected"
     elif not is_integer and obs.dtype != space.dtype:
@@ -283,7 +296,7 @@ def _as_tree(space: Space, obs: Any) -> Any:
             return PyTreeDict({name: _as_tree(part, obs[name]) for name, part in space.spaces.items()})
         case Tuple():
             return tuple(_as_tree(part, item) for part, item in zip(space.spaces, obs, strict=True))
-    return obs
+    return as_numpy(obs)
 
 
 class _Bounds:
@@ -377,8 +390,10 @@ def _stack_tuples(parts: list[Callable], rows: Sequence[Any]) -> tuple | None:
 
 
 def _stack_integers(dtype: np.dtype, rows: Sequence[Any]) -> np.ndarray | None:
-    if not set(map(type, rows)) <= INTEGERS and not all(map(_is_integer, rows)):
-        return None
+    if not set(map(type, rows)) <= INTEGERS:
+        rows = list(map(as_numpy, rows))
+        if not all(map(_is_integer, rows)):
+            return None
     try:
         stacked = np.array(rows, dtype)
     except (ValueError, OverflowError):
@@ -390,8 +405,9 @@ _dtype_of = operator.attrgetter("dtype")
 
 
 def _stack_arrays(dtype: np.dtype, shape: tuple[int, ...], rows: Sequence[Any]) -> np.ndarray | None:
-    for kind in set(map(type, rows)):
-        if not issubclass(kind, (np.ndarray, np.generic)):
+    if not all(issubclass(kind, (np.ndarray, np.generic)) for kind in set(map(type, rows))):
+        rows = list(map(as_numpy, rows))
+        if not all(isinstance(row, (np.ndarray, np.generic)) for row in rows):
             return None
     if list(map(_dtype_of, rows)).count(dtype) != len(rows):
         return None

@@ -15,6 +15,7 @@ from rookery.evaluators.host import HostEvaluateMetric, HostEvaluator
 from rookery.evaluators.host_population import HostPopulation
 from rookery.runners.envs import libraries
 from rookery.runners.faults import EnvFaultError
+from rookery.runners.group import Description
 from rookery.testing.misbehaving_envs import CountingEnv
 from tests.runner_envs import FakeTime, ParityAgent, vectorized
 
@@ -89,7 +90,14 @@ def evaluate(env: EnvConfig, times: FakeTime, num_episodes: int) -> HostEvaluate
 def population_in(times: FakeTime) -> Callable[[EnvConfig], HostPopulation]:
     def population_in(env: EnvConfig) -> HostPopulation:
         return HostPopulation(
-            env, ParityAgent(), NUM_ENVS, explore=False, track_obs=False, clock=times.clock, sleep=times.sleep
+            env,
+            ParityAgent(),
+            NUM_ENVS,
+            explore=False,
+            track_obs=False,
+            description=Description.of(vectorized(lambda index: CountingEnv(), 1)),
+            clock=times.clock,
+            sleep=times.sleep,
         )
 
     return population_in

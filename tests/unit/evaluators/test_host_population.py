@@ -299,6 +299,7 @@ def test_fixed_statistics_are_those_of_random_play(make: Make, diary: type[Diary
 
 def test_no_two_episodes_of_two_generations_have_the_same_seed(make: Make, diary: type[Diary]) -> None:
     workflow = make()
+    diary.seeds.clear()
     _, state = workflow.step(workflow.init(workflow.make_key()))
     workflow.step(state)
     assert len(diary.seeds) == len(set(diary.seeds)) == 2 * POPULATION_SIZE * NUM_EPISODES

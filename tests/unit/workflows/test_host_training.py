@@ -38,7 +38,7 @@ from rookery.runners import group
 from rookery.runners.callbacks import FaultNotices
 from rookery.runners.envs.libraries import load_host_library
 from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phase
-from rookery.runners.host_envs import make_rendered_env
+from rookery.runners.host_envs import TRIAL_SEED, make_rendered_env
 from rookery.runners.transports.worker_process import WorkerProcess
 from rookery.runs.directory import RunDirectory
 from rookery.runs.log import RunLog
@@ -153,6 +153,26 @@ class Escaping(TellTale):
         return super().obs() - 50.0
 
 
+class SinglePrecision(TellTale):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.observation_space = gymnasium.spaces.Box(0.0, 99.0, (2,), np.float32)
+
+    def obs(self) -> Any:
+        return super().obs().astype(np.float32)
+
+
+class JaxArrays(SinglePrecision):
+    """Written in JAX: all that it returns is a JAX array."""
+
+    def obs(self) -> Any:
+        return jnp.array(super().obs())
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, jnp.float32(reward), jnp.asarray(terminated), jnp.asarray(truncated), info
+
+
 class Unmade(TellTale):
     def __init__(self, **kwargs: Any) -> None:
         raise ValueError("bad\nleg")
@@ -164,6 +184,8 @@ ENVS = {
     "Screenless-v0": Screenless,
     "Deadly-v0": Deadly,
     "Escaping-v0": Escaping,
+    "SinglePrecision-v0": SinglePrecision,
+    "JaxArrays-v0": JaxArrays,
     "Unmade-v0": Unmade,
 }
 
@@ -565,8 +587,8 @@ def test_a_resumed_run_continues_with_new_seeds_and_old_counts(
     assert before[-1]["time/env_wait_ms"] > 0
     assert 0 < run.read_timing()["collect_share"] < 1
 
-    log.seeds.clear()
     again = make(DDPGWorkflow, **settings)
+    log.seeds.clear()
     step = again._checkpoints(run).steps()[2]
     saved = again.restore(step)
     state = again.resume(step)
@@ -763,6 +785,43 @@ def test_a_run_whose_environment_ends_the_process_that_renders_it_has_a_report_w
     assert not run.episode_path.exists()
     assert cli.main(["evaluate", str(run.path), "--episodes", "2", "--video", str(tmp_path / "video.gif")]) == 2
     assert "exited with code 1" in capsys.readouterr().err
+
+
+def test_an_environment_may_return_jax_arrays() -> None:
+    states = []
+    for name in ("SinglePrecision", "JaxArrays"):
+        workflow = make(env={"name": f"gymnasium/{name}-v0"})
+        states.append(workflow.step(workflow.init(workflow.make_key()))[1])
+        assert workflow.training.environments.report()["faults/total"] == 0
+        workflow.close()
+    jax.tree.map(np.testing.assert_array_equal, *(state.agent_state.params for state in states))
+
+
+@pytest.mark.parametrize(("max_restarts", "num_resets"), [(0, 1), (2, 3)])
+def test_an_environment_whose_episodes_cannot_begin_is_an_error_before_anything_is_compiled(
+    max_restarts: int, num_resets: int, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TellTale, "obs", lambda self: [0.0, 0.0])
+    with pytest.raises(EnvFaultError, match=r"no episode can begin: env 0 .* of type list; expected an array"):
+        make(env={"runner": {"max_restarts": max_restarts}})
+    assert len(log.seeds) == num_resets
+    assert log.num_open == 0
+
+
+def test_an_environment_that_fails_in_its_first_reset_is_restarted_before_training(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reset = TellTale.reset
+
+    def fails_once(self: TellTale, **options: Any) -> Any:
+        if not log.seeds:
+            log.seeds.append(None)
+            raise ValueError("bad leg")
+        return reset(self, **options)
+
+    monkeypatch.setattr(TellTale, "reset", fails_once)
+    make().close()
+    assert log.seeds == [None, TRIAL_SEED]
 
 
 def test_a_process_that_renders_does_not_load_jax() -> None:

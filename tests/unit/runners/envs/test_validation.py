@@ -166,7 +166,7 @@ IMAGES = from_gymnasium(gym_spaces.Dict(left=gym_spaces.Box(0, 255, (2,), np.uin
         (VECTOR, np.zeros(3, np.float32), "observation has shape [3]; expected float32[2] of Box"),
         (VECTOR, np.zeros(2), "observation has dtype float64; expected float32[2]"),
         (VECTOR, np.zeros(2, np.int8), "observation has dtype int8; expected float32[2]"),
-        (VECTOR, [0.0, 0.0], "observation is of type list; expected a NumPy array float32[2]"),
+        (VECTOR, [0.0, 0.0], "observation is of type list; expected an array float32[2]"),
         (VECTOR, np.array([0.0, np.nan], np.float32), "observation is nan at [1], which is outside of Box"),
         (VECTOR, np.array([-3.0, 0.0], np.float32), "observation is -3.0 at [0], which is outside of Box"),
         (IMAGES, {"left": np.zeros(2, np.uint8)}, "observation is a dict with ['left']; expected a dict with"),
@@ -239,3 +239,37 @@ def test_a_violation_becomes_a_failure_that_names_it() -> None:
     error = InvalidRewardError("reward is nan; expected a finite number.")
     expected = Failed(FaultKind.INVALID, Phase.STEP, "InvalidRewardError: reward is nan; expected a finite number.")
     assert as_failed(error, Phase.STEP) == expected
+
+
+class Unreadable:
+    """Says that it is an array, and cannot be converted."""
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        raise RuntimeError("on another device")
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_arrays_of_other_libraries_are_converted(space: Any) -> None:
+    class Foreign:
+        def __init__(self, array: Any) -> None:
+            self.array = np.asarray(array)
+
+        def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+            return self.array
+
+    own = from_gymnasium(space)
+    space.seed(0)
+    obs = [space.sample() for _ in range(3)]
+    foreign = jax.tree.map(Foreign, obs)
+    stacked, errors = ObsStacker(own).stack(foreign)
+    assert not errors
+    jax.tree.map(np.testing.assert_array_equal, stacked, ObsStacker(own).stack(obs)[0])
+    batch = StepChecker(own).check_obs(jax.tree.map(Foreign, stacked), 3)
+    jax.tree.map(np.testing.assert_array_equal, batch, stacked)
+    assert check_flag("terminated", Foreign(np.True_)) is True
+
+
+def test_an_array_that_cannot_be_converted_is_an_invalid_observation() -> None:
+    _, errors = ObsStacker(Box(-1.0, 1.0, (2,), np.float32)).stack([np.zeros(2, np.float32), Unreadable()])
+    assert list(errors) == [1]
+    assert "of type Unreadable; expected an array" in str(errors[1])
