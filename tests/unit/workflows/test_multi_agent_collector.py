@@ -333,8 +333,8 @@ def test_a_resumed_run_continues_with_all_policies(tmp_path: Path, log: Log, mon
     before, seeds = run.read_metrics(), set(log.seeds)
     for name in ("left/train/loss", "right/train/n_updates", "left/rollout/ep_rew_mean", "right/eval/mean_reward"):
         assert name in before[-1]
-    log.seeds.clear()
     again = make(**settings)
+    log.seeds.clear()
     step = again._checkpoints(run).steps()[2]
     saved = again.restore(step)
     assert int(saved.env_steps) == step
@@ -357,6 +357,7 @@ def test_with_overlap_every_step_is_learned_from() -> None:
 
 def test_an_evaluation_plays_num_episodes_and_reports_the_return_of_each_policy(workflow: Any, log: Log) -> None:
     state = workflow.init(workflow.make_key())
+    log.seeds.clear()
     metrics, _ = workflow.evaluate(state)
     totals = [sum(returns.values()) for returns in log.returns]
     assert len(totals) == len(set(log.seeds)) == 5
@@ -402,6 +403,7 @@ def test_recurrent_agents_are_evaluated_with_a_carry_each(begin: Callable[..., A
             obs, *_ = env.step(actions)
         return env.totals
 
+    log.seeds.clear()
     result = workflow.evaluator.evaluate(agent_states, jax.random.key(3), 5)
     by_hand = [play_by_hand(seed) for seed in list(log.seeds)]
     totals = [sum(returns.values()) for returns in by_hand]
