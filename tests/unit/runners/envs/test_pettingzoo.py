@@ -91,6 +91,16 @@ def test_every_env_of_mpe2_that_parallel_api_test_accepts_runs_as_by_hand(name: 
         assert episode.agent_returns == returns
 
 
+@pytest.mark.parametrize(("own_limit", "length"), [(5, 5), (20, 9)])
+def test_the_longest_episode_does_not_replace_a_shorter_limit(own_limit: int, length: int) -> None:
+    pytest.importorskip("mpe2")
+    kwargs = {"max_cycles": own_limit}
+    factory = pettingzoo_factory("mpe2.simple_spread_v3", None, render=False, kwargs=kwargs, longest_episode=9)
+    polls = play(MultiAgentBaseEnv(make_transport(factory)), seed=4)
+    assert len(polls) - 1 == length
+    assert {End(end) for end in polls[-1].ends} == {End.TRUNCATED}
+
+
 @pytest.mark.parametrize("name", ["simple_spread_v3", "simple_tag_v3"])
 def test_a_parallel_env_gives_what_it_gives_by_hand(name: str) -> None:
     polls = play(make(f"mpe2.{name}", episode_length=12), seed=4)
