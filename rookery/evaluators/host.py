@@ -31,8 +31,6 @@ from rookery.types import Array, Key, PyTreeDict, as_one_key
 
 MAX_EPISODE_STEPS = 108_000
 """The time limit of environments that have none: that of Atari games, in frames."""
-NO_LIMIT = np.iinfo(np.int32).max
-"""For recorders: environments end their episodes themselves."""
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +171,7 @@ class HostEvaluator:
     ) -> tuple[ReturnsRecorder, DealtEpisodes]:
         """Make the recorder and the schedule of some episodes in `num_envs` environments."""
         self._players.begin(on_one_device(agent_state), num_envs)
-        recorder = ReturnsRecorder(self._players, num_envs, num_episodes, NO_LIMIT, self._env.name)
+        recorder = ReturnsRecorder(self._players, num_envs, num_episodes)
         return recorder, DealtEpisodes(num_episodes, num_envs, int(jax.random.bits(as_one_key(key))))
 
     def _play(self, recorder: ReturnsRecorder, schedule: DealtEpisodes, num_envs: int) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from rookery.agent import Agent, AgentState, RandomAgent
 from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError
-from rookery.evaluators.host import MAX_EPISODE_STEPS, NO_LIMIT
+from rookery.evaluators.host import MAX_EPISODE_STEPS
 from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evaluators.measures import Measure
 from rookery.evaluators.population import population_size_of
@@ -205,7 +205,7 @@ class HostPopulation:
         return make_envs(self._env, self.num_slots, longest_episode=MAX_EPISODE_STEPS)
 
     def _make_recorder(self, players: PopulationPlayers, num_jobs: int) -> "MeasuresRecorder":
-        return MeasuresRecorder(players, self.num_slots, num_jobs, NO_LIMIT, self._env.name, self._measures)
+        return MeasuresRecorder(players, self.num_slots, num_jobs, self._measures)
 
     def _count_cut_episodes(self, recorder: "MeasuresRecorder") -> None:
         num_cut = 0 if self._env.episode_length else int(np.sum(recorder.lengths == MAX_EPISODE_STEPS))
@@ -227,16 +227,8 @@ class HostPopulation:
 class MeasuresRecorder(ReturnsRecorder):
     """Records the returns, the lengths and the measures of episodes."""
 
-    def __init__(
-        self,
-        players: Players,
-        num_envs: int,
-        num_episodes: int,
-        max_episode_steps: int,
-        env_name: str,
-        measures: tuple[Measure, ...],
-    ) -> None:
-        super().__init__(players, num_envs, num_episodes, max_episode_steps, env_name)
+    def __init__(self, players: Players, num_envs: int, num_episodes: int, measures: tuple[Measure, ...]) -> None:
+        super().__init__(players, num_envs, num_episodes)
         self._measures = measures
         self._measured = np.full((num_episodes, len(measures)), np.nan)
         self._env_measured = np.zeros((num_envs, len(measures)))

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from rookery.errors import InvalidInputError
 from rookery.runners.acting.players import Players
 from rookery.runners.envs.base_env import Actions, EnvOutputs
 from rookery.runners.ledger import Steps
@@ -17,15 +16,11 @@ from rookery.runners.recording.recorder import EpisodeRecorder
 class ReturnsRecorder(EpisodeRecorder):
     """Sums up the rewards and steps of numbered episodes; those that are not finished have NaN and length 0."""
 
-    def __init__(
-        self, players: Players, num_envs: int, num_episodes: int, max_episode_steps: int, env_name: str
-    ) -> None:
+    def __init__(self, players: Players, num_envs: int, num_episodes: int) -> None:
         self.returns = np.full((num_episodes, players.num_policies), np.nan)
         """By episode and policy."""
         self.lengths = np.zeros(num_episodes, np.int32)
         self._players = players
-        self._max_episode_steps = max_episode_steps
-        self._env_name = env_name
         self._env_returns = np.zeros((num_envs, players.num_policies))
         self._env_lengths = np.zeros(num_envs, np.int32)
 
@@ -40,11 +35,6 @@ class ReturnsRecorder(EpisodeRecorder):
         np.add.at(self._env_returns, (polled.envs[is_step], policies), polled.rewards[is_step])
         stepped = np.asarray(polled.stepped, np.int64)
         self._env_lengths[stepped] += 1
-        if (self._env_lengths[stepped] > self._max_episode_steps).any():
-            raise InvalidInputError(
-                f"an episode of {self._env_name} goes on after {self._max_episode_steps:,} steps: "
-                "set env.episode_length."
-            )
         self._players.observe(polled, episodes)
         return ()
 
