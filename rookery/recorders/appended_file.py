@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from rookery.runs.directory import sync_to_disk
+from rookery.runs.files import open_inside, sync_to_disk
 
 
 class AppendedFile:
@@ -13,7 +13,8 @@ class AppendedFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+        descriptor = open_inside(path.parent, path.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._file = open(descriptor, "ab", buffering=0)  # noqa: SIM115
         sync_to_disk(path.parent)
 
     def write(self, data: bytes) -> None:

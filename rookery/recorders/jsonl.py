@@ -10,6 +10,7 @@ from rookery.errors import InvalidInputError
 from rookery.recorders.appended_file import AppendedFile
 from rookery.recorders.rows import as_number
 from rookery.runs.directory import RunDirectory
+from rookery.runs.files import open_inside
 from rookery.runs.recorder import Position, Recorder, RunDescription
 
 
@@ -68,7 +69,7 @@ def keep_first_lines(path: Path, num_lines: int) -> None:
 
     An incomplete last line of a killed process does not count.
     """
-    with open(path, "a+b") as file:
+    with open(open_inside(path.parent, path.name, os.O_RDWR | os.O_CREAT | os.O_APPEND), "a+b") as file:
         file.seek(0)
         size = 0
         for index in range(num_lines):

@@ -13,6 +13,7 @@ from tensorboardX.record_writer import masked_crc32c
 from rookery.recorders.appended_file import AppendedFile
 from rookery.recorders.rows import ENV_STEPS, SEED, plotted_metrics
 from rookery.runs.directory import RunDirectory
+from rookery.runs.files import make_folder
 from rookery.runs.recorder import Position, Recorder, RunDescription
 
 FILE_PREFIX = "events.out.tfevents."
@@ -27,10 +28,11 @@ class TensorBoardRecorder(Recorder):
     def open(self, run: RunDescription, resumed_from: Position | None = None) -> None:
         if run.directory is None:
             return
-        folder = RunDirectory(run.directory).tensorboard_path
+        name = RunDirectory(run.directory).tensorboard_path.name
         for index, seed in enumerate(run.seeds):
             first_step = 0 if resumed_from is None else resumed_from.first_discarded_step(index)
-            self._files[seed] = EventFile(folder / f"seed_{seed}" if len(run.seeds) > 1 else folder, first_step)
+            folder = make_folder(run.directory, f"{name}/seed_{seed}" if len(run.seeds) > 1 else name)
+            self._files[seed] = EventFile(folder, first_step)
 
     def record(self, rows: Sequence[Mapping[str, float]]) -> None:
         if not self._files:
@@ -56,7 +58,6 @@ class EventFile:
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads the files of a folder in alphabetical order.
         num_older = len(list(folder.glob(f"{FILE_PREFIX}*")))
         self._file = AppendedFile(folder / f"{FILE_PREFIX}{int(time.time())}.{socket.gethostname()}.{num_older:06d}")

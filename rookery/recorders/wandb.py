@@ -8,7 +8,7 @@ from typing import Any
 
 from rookery.errors import InvalidInputError, missing_extra
 from rookery.recorders.rows import ENV_STEPS, SEED, plotted_metrics
-from rookery.runs.directory import write_atomically
+from rookery.runs.files import is_there, read_bytes, write_atomically
 from rookery.runs.recorder import Position, Recorder, RunDescription
 
 ID_FILE_NAME = "wandb_id"
@@ -72,7 +72,6 @@ class WandbRecorder(Recorder):
 
 def run_id(directory: Path) -> str:
     """Return the W&B id of the run in this directory; the first call creates and stores it."""
-    path = directory / ID_FILE_NAME
-    if not path.exists():
-        write_atomically(path, secrets.token_hex(8))
-    return path.read_text(encoding="utf-8")
+    if not is_there(directory, ID_FILE_NAME):
+        write_atomically(directory / ID_FILE_NAME, secrets.token_hex(8))
+    return read_bytes(directory, ID_FILE_NAME, max_bytes=64).decode()

@@ -7,10 +7,7 @@ from typing import Any
 import numpy as np
 
 from rookery.report.statistics import bootstrap_interval, interquartile_mean
-
-STEPS = "time/total_timesteps"
-ITERATIONS = "time/iterations"
-SEED = "seed"
+from rookery.runs.records import ITERATIONS, SEED, STEPS
 
 
 @dataclass(frozen=True)

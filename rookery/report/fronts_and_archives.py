@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from rookery.errors import InvalidInputError
-
-LARGEST = float(np.finfo(np.float32).max)
-"""Fitness is computed in float32: larger values count as infinite."""
+from rookery.runs.records import LARGEST
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A run loaded for the report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from rookery.report.curves import Series, read_series
 from rookery.report.fronts_and_archives import Archive, Front, parse_populations
 from rookery.report.statistics import bootstrap_interval, interquartile_mean
 from rookery.runs.directory import RunDirectory
+from rookery.runs.records import LARGEST, MAX_COUNT, Records
 
 EVALUATION_RETURN = "eval/mean_reward"
 BEST_EVALUATION_RETURN = "eval/best_mean_reward"
@@ -19,6 +20,8 @@ TRAINING_RETURN = "rollout/ep_rew_mean"
 EPISODE_LENGTH = "rollout/ep_len_mean"
 STEPS_PER_SECOND = "time/fps"
 SECONDS_ELAPSED = "time/time_elapsed"
+TIMING = ("env_steps", "compile_seconds", "train_seconds", "evaluate_seconds")
+COLLECT_SHARE = "collect_share"
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class LoadedRun:
     episode: bytes | None
     populations: tuple[Front | Archive, ...]
     population_problem: str
+    left_out: tuple[str, ...] = ()
+    """What the run directory has, but the report cannot show."""
 
     @property
     def title(self) -> str:
@@ -68,7 +73,7 @@ class LoadedRun:
 
     @property
     def num_seeds(self) -> int:
-        return max((series.num_seeds for series in self.series.values()), default=self.config.get("num_seeds", 1))
+        return max((series.num_seeds for series in self.series.values()), default=_count(self.config, "num_seeds") or 1)
 
     def seed_name(self, index: int) -> str:
         """Return the name of a seed; its index if the records do not name it."""
@@ -83,8 +88,7 @@ class LoadedRun:
     @property
     def total_timesteps(self) -> int | None:
         """The configured number of env steps of one seed."""
-        total = self.config.get("total_timesteps")
-        return None if total is None else int(total)
+        return _count(self.config, "total_timesteps")
 
     @property
     def seconds(self) -> float | None:
@@ -148,6 +152,17 @@ def load_runs(directories: Sequence[RunDirectory]) -> list[LoadedRun]:
 
 
 def _load(directory: RunDirectory, name: str, style: int) -> LoadedRun:
+    left_out: list[str] = []
+
+    def read(read_fn: Callable[[], Any], otherwise: Any = None) -> Any:
+        try:
+            return read_fn()
+        except InvalidInputError as error:
+            left_out.append(str(error))
+            return otherwise
+
+    records = read(directory.read_records, Records([], ()))
+    left_out += [f"{directory.metrics_path}: {what}" for what in records.left_out]
     populations: tuple[Front | Archive, ...] = ()
     population_problem = ""
     try:
@@ -159,12 +174,29 @@ def _load(directory: RunDirectory, name: str, style: int) -> LoadedRun:
         style=style,
         config=directory.config,
         manifest=directory.manifest,
-        timing=directory.read_timing(),
-        series=read_series(directory.read_metrics()),
-        episode=directory.episode_path.read_bytes() if directory.episode_path.exists() else None,
+        timing=read(lambda: _checked_timing(directory)),
+        series=read_series(records.rows),
+        episode=read(directory.read_episode),
         populations=populations,
         population_problem=population_problem,
+        left_out=tuple(left_out),
     )
+
+
+def _checked_timing(directory: RunDirectory) -> dict[str, float] | None:
+    """Read the durations of a run; raise unless they are numbers."""
+    timing = directory.read_timing()
+    if timing is None:
+        return None
+    known = {name: timing[name] for name in (*TIMING, COLLECT_SHARE) if name in timing}
+    for name in TIMING:
+        if name not in known:
+            raise InvalidInputError(f"{directory.timing_path}: {name} is missing.")
+    for name, value in known.items():
+        highest = 1.0 if name == COLLECT_SHARE else LARGEST
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= highest:
+            raise InvalidInputError(f"{directory.timing_path}: {name} is {value!r:.80}, expected a number.")
+    return known
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
@@ -175,6 +207,13 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [str(path) for path in paths]
+
+
+def _count(config: Mapping[str, Any], name: str) -> int | None:
+    """Return a count of the config; None if it is none."""
+    value = config.get(name)
+    is_count = isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT
+    return int(value) if is_count else None
 
 
 def _entry(config: Mapping[str, Any], group: str, name: str) -> str:

@@ -8,7 +8,8 @@ from rookery.errors import InvalidInputError
 from rookery.report.loaded_run import LoadedRun, load_runs
 from rookery.report.markup import Markup, element
 from rookery.report.sections import SECTIONS
-from rookery.runs.directory import RunDirectory, write_atomically
+from rookery.runs.directory import RunDirectory
+from rookery.runs.files import write_output
 
 CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """Makes the browser block everything that is not part of the page."""
@@ -21,7 +22,7 @@ def write_report(runs: Sequence[RunDirectory], path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     page = render_page(load_runs(runs))
     # File names may contain bytes that are not valid text.
-    write_atomically(path, page.encode("utf-8", "replace").decode("utf-8"))
+    write_output(path, page.encode("utf-8", "replace"))
     return path
 
 

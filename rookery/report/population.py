@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rookery.report.curves import ITERATIONS, Curve, Series, thin_out
+from rookery.report.curves import Curve, Series, thin_out
 from rookery.report.formatting import format_number
 from rookery.report.fronts_and_archives import Archive, Front
 from rookery.report.heat_maps import archive_figure
@@ -25,6 +25,7 @@ from rookery.report.loaded_run import LoadedRun
 from rookery.report.markup import Markup
 from rookery.report.planes import Group, front_figure, path_figure
 from rookery.report.plots import NUM_STYLES, Line, line_figure
+from rookery.runs.records import ITERATIONS
 
 PREFIX = "evolution/"
 QUANTILES = ("min", "q25", "median", "q75", "max")

@@ -31,6 +31,7 @@ from rookery.report.tables import (
 
 Section = Callable[[Sequence[LoadedRun]], Markup | None]
 
+MAX_REASON_LENGTH = 300
 MAX_DIFFERENCES = 4
 """The maximum number of settings that the comparison shows per run; the configuration shows all."""
 
@@ -38,6 +39,14 @@ MAX_DIFFERENCES = 4
 def headline(runs: Sequence[LoadedRun]) -> Markup | None:
     """The main results: cards for one run, a table for several."""
     return _comparison(runs) if len(runs) > 1 else _cards(runs[0])
+
+
+def left_out(runs: Sequence[LoadedRun]) -> Markup | None:
+    """What is damaged in the run directories, and so is not shown."""
+    reasons = [element("li", reason[:MAX_REASON_LENGTH]) for run in runs for reason in run.left_out]
+    if not reasons:
+        return None
+    return section("Left out", note("These parts are damaged and not shown."), element("ul", reasons))
 
 
 def learning_curves(runs: Sequence[LoadedRun]) -> Markup | None:
@@ -102,6 +111,7 @@ def versions(runs: Sequence[LoadedRun]) -> Markup | None:
 
 SECTIONS: tuple[Section, ...] = (
     headline,
+    left_out,
     learning_curves,
     policies,
     episodes,

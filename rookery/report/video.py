@@ -1,5 +1,6 @@
 """Videos as animated images, which every browser plays."""
 
+import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rookery.errors import InvalidInputError
+from rookery.runs.files import write_output
 
 if TYPE_CHECKING:  # imported when a video is written: it takes long
     from PIL import Image
@@ -43,10 +45,11 @@ def write_video(
     if path.suffix.lower() == ".gif":
         images = _with_common_palette(images)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _save(path, images, stride / frames_per_second)
-    while max_bytes is not None and path.stat().st_size > max_bytes and len(images) > 1:
+    content = _encode(path.suffix, images, stride / frames_per_second)
+    while max_bytes is not None and len(content) > max_bytes and len(images) > 1:
         images, stride = images[::2], 2 * stride
-        _save(path, images, stride / frames_per_second)
+        content = _encode(path.suffix, images, stride / frames_per_second)
+    write_output(path, content)
     return path
 
 
@@ -75,13 +78,15 @@ def _with_common_palette(images: list["Image.Image"]) -> list["Image.Image"]:
     return [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in images]
 
 
-def _save(path: Path, images: list["Image.Image"], seconds_per_frame: float) -> None:
+def _encode(suffix: str, images: list["Image.Image"], seconds_per_frame: float) -> bytes:
+    file = io.BytesIO()
     first, *rest = images
     first.save(
-        path,
+        file,
         save_all=True,
         append_images=rest,
         duration=round(1000 * seconds_per_frame),
         loop=0,
-        **FORMATS[path.suffix.lower()],
+        **FORMATS[suffix.lower()],
     )
+    return file.getvalue()

@@ -24,7 +24,8 @@ import numpy as np
 from jax.tree_util import KeyPath
 
 from rookery.errors import InvalidInputError, RookeryError, check_count
-from rookery.runs.directory import JsonObject, RunDirectory, sync_to_disk, write_atomically
+from rookery.runs.directory import JsonObject, RunDirectory
+from rookery.runs.files import sync_to_disk, write_atomically
 from rookery.types import PyTree
 
 FORMAT_VERSION = 2

@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from rookery.errors import InvalidInputError, RookeryError, nearest_names
+from rookery.runs.documents import read_json, read_yaml
+from rookery.runs.files import CONFIG_NAME, is_there, open_inside, read_bytes, write_atomically
+from rookery.runs.records import Records, Row, read_records
 
 JsonObject = dict[str, Any]
 
 FORMAT_VERSION = 1
 RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnasium")
-NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
-"""The strings that `metrics.jsonl` uses for non-finite numbers, which JSON lacks."""
+MAX_EPISODE_BYTES = 32 * 2**20
+MAX_HOLDER_LENGTH = 200
 
 
 class RunInUseError(RookeryError):
@@ -52,7 +55,7 @@ class RunDirectory:
         try:
             run.path.mkdir(parents=True, exist_ok=True)
             with run.lock():
-                if run.config_path.exists():
+                if is_there(run.path, run.config_path.name):
                     raise InvalidInputError(
                         f"{run.path} already contains a run: resume it with "
                         f"`rookery resume {shlex.quote(str(run.path))}`, or choose another run_dir."
@@ -70,7 +73,7 @@ class RunDirectory:
     def open(cls, path: str | os.PathLike[str]) -> "RunDirectory":
         """Return the run at `path`; raise if there is no run, or if a newer Rookery wrote it."""
         run = cls(path)
-        if not run.config_path.is_file():
+        if not is_there(run.path, run.config_path.name):
             raise InvalidInputError(f"{run.path} is not a run directory: {_describe_path(run.path)}")
         version = run.manifest.get("format_version")
         if not isinstance(version, int) or version > FORMAT_VERSION:
@@ -82,7 +85,7 @@ class RunDirectory:
 
     @property
     def config_path(self) -> Path:
-        return self.path / "config.yaml"
+        return self.path / CONFIG_NAME
 
     @property
     def manifest_path(self) -> Path:
@@ -123,12 +126,10 @@ class RunDirectory:
     @property
     def config(self) -> JsonObject:
         """The resolved config of the run."""
-        import yaml
-
         try:
-            config = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise InvalidInputError(f"{self.config_path} is not valid YAML: {error}") from None
+            config = read_yaml(self.path, self.config_path.name)
+        except FileNotFoundError:
+            raise InvalidInputError(f"{self.config_path} is missing.") from None
         if not isinstance(config, dict):
             raise InvalidInputError(f"{self.config_path} is {config!r:.80}, expected a mapping.")
         return config
@@ -136,12 +137,13 @@ class RunDirectory:
     @property
     def manifest(self) -> JsonObject:
         """Versions, platform, devices and command line at the start of the run."""
-        return _read_json_object(self.manifest_path)
+        return self._read_json_object(self.manifest_path)
 
     @property
     def version(self) -> str | None:
         """The version of Rookery that created the run."""
-        return self.manifest.get("versions", {}).get("rookery")
+        versions = self.manifest.get("versions")
+        return versions.get("rookery") if isinstance(versions, dict) else None
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -150,15 +152,15 @@ class RunDirectory:
         The kernel releases the lock when the process ends for any reason.
         """
         try:
-            file = open(self.lock_path, "a+", encoding="utf-8")  # noqa: SIM115
+            descriptor = open_inside(self.path, self.lock_path.name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except OSError as error:
             raise InvalidInputError(f"cannot train in {self.path}: {error.strerror}.") from error
-        with file:
+        with open(descriptor, "a+", encoding="utf-8", errors="replace") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.seek(0)
-                holder = file.read() or "another process"
+                holder = file.read(MAX_HOLDER_LENGTH) or "another process"
                 raise RunInUseError(
                     f"run directory {self.path} is in use by {holder}: wait for it to finish, or stop it."
                 ) from None
@@ -170,57 +172,44 @@ class RunDirectory:
             finally:
                 file.truncate(0)
 
-    def read_metrics(self) -> list[JsonObject]:
-        """Return the rows of `metrics.jsonl`, without an incomplete last line."""
-        if not self.metrics_path.exists():
-            return []
-        lines = self.metrics_path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-        if lines and not lines[-1].endswith("\n"):
-            lines.pop()
-        return [self._decode_metrics(line, number) for number, line in enumerate(lines, start=1)]
+    def read_records(self) -> Records:
+        """Return the rows of `metrics.jsonl`, and what was left out because it is damaged."""
+        return read_records(self.path, self.metrics_path.name)
 
-    def _decode_metrics(self, line: str, number: int) -> JsonObject:
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise InvalidInputError(f"{self.metrics_path} line {number} is not valid JSON: {error}.") from None
-        if not isinstance(row, dict):
-            raise InvalidInputError(f"{self.metrics_path} line {number} is {row!r:.80}, expected an object.")
-        return {name: NON_FINITE.get(value, value) if isinstance(value, str) else value for name, value in row.items()}
+    def read_metrics(self) -> list[Row]:
+        """Return the rows of `metrics.jsonl`, without an incomplete last line and damaged ones."""
+        return self.read_records().rows
 
     def read_timing(self) -> JsonObject | None:
         """Return the durations in `timing.json`; None until training is complete."""
-        return _read_json_object(self.timing_path) if self.timing_path.exists() else None
+        return self._read_json_object(self.timing_path) if is_there(self.path, self.timing_path.name) else None
 
     def read_populations(self) -> list[Any]:
         """Return the final population of each seed; empty for methods without one."""
-        if not self.population_path.exists():
+        if not is_there(self.path, self.population_path.name):
             return []
-        populations = _read_json(self.population_path)
+        populations = read_json(self.path, self.population_path.name)
         if not isinstance(populations, list):
             raise InvalidInputError(f"{self.population_path} is {populations!r:.80}, expected a list.")
         return populations
 
+    def read_episode(self) -> bytes | None:
+        """Return the recorded episode, an animated GIF; None without one."""
+        if not is_there(self.path, self.episode_path.name):
+            return None
+        episode = read_bytes(self.path, self.episode_path.name, MAX_EPISODE_BYTES)
+        if not episode.startswith(b"GIF8"):
+            raise InvalidInputError(f"{self.episode_path} is not a GIF.")
+        return episode
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file atomically: readers see the old or the new content, also after a power failure."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        sync_to_disk(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_to_disk(path.parent)
-
-
-def sync_to_disk(path: Path) -> None:
-    """Wait until a file, or the entries of a folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    def _read_json_object(self, path: Path) -> JsonObject:
+        try:
+            content = read_json(self.path, path.name)
+        except FileNotFoundError:
+            raise InvalidInputError(f"{path} is missing.") from None
+        if not isinstance(content, dict):
+            raise InvalidInputError(f"{path} is {content!r:.80}, expected an object.")
+        return content
 
 
 def _manifest(backend: str | None, devices: Sequence[str]) -> JsonObject:
@@ -245,22 +234,6 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _read_json_object(path: Path) -> JsonObject:
-    content = _read_json(path)
-    if not isinstance(content, dict):
-        raise InvalidInputError(f"{path} is {content!r:.80}, expected an object.")
-    return content
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InvalidInputError(f"{path} is missing.") from None
-    except ValueError as error:
-        raise InvalidInputError(f"{path} is not valid JSON: {error}.") from None
-
-
 def _describe_path(path: Path) -> str:
     """Describe a path that is not a run directory, and suggest runs nearby."""
     if not path.exists():
@@ -283,8 +256,8 @@ def _runs_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     runs = [entry for entry in folder.iterdir() if _is_run(entry)]
-    return sorted(runs, key=lambda run: (run / "config.yaml").stat().st_mtime, reverse=True)
+    return sorted(runs, key=lambda run: (run / CONFIG_NAME).stat().st_mtime, reverse=True)
 
 
 def _is_run(path: Path) -> bool:
-    return (path / "config.yaml").is_file() and (path / "manifest.json").is_file()
+    return (path / CONFIG_NAME).is_file() and (path / "manifest.json").is_file()

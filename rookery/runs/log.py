@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from rookery.metrics import Mean
-from rookery.runs.directory import RunDirectory, write_atomically
+from rookery.runs.directory import RunDirectory
+from rookery.runs.files import write_atomically
 from rookery.runs.recorder import Position, Recorder, RunDescription
 
 SECONDS_AHEAD = "time/seconds_ahead"

@@ -22,7 +22,8 @@ from rookery.learning.counter import Counter
 from rookery.metrics import values_of
 from rookery.recorders import make_recorder
 from rookery.runs.checkpoint import Checkpoints
-from rookery.runs.directory import RunDirectory, write_atomically
+from rookery.runs.directory import RunDirectory
+from rookery.runs.files import write_atomically
 from rookery.runs.interruption import Interrupted, StopSignals
 from rookery.runs.log import Progress, RunLog
 from rookery.runs.timetable import Timetable

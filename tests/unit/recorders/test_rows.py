@@ -47,9 +47,9 @@ def test_what_is_not_one_number_is_an_error_that_names_the_metric(value: object)
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full belongs to Linux")
 def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.symlink_to("/dev/full")
-    file = AppendedFile(path)
+    file = AppendedFile(tmp_path / "metrics.jsonl")
+    file._file.close()
+    file._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
     with pytest.raises(OSError, match=r"No space left on device: '.*metrics\.jsonl'"):
         file.write(b"a line\n")
     file.close()

@@ -16,8 +16,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from rookery.errors import InvalidInputError
-from rookery.runs import directory
-from rookery.runs.directory import RunDirectory, RunInUseError, write_atomically
+from rookery.runs import directory, files
+from rookery.runs.directory import RunDirectory, RunInUseError
+from rookery.runs.files import write_atomically
 
 CONFIG: dict[str, Any] = {
     "agent": {"name": "ppo", "learning_rate": 3e-4, "epsilon": 1e-8, "network": {"hidden_sizes": [64, 64]}},
@@ -207,11 +208,12 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path, torn: st
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", ""])
-def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
+def test_a_damaged_line_in_the_middle_is_left_out_and_named(tmp_path: Path, line: str) -> None:
     run = create(tmp_path)
     run.metrics_path.write_text(f'{{"seed": 0}}\n{line}\n{{"seed": 1}}\n')
-    with pytest.raises(InvalidInputError, match=r"metrics\.jsonl line 2"):
-        run.read_metrics()
+    rows, left_out = run.read_records()
+    assert rows == [{"seed": 0}, {"seed": 1}]
+    assert left_out == ("lines that are not a JSON object: 1, first in line 2",)
 
 
 def test_a_run_without_records_has_no_metrics_and_no_timing(tmp_path: Path) -> None:
@@ -230,7 +232,7 @@ def test_a_write_that_fails_leaves_the_old_content_and_nothing_else(
 
     path = tmp_path / "file"
     write_atomically(path, "old")
-    monkeypatch.setattr(directory, "sync_to_disk", full_disk)
+    monkeypatch.setattr(files, "sync_to_disk", full_disk)
     with pytest.raises(OSError, match="No space left"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
