@@ -69,9 +69,10 @@ def read_lines(folder: Path, name: str) -> Iterator[bytes]:
     """Iterate over the lines of the plain file `name` of `folder`; longer ones are cut at `MAX_LINE_BYTES`."""
     with open(open_inside(folder, name), "rb") as file:
         while line := file.readline(MAX_LINE_BYTES):
-            yield line
-            while len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-                line = file.readline(MAX_LINE_BYTES)
+            rest = line
+            while len(rest) == MAX_LINE_BYTES and not rest.endswith(b"\n"):
+                rest = file.readline(MAX_LINE_BYTES)
+            yield line if rest is line else line + rest[-1:]
 
 
 def make_folder(folder: Path, name: str) -> Path:
