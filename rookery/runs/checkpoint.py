@@ -6,9 +6,9 @@ disk and renamed, so a folder named after a step is complete. Nothing is pickled
 """
 
 import contextlib
-import hashlib
 import json
 import logging
+import operator
 import os
 import re
 import secrets
@@ -26,24 +26,27 @@ from jax.tree_util import KeyPath
 from rookery.errors import InvalidInputError, RookeryError, check_count
 from rookery.runs.directory import JsonObject, RunDirectory
 from rookery.runs.files import sync_to_disk, write_atomically
+from rookery.runs.verification import (
+    FORMAT_VERSION,
+    MANIFEST,
+    Leaf,
+    Unusable,
+    Verified,
+    check_unchanged,
+    hash_of_file,
+    hash_of_manifest,
+    stored_kind,
+    verify,
+)
 from rookery.types import PyTree
 
-FORMAT_VERSION = 2
-"""Format 1 holds the state of a learner in that of its workflow; format 2 under `learner`."""
-ARRAYS, MANIFEST = "arrays", "manifest.json"
+ARRAYS = "arrays"
 # Suffixes of folder names: the previous checkpoint of a step that is saved again, and folders to be deleted.
 REPLACED, TEMPORARY = ".replaced", ".tmp"
-
-Leaf = JsonObject
-"""The entry of one leaf in the manifest: path, shape, dtype, and the implementation of random keys."""
 
 
 class CheckpointError(RookeryError):
     """A checkpoint cannot be written or read; the message names one that can be read."""
-
-
-class _Unusable(Exception):  # noqa: N818
-    """Why a checkpoint cannot be read: the end of a sentence that starts with its name."""
 
 
 class Checkpoints:
@@ -106,8 +109,8 @@ class Checkpoints:
         """Verify the checkpoint of `step`, by default the last, in order to read parts of it."""
         step = self._existing_step(step)
         try:
-            return Checkpoint(self._path(step), _verify(self._path(step)))
-        except _Unusable as fault:
+            return Checkpoint(self._path(step), verify(self._path(step), step))
+        except Unusable as fault:
             raise CheckpointError(f"checkpoint {step} {fault}; {self._advice()}") from None
 
     def steps(self) -> list[int]:
@@ -121,8 +124,8 @@ class Checkpoints:
     def last_good_step(self) -> int | None:
         """Return the last step whose files pass verification; None if there is no such step."""
         for step in reversed(self.steps()):
-            with contextlib.suppress(_Unusable):
-                _verify(self._path(step))
+            with contextlib.suppress(Unusable):
+                verify(self._path(step), step)
                 return step
         return None
 
@@ -195,8 +198,9 @@ class Checkpoints:
 class Checkpoint:
     """A verified checkpoint. `Checkpoints.open` makes it."""
 
-    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
-        self._path = path
+    def __init__(self, path: Path, verified: Verified) -> None:
+        manifest = verified.manifest
+        self._path, self._stamps = path, verified.stamps
         self._leaves: list[Leaf] = manifest["leaves"]
         self.step: int = manifest["step"]
         self.format_version: int = manifest["format_version"]
@@ -210,7 +214,11 @@ class Checkpoint:
         leaves = [leaf for leaf in self._leaves if any(_is_in(leaf["path"], path) for path in templates)]
         expected = [leaf for path, template in templates.items() for leaf in _describe(template, path)]
         _check_structure(self.step, leaves, expected)
-        arrays = _read_arrays(self._path / ARRAYS, leaves)
+        try:
+            arrays = _read_arrays(self._path / ARRAYS, leaves)
+            check_unchanged(self._path, self._stamps)
+        except Unusable as fault:
+            raise CheckpointError(f"checkpoint {self.step} {fault}.") from None
         saved = {leaf["path"]: leaf for leaf in leaves}
 
         def place(name: str, like: Any) -> Any:
@@ -284,7 +292,7 @@ def _write(folder: Path, leaves: list[Leaf], arrays: dict[str, np.ndarray], step
     for path in sorted(folder.rglob("*")):
         sync_to_disk(path)
         if path.is_file():
-            files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _hash_of_file(path)}
+            files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": hash_of_file(path)}
     manifest = {
         "format_version": FORMAT_VERSION,
         "step": step,
@@ -292,42 +300,8 @@ def _write(folder: Path, leaves: list[Leaf], arrays: dict[str, np.ndarray], step
         "leaves": leaves,
         "files": files,
     }
-    manifest["sha256"] = _hash_of_manifest(manifest)
+    manifest["sha256"] = hash_of_manifest(manifest)
     write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1))
-
-
-def _verify(path: Path) -> JsonObject:
-    """Return the manifest of a checkpoint; raise `_Unusable` if its format is too new or a file is damaged."""
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        version = manifest["format_version"]
-        if version > FORMAT_VERSION:
-            raise _Unusable(
-                f"was written by a newer Rookery (format {version}, this one reads {FORMAT_VERSION}): update Rookery"
-            )
-        if manifest.pop("sha256") != _hash_of_manifest(manifest):
-            raise _Unusable(f"is damaged: the hash of {MANIFEST} does not match")
-        for name, stated in manifest["files"].items():
-            size = (path / name).stat().st_size
-            if size != stated["bytes"]:
-                raise _Unusable(f"is damaged: {name} has {size} bytes, expected {stated['bytes']}")
-            found = _hash_of_file(path / name)
-            if found != stated["sha256"]:
-                raise _Unusable(f"is damaged: {name} has sha256 {found:.16}..., expected {stated['sha256']:.16}...")
-    except OSError as error:
-        raise _Unusable(f"is damaged: {Path(error.filename or path).name}: {error.strerror}") from None
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise _Unusable(f"is damaged: {MANIFEST} is not valid") from None
-    return manifest
-
-
-def _hash_of_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _hash_of_manifest(manifest: JsonObject) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _check_structure(step: int, saved: Sequence[Leaf], expected: Sequence[Leaf]) -> None:
@@ -392,13 +366,36 @@ def _write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _read_arrays(folder: Path, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
-    """Read the arrays of these leaves, except empty ones, which are not stored."""
-    import orbax.checkpoint as ocp
+    """Read the arrays of these leaves, except empty ones, which are not stored.
 
-    as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
-    wanted = {leaf["path"]: as_numpy for leaf in leaves if 0 not in leaf["shape"]}
-    if not wanted:
-        return {}
-    with _checkpointer() as checkpointer:
-        args = ocp.args.PyTreeRestore(item=dict.fromkeys(wanted, 0), restore_args=wanted, partial_restore=True)
-        return checkpointer.restore(folder.absolute(), args=args)
+    The files may claim any shape: it is compared before memory is allocated. Orbax would not compare.
+    """
+    import tensorstore as ts  # type: ignore[import-untyped]
+
+    database = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder.absolute()}/"}}
+    try:
+        opened = {
+            leaf["path"]: ts.open({"driver": "zarr", "kvstore": database | {"path": f"{leaf['path']}/"}}, read=True)
+            for leaf in leaves
+            if 0 not in leaf["shape"]
+        }
+        stores = {path: future.result() for path, future in opened.items()}
+        for leaf in leaves:
+            if leaf["path"] in stores:
+                _check_stored(leaf, stores[leaf["path"]])
+        reads = {path: store.read(order="C") for path, store in stores.items()}
+        return {path: np.asarray(future.result()) for path, future in reads.items()}
+    except ValueError as error:
+        raise Unusable(f"is damaged: {str(error).splitlines()[0]:.200}") from None
+
+
+def _check_stored(leaf: Leaf, store: Any) -> None:
+    """Raise unless a stored array is of the shape and dtype in the manifest, and in chunks that are no larger."""
+    shape, dtype = stored_kind(leaf)
+    chunk = store.chunk_layout.read_chunk.shape or ()
+    compressor = store.spec().to_json()["metadata"]["compressor"]
+    found = f"{store.dtype.numpy_dtype}{list(store.shape)}"
+    if found != f"{dtype}{list(shape)}" or any(map(operator.gt, chunk, shape)):
+        raise Unusable(f"is damaged: {leaf['path']} is stored as {found} in chunks of {list(chunk)}")
+    if compressor is not None and compressor["id"] != "zstd":
+        raise Unusable(f"is damaged: {leaf['path']} is compressed by {compressor['id']!r:.80}, expected 'zstd'")

@@ -104,7 +104,9 @@ def _number(value: Any) -> int | float | None:
         return NON_FINITE.get(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return math.copysign(math.inf, value) if abs(value) > LARGEST else value
+    if abs(value) > LARGEST:
+        return math.inf if value > 0 else -math.inf
+    return value
 
 
 def _is_kept(metric: str, names: set[str], number: int, notes: _Notes) -> bool:

@@ -1,0 +1,145 @@
+"""Verification of a checkpoint: its manifest is valid, its files are plain and have the stated sizes and hashes."""
+
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rookery.errors import InvalidInputError
+from rookery.runs.documents import read_json
+from rookery.runs.files import open_inside
+
+FORMAT_VERSION = 2
+"""Format 1 holds the state of a learner in that of its workflow; format 2 under `learner`."""
+MANIFEST = "manifest.json"
+MAX_MANIFEST_BYTES = 16 * 2**20
+KEYS = {"key<fry>": ("threefry2x32", 2), "key<rbg>": ("rbg", 4), "key<urbg>": ("unsafe_rbg", 4)}
+"""The implementation of random keys by dtype, and the number of words that a key has."""
+
+Leaf = dict[str, Any]
+"""The entry of one leaf in the manifest: path, shape, dtype, and the implementation of random keys."""
+Stamp = tuple[int, ...]
+"""What changes with a file: its inode, size and times."""
+
+
+class Unusable(Exception):  # noqa: N818
+    """Why a checkpoint cannot be read: the end of a sentence that starts with its name."""
+
+
+class Verified(NamedTuple):
+    """The manifest of a checkpoint, and its files as they were when they were hashed."""
+
+    manifest: dict[str, Any]
+    stamps: dict[str, Stamp]
+
+
+def verify(folder: Path, step: int) -> Verified:
+    """Verify the checkpoint in `folder`; raise `Unusable` if its format is too new or a file is damaged."""
+    # The folder of checkpoints belongs to the run as well: it must not be a link.
+    run, name = folder.parents[1], f"{folder.parent.name}/{folder.name}"
+    try:
+        manifest = _read_manifest(run, name, step)
+        _check_kinds(folder)
+        stamps = {
+            file: _check_file(run, f"{name}/{file}", file, stated["bytes"], stated["sha256"])
+            for file, stated in manifest["files"].items()
+        }
+    except OSError as error:
+        raise Unusable(f"is damaged: {Path(error.filename or folder).name}: {error.strerror}") from None
+    except InvalidInputError as error:
+        raise Unusable(f"is damaged: {str(error).removesuffix('.')}") from None
+    return Verified(manifest, stamps)
+
+
+def check_unchanged(folder: Path, stamps: dict[str, Stamp]) -> None:
+    """Raise `Unusable` if a file changed since it was hashed."""
+    for name, stamp in stamps.items():
+        if not (folder / name).exists() or _stamp((folder / name).lstat()) != stamp:
+            raise Unusable(f"changed while it was read: {name} is not the file that was verified")
+
+
+def hash_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hash_of_manifest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def stored_kind(leaf: Leaf) -> tuple[tuple[int, ...], str]:
+    """Return the shape and dtype of the stored array of a leaf; random keys are stored as words."""
+    if leaf["dtype"] in KEYS:
+        return (*leaf["shape"], KEYS[leaf["dtype"]][1]), "uint32"
+    return tuple(leaf["shape"]), leaf["dtype"]
+
+
+def _read_manifest(run: Path, name: str, step: int) -> dict[str, Any]:
+    manifest = read_json(run, f"{name}/{MANIFEST}", MAX_MANIFEST_BYTES)
+    try:
+        version = manifest["format_version"]
+        if version > FORMAT_VERSION:
+            raise Unusable(
+                f"was written by a newer Rookery (format {version}, this one reads {FORMAT_VERSION}): update Rookery"
+            )
+        if manifest.pop("sha256") != hash_of_manifest(manifest):
+            raise Unusable(f"is damaged: the hash of {MANIFEST} does not match")
+        if manifest["step"] != step:
+            raise Unusable(f"is damaged: {MANIFEST} is that of step {manifest['step']}")
+        is_valid = (
+            version >= 1
+            and isinstance(manifest["metadata"], dict)
+            and all(map(_is_valid_leaf, manifest["leaves"]))
+            and all(
+                isinstance(stated["bytes"], int) and isinstance(stated["sha256"], str)
+                for stated in manifest["files"].values()
+            )
+        )
+    except (LookupError, TypeError, AttributeError, ValueError):
+        is_valid = False
+    if not is_valid:
+        raise Unusable(f"is damaged: {MANIFEST} is not valid")
+    return manifest
+
+
+def _is_valid_leaf(leaf: Leaf) -> bool:
+    if not isinstance(leaf["path"], str) or not all(type(length) is int and length >= 0 for length in leaf["shape"]):
+        return False
+    implementation = leaf.get("key_implementation")
+    if implementation is not None:
+        return leaf["dtype"] in KEYS and KEYS[leaf["dtype"]][0] == implementation
+    return str(_dtype(leaf["dtype"])) == leaf["dtype"]
+
+
+def _dtype(name: str) -> np.dtype:
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def _check_kinds(folder: Path) -> None:
+    """Raise unless the folder holds plain files and folders only."""
+    for parent, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            mode = os.lstat(os.path.join(parent, name)).st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                raise Unusable(f"is damaged: {name} is neither a plain file nor a folder")
+
+
+def _check_file(run: Path, path: str, name: str, num_bytes: int, sha256: str) -> Stamp:
+    with open(open_inside(run, path), "rb") as file:
+        found = os.fstat(file.fileno())
+        if found.st_size != num_bytes:
+            raise Unusable(f"is damaged: {name} has {found.st_size} bytes, expected {num_bytes}")
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != sha256:
+        raise Unusable(f"is damaged: {name} has sha256 {digest:.16}..., expected {sha256:.16}...")
+    return _stamp(found)
+
+
+def _stamp(found: os.stat_result) -> Stamp:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -1,0 +1,138 @@
+"""Checkpoints of strangers: right hashes do not make their files safe."""
+
+import json
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorstore as ts
+
+from rookery.runs.checkpoint import CheckpointError, Checkpoints
+from rookery.runs.verification import hash_of_file, hash_of_manifest
+
+TREE = {"a": np.arange(4.0, dtype=np.float32)}
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Checkpoints:
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+    checkpoints.save(TREE, 7, {})
+    return checkpoints
+
+
+def seal(path: Path, **changes: Any) -> None:
+    """Write a manifest with right hashes for the files of a checkpoint."""
+    manifest = json.loads((path / "manifest.json").read_text()) | changes
+    del manifest["sha256"]
+    if "files" not in changes:
+        files = [file for file in path.rglob("*") if file.is_file() and file.name != "manifest.json"]
+        manifest["files"] = {
+            file.relative_to(path).as_posix(): {"bytes": file.stat().st_size, "sha256": hash_of_file(file)}
+            for file in files
+        }
+    manifest["sha256"] = hash_of_manifest(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def store(path: Path, **metadata: Any) -> None:
+    """Replace the stored array by one with other metadata."""
+    database = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path}/arrays/"}, "path": "state['a']/"}
+    described = {"shape": [4], "chunks": [4], "dtype": "<f4", "compressor": {"id": "zstd", "level": 1}} | metadata
+    ts.open({"driver": "zarr", "kvstore": database, "metadata": described}, create=True, delete_existing=True).result()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "problem"),
+    [
+        ({"shape": [2_000_000_000], "chunks": [1000]}, r"is stored as float32\[2000000000\]"),
+        ({"chunks": [2_000_000_000]}, r"in chunks of \[2000000000\]"),
+        ({"dtype": "<f8"}, r"is stored as float64\[4\]"),
+        ({"compressor": {"id": "blosc"}}, "is compressed by 'blosc'"),
+    ],
+)
+def test_a_stored_array_that_differs_from_the_manifest_is_refused_before_memory_is_taken(
+    checkpoints: Checkpoints, metadata: dict[str, Any], problem: str
+) -> None:
+    path = checkpoints.folder / "000000000007"
+    store(path, **metadata)
+    seal(path)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CheckpointError, match=f"checkpoint 7 is damaged: .*{problem}"):
+        checkpoints.restore(TREE)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 10**6  # kB
+
+
+def test_a_shape_in_the_manifest_is_compared_with_the_template(checkpoints: Checkpoints) -> None:
+    path = checkpoints.folder / "000000000007"
+    store(path, shape=[2_000_000_000], chunks=[1000])
+    seal(path, leaves=[{"path": "state['a']", "shape": [2_000_000_000], "dtype": "float32"}])
+    with pytest.raises(CheckpointError, match=r"state\['a'\] is float32\[2000000000\], expected float32\[4\]"):
+        checkpoints.restore(TREE)
+
+
+@pytest.mark.parametrize("name", ["../../../outside", "/dev/zero", "../../config.yaml"])
+def test_a_manifest_does_not_name_files_outside(checkpoints: Checkpoints, name: str) -> None:
+    seal(checkpoints.folder / "000000000007", files={name: {"bytes": 0, "sha256": ""}})
+    with pytest.raises(CheckpointError, match="is not the name of a file inside|No such file"):
+        checkpoints.restore(TREE)
+
+
+def as_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def as_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "arrays/manifest.ocdbt"])
+@pytest.mark.parametrize("damage", [as_link, as_pipe])
+def test_links_and_pipes_are_refused(checkpoints: Checkpoints, name: str, damage: Callable[[Path], None]) -> None:
+    damage(checkpoints.folder / "000000000007" / name)
+    with pytest.raises(CheckpointError, match="checkpoint 7 is damaged: .*no checkpoint is intact"):
+        checkpoints.restore(TREE)
+
+
+@pytest.mark.parametrize("name", [".", "000000000007", "000000000007/arrays"])
+def test_linked_folders_are_refused(checkpoints: Checkpoints, name: str) -> None:
+    as_link(checkpoints.folder / name)
+    with pytest.raises(CheckpointError, match="checkpoint 7 is damaged: "):
+        checkpoints.restore(TREE)
+
+
+def test_a_file_that_changes_after_it_was_hashed_is_not_used(checkpoints: Checkpoints) -> None:
+    other = Checkpoints(checkpoints.folder.parent / "other")
+    other.save({"a": TREE["a"] + 1}, 7, {})
+    opened = checkpoints.open()
+    arrays = checkpoints.folder / "000000000007" / "arrays"
+    arrays.rename(arrays.with_name("before"))
+    (other.folder / "000000000007" / "arrays").rename(arrays)
+    with pytest.raises(CheckpointError, match="checkpoint 7 changed while it was read: arrays/"):
+        opened.read({"": TREE})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step": 8},
+        {"format_version": 0},
+        {"format_version": "2"},
+        {"metadata": []},
+        {"leaves": [1]},
+        {"leaves": [{"path": "state['a']", "shape": [4], "dtype": "key<fry>"}]},
+        {"leaves": [{"path": "state['a']", "shape": [-4], "dtype": "float32"}]},
+        {"leaves": [{"path": "state['a']", "shape": [4], "dtype": "float32", "key_implementation": "evil"}]},
+        {"files": []},
+        {"files": {"arrays": 1}},
+    ],
+)
+def test_a_manifest_of_another_form_is_refused(checkpoints: Checkpoints, changes: dict[str, Any]) -> None:
+    seal(checkpoints.folder / "000000000007", **{"files": {}} | changes)
+    with pytest.raises(CheckpointError, match=r"checkpoint 7 is damaged: manifest\.json is (not valid|that of step 8)"):
+        checkpoints.restore(TREE)
