@@ -5,6 +5,7 @@ declares its arguments and one that runs it. A command imports what it needs whe
 """
 
 import argparse
+import contextlib
 import os
 import sys
 import traceback
@@ -22,6 +23,7 @@ from rookery.cli.report import add_report
 from rookery.cli.resume import add_resume
 from rookery.cli.train import add_train
 from rookery.errors import RookeryError
+from rookery.trust import strangers_config
 
 COMMANDS = (add_train, add_resume, add_evaluate, add_report, add_list, add_check_env, add_bench, add_doctor)
 
@@ -34,9 +36,9 @@ def main(argv: list[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return ERROR
     try:
-        import_from_here()
         enable_compilation_cache()
-        exit_code: int = arguments.run_fn(arguments)
+        with trust_in(arguments):
+            exit_code: int = arguments.run_fn(arguments)
         sys.stdout.flush()
         return exit_code
     except BrokenPipeError:
@@ -58,14 +60,11 @@ def main(argv: list[str] | None = None) -> int:
         return exit_code
 
 
-def import_from_here() -> None:
-    """Append the current directory to the import path, as `python -m rookery` prepends it.
-
-    This finds `gymnasium/my_module:MyEnv-v0` in the folder of `my_module.py`.
-    """
-    here = os.getcwd()
-    if not sys.flags.safe_path and not {"", here} & set(sys.path):
-        sys.path.append(here)
+def trust_in(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    """Import modules that the command line names; those of a run directory only with `--trust`."""
+    if getattr(arguments, "trust", False):
+        return contextlib.nullcontext()
+    return strangers_config({text.partition("=")[2] for text in getattr(arguments, "overrides", ())})
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -17,7 +17,7 @@ def add_check_env(commands: "argparse._SubParsersAction") -> None:
     command.add_argument(
         "name", metavar="NAME", help="classic/cartpole, gymnasium/CartPole-v1, ale/Pong-v5 or CartPole-v1"
     )
-    command.set_defaults(run_fn=run_check_env)
+    command.set_defaults(run_fn=run_check_env, trust=True)
 
 
 def run_check_env(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rookery.cli.console import make_console, print_line, print_table
 from rookery.cli.exit_codes import SUCCESS
+from rookery.cli.run_argument import add_trust
 
 HEADER = ("seed", "return", "std", "min", "max", "length", "shortest", "longest")
 POLICY_HEADER = ("policy", "return", "std", "min", "max")
@@ -24,6 +25,7 @@ def add_evaluate(commands: "argparse._SubParsersAction") -> None:
         "--best", action="store_true", help="evolution: evaluate the fittest individual instead of the center"
     )
     command.add_argument("--seed", type=int, default=0, metavar="K", help="seed of the episodes (default: 0)")
+    add_trust(command)
     command.set_defaults(run_fn=run_evaluate)
 
 

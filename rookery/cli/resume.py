@@ -6,6 +6,7 @@ from pathlib import Path
 from rookery.cli.console import make_console
 from rookery.cli.exit_codes import SUCCESS
 from rookery.cli.multi_host import add_multi_host, join_hosts
+from rookery.cli.run_argument import add_trust
 
 
 def add_resume(commands: "argparse._SubParsersAction") -> None:
@@ -15,6 +16,7 @@ def add_resume(commands: "argparse._SubParsersAction") -> None:
         "--step", type=int, metavar="N", help="start from the checkpoint at this env step (default: the last)"
     )
     add_multi_host(command)
+    add_trust(command)
     command.set_defaults(run_fn=run_resume)
 
 

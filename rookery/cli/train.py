@@ -45,7 +45,7 @@ def add_train(commands: "argparse._SubParsersAction") -> None:
         "-m", "--multirun", action="store_true", help="one run for each combination of values, like seed=1,2,3"
     )
     add_multi_host(command)
-    command.set_defaults(run_fn=run_train)
+    command.set_defaults(run_fn=run_train, trust=True)
 
 
 def run_train(arguments: argparse.Namespace) -> int:

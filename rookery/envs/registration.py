@@ -16,6 +16,7 @@ from rookery.envs.libraries import LIBRARIES, find_host_library, is_on_host
 from rookery.envs.wrappers import AutoresetMode, EpisodeWrapper, FastAutoresetWrapper, VectorWrapper
 from rookery.envs.wrappers.autoreset import VECTOR_WRAPPERS
 from rookery.errors import InvalidInputError, UnknownNameError, check_count, nearest_names, unknown_name
+from rookery.trust import check_kwargs
 
 ENTRY_POINT_GROUP = "rookery.envs"
 CONFIG_FOLDER = Path(__file__).parents[1] / "configs" / "env"
@@ -82,6 +83,7 @@ def make_env(name: str, episode_length: int | None = None, **library_kwargs: Any
         )
     if library not in LIBRARIES and library in library_names() and name not in env_names(library):
         raise unknown_name("environment", name, env_names(library))
+    check_kwargs(name, library_kwargs)
     return load_library(library).make(env_name, episode_length, **library_kwargs)
 
 

@@ -25,7 +25,7 @@ from jax.tree_util import KeyPath
 
 from rookery.errors import InvalidInputError, RookeryError, check_count
 from rookery.runs.directory import JsonObject, RunDirectory
-from rookery.runs.files import sync_to_disk, write_atomically
+from rookery.runs.files import make_folder, sync_to_disk, write_atomically
 from rookery.runs.verification import (
     FORMAT_VERSION,
     MANIFEST,
@@ -71,7 +71,8 @@ class Checkpoints:
         needed, free = sum(array.nbytes for array in arrays.values()), _free_bytes(self.folder)
         temporary = self.folder / f"{step:012d}.{secrets.token_hex(4)}{TEMPORARY}"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder.parent, self.folder.name)
             self._clean_up()
             if needed > free:
                 raise OSError("the disk is full")

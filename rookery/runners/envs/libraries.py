@@ -1,7 +1,6 @@
 """Host environments by name, `library/name`, and those of Gymnasium. A library is imported on first use."""
 
 import copy
-import importlib
 import importlib.util
 import os
 import sys
@@ -21,6 +20,7 @@ from rookery.runners.envs.threaded import make_only_env
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
 from rookery.runners.envs.vector_env import TransportVectorEnv
 from rookery.runners.transports.making import make_transport
+from rookery.trust import check_kwargs, import_named
 
 
 def load_host_library(library: str) -> HostLibrary:
@@ -62,6 +62,7 @@ def make_host_env(
         raise InvalidInputError(
             f"{name!r} is the name of a library: add that of an env, as in 'gymnasium/CartPole-v1'."
         )
+    check_kwargs(name, kwargs)
     if processes and library.has_threads and not (render and num_envs == 1):
         raise InvalidInputError(f"{name} is stepped in its own threads: set processes=False.")
     if step_timeout is not None and not processes:
@@ -167,7 +168,7 @@ def gymnasium_spec(name: str) -> gymnasium.envs.registration.EnvSpec:
     module, _, gymnasium_id = name.removeprefix("gymnasium/").rpartition(":")
     try:
         if module:
-            importlib.import_module(module)
+            import_named(module, name)
         spec = gymnasium.spec(gymnasium_id)
     except ImportError as error:
         raise InvalidInputError(f"{name}: the module {module!r} cannot be imported: {error}.") from error

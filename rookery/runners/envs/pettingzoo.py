@@ -20,6 +20,7 @@ import numpy as np
 
 from rookery.errors import InvalidInputError, MissingExtraError, missing_extra, unknown_name
 from rookery.runners.envs.base_env import ALL, COMMON
+from rookery.trust import import_named
 
 ACTION_MASK = "action_mask"
 """The name of masks in PettingZoo's observations and infos, which is also that of Rookery's agents."""
@@ -206,11 +207,14 @@ def _inherits(env: object, class_name: str) -> bool:
 
 def _module(name: str) -> ModuleType:
     """Import the module of an env: one of PettingZoo's families, or any module of that form."""
+    is_their_own = name in pettingzoo_names()
     for full_name in (f"pettingzoo.{name}", name):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # PettingZoo prefers ids, but MPE has none
-                return importlib.import_module(full_name)
+                if is_their_own:
+                    return importlib.import_module(full_name)
+                return import_named(full_name, f"pettingzoo/{name}")
         except ModuleNotFoundError as error:
             missing = str(error.name)
             if not f"{full_name}.".startswith(f"{missing}."):

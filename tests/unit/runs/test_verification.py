@@ -77,7 +77,7 @@ def test_a_shape_in_the_manifest_is_compared_with_the_template(checkpoints: Chec
 @pytest.mark.parametrize("name", ["../../../outside", "/dev/zero", "../../config.yaml"])
 def test_a_manifest_does_not_name_files_outside(checkpoints: Checkpoints, name: str) -> None:
     seal(checkpoints.folder / "000000000007", files={name: {"bytes": 0, "sha256": ""}})
-    with pytest.raises(CheckpointError, match="is not the name of a file inside|No such file"):
+    with pytest.raises(CheckpointError, match=r"is not the name of a file inside|No such file"):
         checkpoints.restore(TREE)
 
 
@@ -95,7 +95,7 @@ def as_pipe(path: Path) -> None:
 @pytest.mark.parametrize("damage", [as_link, as_pipe])
 def test_links_and_pipes_are_refused(checkpoints: Checkpoints, name: str, damage: Callable[[Path], None]) -> None:
     damage(checkpoints.folder / "000000000007" / name)
-    with pytest.raises(CheckpointError, match="checkpoint 7 is damaged: .*no checkpoint is intact"):
+    with pytest.raises(CheckpointError, match=r"checkpoint 7 is damaged: .*no checkpoint is intact"):
         checkpoints.restore(TREE)
 
 
