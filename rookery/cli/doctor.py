@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import rookery
-from rookery.cli.compilation_cache import cache_folder, enable_compilation_cache
+from rookery.cli.compilation_cache import NoHomeError, cache_folder, enable_compilation_cache
 from rookery.cli.console import install_command, make_console, one_line, print_heading, print_line, print_rows
 from rookery.cli.exit_codes import NOT_GOOD, SUCCESS
 
@@ -79,7 +79,11 @@ def backend_problems(backend: str) -> list[str]:
 def cache_text(folder: Path | None) -> str:
     """Describe the folder and size of the compilation cache."""
     if folder is None:
-        return f"off, {cache_folder()} cannot be created: set ROOKERY_CACHE_DIR to a writable folder"
+        try:
+            reason = f"{cache_folder()} cannot be created"
+        except NoHomeError as error:
+            reason = str(error)
+        return f"off, {reason}: set ROOKERY_CACHE_DIR to a writable folder"
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
     return f"{folder} ({len(sizes)} files, {sum(sizes) / 1e6:.1f} MB)"
 

@@ -64,13 +64,23 @@ def parse(text: str) -> "Override":
     from hydra.errors import HydraException
 
     try:
-        return OverridesParser.create().parse_overrides([text])[0]
+        return OverridesParser.create().parse_overrides([_with_quoted_path(text)])[0]
     except HydraException as error:
         if "=" in text:
             advice = "check brackets and quotes; write a value with special characters as key=\"'a=b'\"."
         else:
             advice = "expected key=value, like agent.learning_rate=1e-3."
         raise InvalidInputError(f"cannot read the override {text!r}: {advice}") from error
+
+
+def _with_quoted_path(text: str) -> str:
+    """Quote the name of a run directory for Hydra, which else reads only some characters."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    key, is_given, path = text.partition("=")
+    if key != "run_dir" or not is_given or path in ("", "null") or path[0] in "'\"":
+        return text
+    return f"{key}={QuotedString(path, Quote.single).with_quotes()}"
 
 
 def check(override: "Override") -> None:

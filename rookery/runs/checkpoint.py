@@ -14,6 +14,7 @@ import re
 import secrets
 import shlex
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -362,8 +363,8 @@ def _write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
     import orbax.checkpoint as ocp
 
     if arrays:
-        with _checkpointer() as checkpointer:
-            checkpointer.save(folder.absolute(), args=ocp.args.PyTreeSave(arrays))
+        with _checkpointer() as checkpointer, _without_backslash(folder.parent) as parent:
+            checkpointer.save(parent / folder.name, args=ocp.args.PyTreeSave(arrays))
 
 
 def _read_arrays(folder: Path, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
@@ -373,8 +374,8 @@ def _read_arrays(folder: Path, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
     """
     import tensorstore as ts  # type: ignore[import-untyped]
 
-    database = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder.absolute()}/"}}
-    try:
+    with _without_backslash(folder) as path, _damage_as_unusable():
+        database = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path}/"}}
         opened = {
             leaf["path"]: ts.open({"driver": "zarr", "kvstore": database | {"path": f"{leaf['path']}/"}}, read=True)
             for leaf in leaves
@@ -386,8 +387,26 @@ def _read_arrays(folder: Path, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
                 _check_stored(leaf, stores[leaf["path"]])
         reads = {path: store.read(order="C") for path, store in stores.items()}
         return {path: np.asarray(future.result()) for path, future in reads.items()}
+
+
+@contextlib.contextmanager
+def _damage_as_unusable() -> Iterator[None]:
+    try:
+        yield
     except ValueError as error:
         raise Unusable(f"is damaged: {str(error).splitlines()[0]:.200}") from None
+
+
+@contextlib.contextmanager
+def _without_backslash(folder: Path) -> Iterator[Path]:
+    """Yield an absolute path of the folder that TensorStore understands: it takes a backslash for a slash."""
+    if "\\" not in str(folder.absolute()):
+        yield folder.absolute()
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        link = Path(temporary) / "folder"
+        link.symlink_to(folder.absolute())
+        yield link
 
 
 def _check_stored(leaf: Leaf, store: Any) -> None:

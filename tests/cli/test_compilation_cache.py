@@ -1,5 +1,6 @@
 """Where compiled programs are kept."""
 
+import pwd
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from rookery import cli
 from rookery.cli.compilation_cache import cache_folder, enable_compilation_cache
 
 
@@ -41,3 +43,20 @@ def test_the_cache_is_in_the_users_cache_folder_unless_another_is_chosen(
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert cache_folder() == tmp_path / "home" / ".cache" / "rookery"
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(f"uid not found: {uid}")
+
+    for name in ("HOME", "XDG_CACHE_HOME", "ROOKERY_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        assert cli.main(["list", "agents"]) == 0
+        assert enable_compilation_cache() is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    assert "there is no home folder: set ROOKERY_CACHE_DIR" in cache_text(None)

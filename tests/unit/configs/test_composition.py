@@ -267,3 +267,13 @@ def test_a_sweep_without_a_list_of_values_is_refused() -> None:
         sweep(["seed=interval(0,1)"])
     with pytest.raises(InvalidInputError, match=r"^env=glob\(nothing\*\): nothing matches\.$"):
         sweep(["env=glob(nothing*)"])
+
+
+@pytest.mark.parametrize("path", ["jörg", "a\\b", "it's", "a=b", "a,b", "3", "(p", "日本", "x y", "end\\"])
+def test_a_run_directory_is_named_as_it_is(path: str) -> None:
+    assert compose([f"run_dir={path}"])["run_dir"] == path
+
+
+@pytest.mark.parametrize(("text", "path"), [("'a b'", "a b"), ("null", None), ("runs/${seed}", "runs/0")])
+def test_a_run_directory_may_be_quoted_null_or_interpolated(text: str, path: str | None) -> None:
+    assert compose([f"run_dir={text}"])["run_dir"] == path

@@ -520,3 +520,10 @@ def test_saved_on_one_device_it_loads_on_four_and_back(tmp_path: Path) -> None:
     )
     restored, _ = Checkpoints(tmp_path / "four").restore(jax.tree.map(jnp.zeros_like, state))
     assert_same(restored, state | {"envs": state["envs"] + 2.0})
+
+
+def test_a_folder_may_have_a_backslash_in_its_name(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "a\\b" / "checkpoints")
+    checkpoints.save({"a": np.arange(3)}, 1, {})
+    np.testing.assert_array_equal(checkpoints.restore({"a": np.zeros(3, int)})[0]["a"], np.arange(3))
+    assert [path.name for path in tmp_path.iterdir()] == ["a\\b"]
