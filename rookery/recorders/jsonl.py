@@ -10,7 +10,7 @@ from rookery.errors import InvalidInputError
 from rookery.recorders.appended_file import AppendedFile
 from rookery.recorders.rows import as_number
 from rookery.runs.directory import RunDirectory
-from rookery.runs.files import open_inside
+from rookery.runs.files import MAX_LINE_BYTES, open_inside
 from rookery.runs.recorder import Position, Recorder, RunDescription
 
 
@@ -73,7 +73,7 @@ def keep_first_lines(path: Path, num_lines: int) -> None:
         file.seek(0)
         size = 0
         for index in range(num_lines):
-            line = file.readline()
+            line = file.readline(MAX_LINE_BYTES)
             if not line.endswith(b"\n"):
                 raise InvalidInputError(
                     f"{path} has {index} complete lines, but the run continues after line {num_lines}. "

@@ -1,6 +1,6 @@
 """Building blocks of sections: headings, rows of figures, and the figure of one metric."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rookery.report.curves import make_curve
 from rookery.report.loaded_run import LoadedRun
@@ -11,6 +11,8 @@ MAX_POINTS = 500
 """The maximum number of points of a curve."""
 MAX_SEED_POINTS = 250
 """The maximum number of points of the curve of a single seed."""
+MAX_SMALL_FIGURES = 64
+"""The maximum number of small figures of a section."""
 MAX_SMALL_POINTS = 160
 """The maximum number of points of a curve in a small figure."""
 
@@ -35,9 +37,12 @@ def figures(*content: Content) -> Markup:
     return element("div", content, class_="figures")
 
 
-def small_figures(*content: Content) -> Markup:
-    """Arrange small figures in rows."""
-    return element("div", content, class_="small-figures")
+def small_figures(names: Iterable[str], figure_fn: Callable[[str], Content]) -> list[Markup]:
+    """Arrange small figures of metrics in rows, up to `MAX_SMALL_FIGURES`."""
+    names = list(names)
+    drawn, num_more = names[:MAX_SMALL_FIGURES], len(names) - MAX_SMALL_FIGURES
+    content = [element("div", [figure_fn(name) for name in drawn], class_="small-figures")]
+    return [*content, note(f"{num_more:,} more metrics are not drawn.")] if num_more > 0 else content
 
 
 def legend_of(runs: Sequence[LoadedRun], label: str = "Runs") -> Markup | None:

@@ -46,10 +46,11 @@ def population(runs: Sequence[LoadedRun]) -> Markup | None:
     ]
     drawn_above = {*CENTER, *(f"{name}_{kind}" for run in evolved for name in _quantities(run) for kind in QUANTILES)}
     others = dict.fromkeys(name for run in evolved for name in run.series if name not in drawn_above)
-    small = [
-        metric_figure(evolved, name, name.removeprefix(PREFIX), small=True, with_seeds=False, x_label=GENERATIONS)
-        for name in others
-    ]
+
+    def small_figure(name: str) -> Markup | None:
+        title = name.removeprefix(PREFIX)
+        return metric_figure(evolved, name, title, small=True, with_seeds=False, x_label=GENERATIONS)
+
     how_to_read = (
         "Lines show the median of each generation, bands the middle half of its individuals, and thin lines the "
         "minimum and maximum; over several seeds, each is the interquartile mean. A record is the mean over the "
@@ -60,7 +61,7 @@ def population(runs: Sequence[LoadedRun]) -> Markup | None:
         note(how_to_read) if any(_quantities(run) for run in evolved) else None,
         legend_of(evolved),
         figures(large),
-        small_figures(small) if small else None,
+        small_figures(others, small_figure) if others else None,
     )
 
 

@@ -80,9 +80,12 @@ def updates(runs: Sequence[LoadedRun]) -> Markup | None:
     names = dict.fromkeys(name for part in parts for name in part.series if name.startswith("train/"))
     if not names:
         return None
-    drawn = (metric_figure(parts, name, name.removeprefix("train/"), small=True, with_seeds=False) for name in names)
+
+    def figure(name: str) -> Markup | None:
+        return metric_figure(parts, name, name.removeprefix("train/"), small=True, with_seeds=False)
+
     legend = legend_of(parts, "Runs" if len(parts) == len(runs) else "Policies")
-    return section("Updates", legend, small_figures(drawn))
+    return section("Updates", legend, small_figures(names, figure))
 
 
 def throughput(runs: Sequence[LoadedRun]) -> Markup | None:

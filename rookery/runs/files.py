@@ -65,12 +65,15 @@ def read_bytes(folder: Path, name: str, max_bytes: int = MAX_BYTES) -> bytes:
     return content
 
 
-def read_lines(folder: Path, name: str) -> Iterator[bytes]:
-    """Iterate over the lines of the plain file `name` of `folder`; longer ones are cut at `MAX_LINE_BYTES`."""
+def read_lines(folder: Path, name: str, max_bytes: int) -> Iterator[bytes]:
+    """Iterate over the lines of the plain file `name` of `folder`, up to `max_bytes`.
+
+    A line longer than `MAX_LINE_BYTES` is cut.
+    """
     with open(open_inside(folder, name), "rb") as file:
-        while line := file.readline(MAX_LINE_BYTES):
+        while file.tell() < max_bytes and (line := file.readline(MAX_LINE_BYTES)):
             rest = line
-            while len(rest) == MAX_LINE_BYTES and not rest.endswith(b"\n"):
+            while len(rest) == MAX_LINE_BYTES and not rest.endswith(b"\n") and file.tell() < max_bytes:
                 rest = file.readline(MAX_LINE_BYTES)
             yield line if rest is line else line + rest[-1:]
 

@@ -15,7 +15,7 @@ NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float(
 LARGEST = 3.4028234663852886e38
 """Metrics are computed in float32: larger numbers count as infinite."""
 MAX_COUNT = 2**53
-MAX_BYTES = 512 * 2**20
+MAX_BYTES = 256 * 2**20
 MAX_METRICS = 1_000
 MAX_NAME_LENGTH = 200
 MAX_CELLS = 1_000_000
@@ -59,15 +59,13 @@ def read_records(folder: Path, name: str) -> Records:
 
 
 def _lines(folder: Path, name: str, notes: _Notes) -> Iterator[tuple[int, bytes]]:
-    num_bytes = 0
+    number = 0
     try:
-        for number, line in enumerate(read_lines(folder, name), start=1):
-            num_bytes += len(line)
-            if num_bytes > MAX_BYTES:
-                notes.add(f"lines after the first {MAX_BYTES / 2**20:.0f} MiB", number)
-                return
+        for number, line in enumerate(read_lines(folder, name, MAX_BYTES), start=1):
             if line.endswith(b"\n"):
                 yield number, line
+        if (folder / name).stat().st_size > MAX_BYTES:
+            notes.add(f"what follows the first {MAX_BYTES / 2**20:.0f} MiB", number)
     except FileNotFoundError:
         return
 

@@ -60,3 +60,14 @@ def test_a_table_that_is_mostly_empty_loses_its_rarest_seeds(tmp_path: Path, mon
     assert {row["seed"] for row in rows} >= {0}
     assert len({row["seed"] for row in rows}) == 7
     assert left_out == ("seeds that have few records: 3, first in line 1",)
+
+
+def test_a_huge_file_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "MAX_BYTES", 2**21)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f"{GOOD}\n")
+    with open(path, "r+b") as file:
+        file.truncate(2**40)  # takes no space
+    rows, left_out = read_records(tmp_path, "metrics.jsonl")
+    assert rows == [ROW]
+    assert left_out == ("what follows the first 2 MiB: 1, first in line 2",)
