@@ -75,7 +75,8 @@ def install_command(extra: str) -> str:
 
 def one_line(error: Exception) -> str:
     """Return the message of an error in one line; with its type unless it is a `RookeryError`."""
-    message = " ".join(str(error).removesuffix(env_traceback(error)).split())
+    words = " ".join(str(error).removesuffix(env_traceback(error)).split())
+    message = "".join(letter if letter.isprintable() else "?" for letter in words)  # no commands to the terminal
     return message if isinstance(error, RookeryError) else f"{type(error).__name__}: {message}"
 
 

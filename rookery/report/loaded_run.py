@@ -212,8 +212,9 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
 def _count(config: Mapping[str, Any], name: str) -> int | None:
     """Return a count of the config; None if it is none."""
     value = config.get(name)
-    is_count = isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT
-    return int(value) if is_count else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= MAX_COUNT:
+        return None
+    return int(value)
 
 
 def _entry(config: Mapping[str, Any], group: str, name: str) -> str:

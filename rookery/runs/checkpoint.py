@@ -372,7 +372,7 @@ def _read_arrays(folder: Path, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
 
     The files may claim any shape: it is compared before memory is allocated. Orbax would not compare.
     """
-    import tensorstore as ts  # type: ignore[import-untyped]
+    import tensorstore as ts
 
     with _without_backslash(folder) as path, _damage_as_unusable():
         database = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path}/"}}

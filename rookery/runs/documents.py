@@ -74,7 +74,7 @@ def _within_bounds(path: str, kind: str, parse_fn: Callable[[], Any], max_entrie
 def _parse_yaml(content: bytes) -> Any:
     import yaml  # type: ignore[import-untyped]
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+    class Loader(yaml.SafeLoader):
         def flatten_mapping(self, node: Any) -> None:
             """Refuse merge keys (<<): merging lists of aliases multiplies entries."""
             if any(key.tag == "tag:yaml.org,2002:merge" for key, _ in node.value):

@@ -71,6 +71,11 @@ def test_debug_shows_the_traceback(argv: list[str], capsys: pytest.CaptureFixtur
     assert "UnknownNameError: unknown environment 'probe/conter'" in captured.err
 
 
+def test_an_error_sends_no_commands_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["evaluate", "runs/\x1b[2J\x07"]) == 2
+    assert "runs/?[2J? is not a run directory" in capsys.readouterr().err
+
+
 def test_an_unexpected_error_is_one_line_too(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
