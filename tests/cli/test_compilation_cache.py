@@ -10,6 +10,7 @@ import pytest
 
 from rookery import cli
 from rookery.cli.compilation_cache import cache_folder, enable_compilation_cache
+from rookery.cli.doctor import cache_text
 
 
 def test_compiled_programs_are_kept_in_the_cache_folder(
