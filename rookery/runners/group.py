@@ -16,7 +16,6 @@ import numpy as np
 from rookery.agent import Agent, AgentState, Carry
 from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError, check_count
-from rookery.runners.acting.actor import on_one_device
 from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID
 from rookery.runners.acting.roles import RoleAgent, RoleID, RoleState
 from rookery.runners.callbacks import Callbacks
@@ -122,7 +121,7 @@ class RunnerSpec:
 
 @dataclass(frozen=True)
 class FragmentRequest:
-    """Sample `num_steps` of each env with the agent of a role, and with these states by policy."""
+    """Sample `num_steps` of each env with the agent of a role, and with these states by policy, on one device."""
 
     role: RoleID
     agent_states: Mapping[PolicyID, AgentState]
@@ -260,7 +259,7 @@ class LocalRunners(RunnerGroup):
     def _reply(self, index: int, request: FragmentRequest) -> Reply:
         runner = self.runner(index)
         states: Any = {
-            policy: RoleState(role=request.role, agent_state=on_one_device(state))
+            policy: RoleState(role=request.role, agent_state=state)
             for policy, state in request.agent_states.items()
         }
         runner.set_agent_states(states)

@@ -91,6 +91,10 @@ class Collector(ABC):
         self.spaces = group.describe().spaces
         self._clips_rewards = clips_rewards(env)
 
+    @property
+    def env_name(self) -> str:
+        return self._env.name
+
     def set_agents(self, agents: Mapping[RoleID, Agent]) -> None:
         """Set the agents by role. Call it before the first step."""
         self._agents = agents
@@ -109,7 +113,6 @@ class Collector(ABC):
 
     def sample(self, role: RoleID, agent_states: Mapping[PolicyID, AgentState], rollout_length: int) -> list[Sample]:
         """Act with the agents of a role for `rollout_length` steps of each env; return the sample of each runner."""
-        check_not_traced(self._env.name, agent_states)
         self._start()
         request = FragmentRequest(role, agent_states, rollout_length)
         for index in range(self.group.num_runners):
@@ -157,7 +160,7 @@ class Collector(ABC):
         self._counts = Counter(state["counts"])
 
     def describe_restart(self) -> str:
-        return f"{self._env.name} restarts with new episodes and new seeds: simulator state is not checkpointed"
+        return f"{self.env_name} restarts with new episodes and new seeds: simulator state is not checkpointed"
 
     def close(self) -> None:
         """Close the environments. May be called twice."""

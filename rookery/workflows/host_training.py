@@ -17,9 +17,10 @@ from rookery.hyperparameters import Hyperparameters
 from rookery.learners.learner import Learner, LearnerState, Metrics
 from rookery.learning.counter import Counter
 from rookery.learning.experience import Experience, JointExperience
-from rookery.runners.acting.roles import TRAIN, WARM_UP
+from rookery.runners.acting.actor import on_one_device
+from rookery.runners.acting.roles import TRAIN, WARM_UP, RoleID
 from rookery.types import Key
-from rookery.workflows.collector import Collector
+from rookery.workflows.collector import Collector, check_not_traced
 from rookery.workflows.config import TrainConfig
 from rookery.workflows.programs import Layout, Program
 from rookery.workflows.training import LearnerTraining, TrainingState
@@ -67,6 +68,7 @@ class HostTraining(LearnerTraining):
         return self._warm_up(state) if self.learner.warmup_steps else state
 
     def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
+        check_not_traced(self.collector.env_name, state)
         experience, _ = self.collect(self.acting_state(state))
         return self._learn(state, experience)
 
@@ -84,9 +86,7 @@ class HostTraining(LearnerTraining):
 
     def collect(self, agent_state: AgentState, staleness: int = 0) -> tuple[Experience | JointExperience, int]:
         """Collect one batch; return it, placed on the devices, and its number of env steps."""
-        rollout_length = self.learner.config.rollout_length
-        experience, num_steps = self.collector.collect(TRAIN, agent_state, rollout_length, staleness)
-        return self._place(experience), num_steps
+        return self._collect(TRAIN, agent_state, self.learner.config.rollout_length, staleness)
 
     def update_program(self) -> Program:
         """Make the program of one update, which adds to the metrics and returns a copy of the next acting state."""
@@ -97,6 +97,14 @@ class HostTraining(LearnerTraining):
 
         specs = self._specs
         return self.layout.program(update, (specs, SAME, self._given), (specs, SAME, SAME), donate=(0, 1))
+
+    def _collect(
+        self, role: RoleID, agent_state: AgentState, rollout_length: int, staleness: int = 0
+    ) -> tuple[Experience | JointExperience, int]:
+        if self.layout.mesh.size > 1:
+            agent_state = on_one_device(agent_state)
+        experience, num_steps = self.collector.collect(role, agent_state, rollout_length, staleness)
+        return self._place(experience), num_steps
 
     def _place(self, experience: Experience | JointExperience) -> Experience | JointExperience:
         """Split experience over the devices; with one device, return it unchanged."""
@@ -109,6 +117,7 @@ class HostTraining(LearnerTraining):
 
     def _warm_up(self, state: TrainingState) -> TrainingState:
         """Take the warm-up steps and store them."""
+        check_not_traced(self.collector.env_name, state)
 
         def store(state: TrainingState, experience: Experience) -> TrainingState:
             return state.replace(learner=self.learner.store(state.learner, experience))
@@ -117,8 +126,8 @@ class HostTraining(LearnerTraining):
         program = self.layout.program(store, (specs, self._given), specs, donate=(0,), options=run_once_options())
         num_steps = 0
         while num_steps < self.learner.warmup_steps:
-            experience, num_new = self.collector.collect(self._warmup_role, state.agent_state, rollout_length=1)
-            state = program(state, self._place(experience))
+            experience, num_new = self._collect(self._warmup_role, state.agent_state, rollout_length=1)
+            state = program(state, experience)
             num_steps += num_new
         return state
 
@@ -188,6 +197,7 @@ class HostAdvance:
         collected = self._take_ahead(state)
         with ThreadPoolExecutor(1) as thread:
             while num_done < int(num_iterations) and env_steps < int(until):
+                jax.block_until_ready(state.key)  # collecting time excludes a running update
                 experience, num_steps = collected or self._collect(agent_state)
                 collected = None
                 env_steps += num_steps
@@ -213,7 +223,6 @@ class HostAdvance:
         return self._seconds / max(self._num_collected, 1)
 
     def _collect(self, agent_state: AgentState, staleness: int = 0) -> tuple[Any, int]:
-        jax.block_until_ready(agent_state)  # collecting time excludes a running update
         start = self._clock()
         collected = self._training.collect(agent_state, staleness)
         self._last_seconds = self._clock() - start
