@@ -1,19 +1,20 @@
 """Evaluation of one agent on an exact number of episodes, each up to its first done."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rookery.agent import AgentState, Carry
 from rookery.envs import Env
 from rookery.envs.env import check_is_env
 from rookery.errors import InvalidInputError, check_count, check_discount
+from rookery.evaluators.playback import play_episodes
 from rookery.metrics import EvaluateMetric
 from rookery.rollout import ActionFn, recurrent_fast_eval_rollout_episode
-from rookery.types import Key, PyTreeNode, as_one_key, pytree_field
+from rookery.types import Array, Key, PyTreeNode, as_one_key, pytree_field
 
 
 class Evaluator(PyTreeNode):
@@ -45,6 +46,21 @@ class Evaluator(PyTreeNode):
         check_count("num_episodes", num_episodes)
         return self._evaluate(agent_state, as_one_key(key), num_episodes)
 
+    def frames(self, agent_state: AgentState, key: Key, max_steps: int) -> Iterator[np.ndarray]:
+        """Play one episode of at most `max_steps` steps and render it; raise `RenderError` if that fails."""
+        max_steps = min(max_steps, self.max_episode_steps)
+        (episode,) = play_episodes(self.env, self._action_fn, self.initial_carry_fn, agent_state, key, max_steps)
+        return episode.frames()
+
+    def close(self) -> None:
+        """Do nothing: device environments need no closing."""
+
+    @property
+    def _action_fn(self) -> ActionFn:
+        action_fn = self.agent_fn or self.action_fn
+        assert action_fn is not None, "checked when it is made"
+        return action_fn
+
     @partial(jax.jit, static_argnames=("num_episodes",))
     def _evaluate(self, agent_state: AgentState, key: Key, num_episodes: int) -> EvaluateMetric:
         (num_envs,) = self.env.batch_shape
@@ -52,13 +68,13 @@ class Evaluator(PyTreeNode):
         # Surplus envs of the last round are done from the start, so the round does not wait for them.
         left_over = jnp.arange(num_rounds * num_envs).reshape(num_rounds, num_envs) >= num_episodes
 
-        def play_round(inputs: tuple[Key, Any]) -> EvaluateMetric:
+        def play_round(inputs: tuple[Key, Array]) -> EvaluateMetric:
             round_key, idle = inputs
             reset_key, rollout_key = jax.random.split(round_key)
             env_state = self.env.reset(reset_key)
             metrics, _, _ = recurrent_fast_eval_rollout_episode(
                 self.env.step,
-                self.agent_fn or self.action_fn,  # type: ignore[arg-type]
+                self._action_fn,
                 env_state.replace(done=idle.astype(env_state.done.dtype)),
                 agent_state,
                 self.initial_carry_fn(self.env.batch_shape),

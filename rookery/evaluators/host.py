@@ -19,7 +19,7 @@ from rookery.evaluators.playback import RenderError
 from rookery.metrics import EvaluateMetric
 from rookery.runners.acting.actor import on_one_device
 from rookery.runners.acting.players import GreedyPlayers, GreedyTeams
-from rookery.runners.acting.policy_map import PolicyID
+from rookery.runners.acting.policy_map import PolicyID, distinct_policies
 from rookery.runners.engine import EpisodeEngine
 from rookery.runners.envs.base_env import AgentID, BaseEnv
 from rookery.runners.faults import EnvFaultError, EnvsLostError
@@ -92,7 +92,7 @@ class HostEvaluator:
         self._num_envs = num_envs
         self.max_episode_steps = env.episode_length or MAX_EPISODE_STEPS
         self._players: Any = GreedyPlayers(agent) if policy_of is None else GreedyTeams(agent, policy_of)
-        self._policies = None if policy_of is None else list(dict.fromkeys(policy_of.values()))
+        self._policies = None if policy_of is None else distinct_policies(policy_of)
         self._restart = RestartPolicy(max_restarts=env.runner.max_restarts)
         self._base_env = opened
         self._engine: EpisodeEngine | None = None

@@ -27,7 +27,7 @@ from rookery.runners.envs.base_env import SINGLE_AGENT, BaseEnv, End, EnvOutputs
 from rookery.runners.faults import EnvFaultError, fault_report
 from rookery.runners.group import Description, check_one_agent
 from rookery.runners.health import RestartPolicy
-from rookery.runners.host_envs import check_one_host, make_envs, make_with_retries, try_first_reset
+from rookery.runners.host_envs import make_envs, make_with_retries, try_first_reset
 from rookery.runners.ledger import Steps
 from rookery.runners.recording.episode import LiveEpisode
 from rookery.runners.recording.returns import ReturnsRecorder
@@ -69,7 +69,6 @@ class HostPopulation:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        check_one_host(env)
         if env.runner.overlap:
             raise InvalidInputError(
                 "env.runner.overlap=true is for methods that learn from batches: a generation cannot start before "

@@ -1,13 +1,13 @@
 """Episodes for videos: played one at a time on the device, rendered on the host."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import jax
 import numpy as np
 
-from rookery.agent import Agent, AgentState, Carry
+from rookery.agent import AgentState, Carry
 from rookery.envs import Env, EnvState, MultiAgentEnv, VectorWrapper
 from rookery.envs.wrappers import VmapWrapper
 from rookery.errors import InvalidInputError, RookeryError, check_count
@@ -38,12 +38,19 @@ class PlayedEpisode:
 
 
 def play_episodes(
-    env: Env, agent: Agent, agent_state: AgentState, key: Key, max_steps: int, num_episodes: int = 1
+    env: Env,
+    action_fn: ActionFn,
+    initial_carry_fn: Callable[[tuple[int, ...]], Carry],
+    agent_state: AgentState,
+    key: Key,
+    max_steps: int,
+    num_episodes: int = 1,
 ) -> list[PlayedEpisode]:
-    """Play greedy episodes with `agent` and keep their states for rendering.
+    """Play episodes and keep their states for rendering.
 
-    `env` is vectorized; one of its envs is played, up to its first done or for `max_steps`. Raises `RenderError` before
-    the first step if the env cannot be rendered.
+    `action_fn` is `agent.evaluate_actions`, `initial_carry_fn` is `agent.initial_carry`. `env` is vectorized; one of
+    its envs is played, up to its first done or for `max_steps`. Raises `RenderError` before the first step if the env
+    cannot be rendered.
     """
     check_count("max_steps", max_steps)
     check_count("num_episodes", num_episodes)
@@ -53,7 +60,8 @@ def play_episodes(
         )
     single = VmapWrapper(env.env, 1)
     episode_keys = jax.random.split(as_one_key(key), num_episodes)
-    return [_play(single, agent, agent_state, episode_key, max_steps) for episode_key in episode_keys]
+    carry = initial_carry_fn(single.batch_shape)
+    return [_play(single, action_fn, carry, agent_state, episode_key, max_steps) for episode_key in episode_keys]
 
 
 def render(env: Env, env_state: EnvState) -> np.ndarray:
@@ -67,14 +75,16 @@ def render(env: Env, env_state: EnvState) -> np.ndarray:
         raise RenderError(f"{name} cannot be rendered: render() raised {error!r}.") from error
 
 
-def _play(env: VmapWrapper, agent: Agent, agent_state: AgentState, key: Key, max_steps: int) -> PlayedEpisode:
+def _play(
+    env: VmapWrapper, action_fn: ActionFn, carry: Carry, agent_state: AgentState, key: Key, max_steps: int
+) -> PlayedEpisode:
     reset_key, action_key = jax.random.split(key)
-    env_state, carry = env.reset(reset_key), agent.initial_carry(env.batch_shape)
+    env_state = env.reset(reset_key)
     render(env, env_state)
     states, episode_return = [env_state], 0.0
     while len(states) <= max_steps and not env_state.done[0]:
         step_key = jax.random.fold_in(action_key, len(states))
-        env_state, carry = _step(env.step, agent.evaluate_actions, agent_state, env_state, carry, step_key)
+        env_state, carry = _step(env.step, action_fn, agent_state, env_state, carry, step_key)
         states.append(env_state)
         episode_return += float(env_state.reward[0])
     return PlayedEpisode(env, tuple(states), episode_return)

@@ -16,7 +16,7 @@ import numpy as np
 from rookery.agent import Agent, AgentState, Carry
 from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError, check_count
-from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID
+from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID, distinct_policies
 from rookery.runners.acting.roles import RoleAgent, RoleID, RoleState
 from rookery.runners.callbacks import Callbacks
 from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, BaseEnv
@@ -73,7 +73,7 @@ class ActingSpec:
 
     @property
     def policies(self) -> list[PolicyID]:
-        return [DEFAULT_POLICY] if self.policy_of is None else list(dict.fromkeys(self.policy_of.values()))
+        return [DEFAULT_POLICY] if self.policy_of is None else distinct_policies(self.policy_of)
 
 
 @dataclass(frozen=True)
@@ -259,8 +259,7 @@ class LocalRunners(RunnerGroup):
     def _reply(self, index: int, request: FragmentRequest) -> Reply:
         runner = self.runner(index)
         states: Any = {
-            policy: RoleState(role=request.role, agent_state=state)
-            for policy, state in request.agent_states.items()
+            policy: RoleState(role=request.role, agent_state=state) for policy, state in request.agent_states.items()
         }
         runner.set_agent_states(states)
         is_fragment = request.num_steps == self._spec.rollout_length

@@ -5,15 +5,12 @@ import dataclasses
 from collections.abc import Iterator
 
 from rookery.agent import Agent
-from rookery.agents.network import NetworkAgent
 from rookery.envs import AutoresetMode, MultiAgentEnv, VectorWrapper, create_env
 from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError
 from rookery.evaluators import Evaluator
 from rookery.evaluators.host import MAX_EPISODE_STEPS, HostEvaluator
 from rookery.evaluators.host_population import HostPopulation
-from rookery.evaluators.measures import Measure
-from rookery.evolution import EvoOptimizer
 from rookery.learners.learner import Learner
 from rookery.learners.on_policy import OnPolicyLearner
 from rookery.learners.policies import PolicyLearners
@@ -26,7 +23,7 @@ from rookery.types import PyTreeDict
 from rookery.workflows.collector import SingleAgentCollector
 from rookery.workflows.config import Settings, TrainConfig
 from rookery.workflows.device_training import DeviceTraining
-from rookery.workflows.generations import REFERENCE_ENVS, DeviceGenerations, ECConfig, HostGenerations
+from rookery.workflows.generations import REFERENCE_ENVS, DeviceGenerations, Evolution, HostGenerations
 from rookery.workflows.host_training import HostTraining
 from rookery.workflows.multi_agent_collector import MultiAgentCollector
 from rookery.workflows.programs import Layout
@@ -88,23 +85,18 @@ def with_num_envs(learner: OnPolicyLearner, num_envs: int) -> OnPolicyLearner:
 
 
 def make_generations(
-    settings: Settings,
-    layout: Layout,
-    optimizer: EvoOptimizer,
-    agent: NetworkAgent,
-    config: ECConfig,
-    evaluation_episodes: int | None = None,
+    settings: Settings, layout: Layout, evolution: Evolution, evaluation_episodes: int | None = None
 ) -> Training:
     """Make the evolution of an agent on the configured environment; see `make_gradient_training`."""
     train, num_episodes = settings.train, settings.train.evaluation.num_episodes
-    common = optimizer, agent, config, settings.hyperparameters, layout
+    agent, config = evolution.agent, evolution.config
     if train.env.has_several_agents:
         raise several_agents_error(settings)
     if not train.env.is_on_host:
         reference_env = None
         if config.fixed_obs_statistics:
             reference_env = make_env(train.env, REFERENCE_ENVS, AutoresetMode.NORMAL)
-        return DeviceGenerations(*common, make_evaluator(settings, agent), num_episodes, reference_env)
+        return DeviceGenerations(evolution, layout, make_evaluator(settings, agent), num_episodes, reference_env)
     num_slots = min(config.num_lanes, config.population_size * config.num_episodes)
     with close_on_error() as opened:
         envs = open_envs(train.env, num_slots, evaluation_episodes, opened)
@@ -113,13 +105,13 @@ def make_generations(
             agent,
             num_slots,
             explore=config.explore,
-            track_obs=config.normalize_obs and not config.fixed_obs_statistics,
-            measures=tuple(Measure.parse(text) for text in optimizer.measures),
+            track_obs=config.tracks_obs,
+            measures=evolution.measures,
             description=None if envs is None else Description.of(envs),
         )
         opened.callback(player.close)
         evaluator = HostEvaluator(train.env, agent, num_slots, opened=envs)
-        return HostGenerations(*common, player, evaluator, num_episodes)
+        return HostGenerations(evolution, layout, player, evaluator, num_episodes)
 
 
 def open_envs(

@@ -3,9 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from rookery.compilation import run_once_options
 from rookery.control_flow import any_true
-from rookery.distributed import DEVICE_AXIS, SAME
+from rookery.distributed import DEVICE_AXIS
 from rookery.distributed.collectives import key_of_this_device
 from rookery.evaluators import Evaluator
 from rookery.hyperparameters import Hyperparameters
@@ -16,22 +15,14 @@ from rookery.rollout import RolloutSource, RolloutState
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key
 from rookery.workflows.programs import Layout, experience_specs
-from rookery.workflows.training import (
-    LearnerTraining,
-    NoEnvironments,
-    TrainingState,
-    advance_program,
-    timed,
-)
+from rookery.workflows.training import LearnerTraining, OnDevice, TrainingState, timed
 
 ROWS_TO_TIME = 128
 """Minimum number of rows per timed call; with fewer rows the overhead of the call would dominate."""
 
 
-class DeviceTraining(LearnerTraining):
-    """Collects and learns on the device; all iterations between two records are one program."""
-
-    environments = NoEnvironments()
+class DeviceTraining(OnDevice, LearnerTraining):
+    """Collects and learns on the device."""
 
     def __init__(
         self,
@@ -53,22 +44,7 @@ class DeviceTraining(LearnerTraining):
         self._warmup_source = source.replace(
             agent=learner.warmup_agent(source.obs_space, source.action_space), rollout_length=1
         )
-        iterate = layout.over_seeds(self._iterate)
-        if layout.enable_jit:
-            iterate = jax.jit(iterate)  # traced once for all programs that contain it
-        specs = self.specs()
-        self._init = layout.program(layout.over_seeds(self._start), (SAME,), specs, options=run_once_options())
-        self._step = layout.program(iterate, (specs,), (SAME, specs))
-        self.advance = advance_program(layout, iterate, specs)
-
-    def init(self, key: Key) -> TrainingState:
-        return self._init(key)
-
-    def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
-        return self._step(state)
-
-    def metrics_shape(self, state: TrainingState) -> Metrics:
-        return jax.eval_shape(self._step, state)[0]
+        self._make_programs(self._start, self._iterate)
 
     # For one seed, on this device's share of the environments.
 

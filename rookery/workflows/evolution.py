@@ -10,7 +10,7 @@ from rookery.configuration import field_names, from_mapping
 from rookery.distributed import DEVICE_AXIS
 from rookery.evolution import EvoOptimizer
 from rookery.workflows.choice import make_generations
-from rookery.workflows.generations import ECConfig
+from rookery.workflows.generations import ECConfig, Evolution
 from rookery.workflows.training import Training
 from rookery.workflows.workflow import Workflow
 
@@ -38,7 +38,8 @@ class ECWorkflow(Workflow):
         config = self.config
         agent = self.agent_class(config=config.network, normalize_obs=config.normalize_obs)
         optimizer = self.make_optimizer(config, self.settings.hyperparameters)
-        return make_generations(self.settings, self.layout, optimizer, agent, config, self.evaluation_episodes)
+        evolution = Evolution(optimizer, agent, config, self.settings.hyperparameters)
+        return make_generations(self.settings, self.layout, evolution, self.evaluation_episodes)
 
     def make_optimizer(self, config: Any, hyperparameters: Any) -> EvoOptimizer:
         """Build the strategy from the settings that it declares."""

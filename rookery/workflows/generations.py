@@ -1,5 +1,6 @@
 """Evolution: ask a strategy for a population, play its episodes, tell the strategy the fitness of the individuals."""
 
+import functools
 import time
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from rookery.spaces import Space
 from rookery.types import Array, Key, Params, as_one_key
 from rookery.workflows.collector import check_not_traced
 from rookery.workflows.programs import Layout, Program
-from rookery.workflows.training import NoEnvironments, Training, TrainingState, advance_program, state_specs, timed
+from rookery.workflows.training import OnDevice, Training, TrainingState, state_specs, timed
 
 REFERENCE_ENVS, REFERENCE_STEPS = 64, 128
 """The size of the random rollout for `fixed_obs_statistics`."""
@@ -68,11 +69,31 @@ class ECConfig:
         if self.fixed_obs_statistics and not self.normalize_obs:
             raise InvalidInputError("fixed_obs_statistics=true has no effect without normalize_obs=true.")
 
+    @property
+    def tracks_obs(self) -> bool:
+        """Whether every generation adds to the statistics of observations."""
+        return self.normalize_obs and not self.fixed_obs_statistics
+
 
 class EvolutionState(LearnerState):
     """The state of a search; `agent_state` is its center."""
 
     evo_state: ECState
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """What evolves: a strategy, the agent whose parameters it searches, and their settings."""
+
+    optimizer: EvoOptimizer
+    agent: NetworkAgent
+    config: ECConfig
+    hyperparameters: Hyperparameters
+
+    @functools.cached_property
+    def measures(self) -> tuple[Measure, ...]:
+        """What the strategy measures of every episode besides its return."""
+        return tuple(Measure.parse(text) for text in self.optimizer.measures)
 
 
 class Generations(Training):
@@ -82,20 +103,15 @@ class Generations(Training):
     statistics: of all earlier generations, or of a random rollout with `fixed_obs_statistics`.
     """
 
-    def __init__(
-        self,
-        optimizer: EvoOptimizer,
-        agent: NetworkAgent,
-        config: ECConfig,
-        hyperparameters: Hyperparameters,
-        layout: Layout,
-    ) -> None:
-        self.optimizer = optimizer
+    agent: NetworkAgent
+
+    def __init__(self, evolution: Evolution, layout: Layout) -> None:
+        self.optimizer = optimizer = evolution.optimizer
         self.has_best = optimizer.has_best
-        self.agent = agent
-        self.config = config
+        self.agent = evolution.agent
+        self.config = config = evolution.config
         self.layout = layout
-        self._hyperparameters = hyperparameters
+        self._hyperparameters = evolution.hyperparameters
         check_divides("agent.population_size", config.population_size, layout.mesh.size)
         whole = layout.mesh.size * optimizer.group_size
         if config.population_size % whole:
@@ -103,10 +119,6 @@ class Generations(Training):
                 f"agent.population_size={config.population_size} does not split into pairs over {layout.mesh.size} "
                 f"devices: use a multiple of {whole}."
             )
-        self.measures = tuple(Measure.parse(text) for text in optimizer.measures)
-        self.tracks_obs = config.normalize_obs and not config.fixed_obs_statistics
-
-    agent: NetworkAgent
 
     @property
     @abstractmethod
@@ -210,23 +222,21 @@ class Generations(Training):
         return metrics
 
 
-class DeviceGenerations(Generations):
+class DeviceGenerations(OnDevice, Generations):
     """Plays the episodes of a population inside the compiled program."""
 
-    environments = NoEnvironments()
+    evaluator: Evaluator
 
     def __init__(
         self,
-        optimizer: EvoOptimizer,
-        agent: NetworkAgent,
-        config: ECConfig,
-        hyperparameters: Hyperparameters,
+        evolution: Evolution,
         layout: Layout,
         evaluator: Evaluator,
         num_episodes: int,
         reference_env: VectorWrapper | None,
     ) -> None:
-        super().__init__(optimizer, agent, config, hyperparameters, layout)
+        super().__init__(evolution, layout)
+        agent, config = self.agent, self.config
         self.evaluator = evaluator
         self.evaluation = self._make_evaluation(num_episodes, is_compiled=True)
         self._reference_env = reference_env
@@ -236,30 +246,16 @@ class DeviceGenerations(Generations):
             initial_carry_fn=agent.initial_carry,
             max_episode_steps=evaluator.max_episode_steps,
             num_lanes=min(config.num_lanes, config.population_size * config.num_episodes // layout.mesh.size),
-            measures=self.measures,
-            track_obs=self.tracks_obs,
+            measures=evolution.measures,
+            track_obs=config.tracks_obs,
         )
-        if self.measures:
+        if evolution.measures:
             jax.eval_shape(self._measure_one_step, jax.random.key(0))  # raises if a measure does not exist
-        iterate = layout.over_seeds(self._iterate)
-        if layout.enable_jit:
-            iterate = jax.jit(iterate)  # traced once for all programs that contain it
-        self._init = layout.program(layout.over_seeds(self._start), (SAME,), SAME, options=run_once_options())
-        self._step = layout.program(iterate, (SAME,), (SAME, SAME))
-        self.advance = advance_program(layout, iterate, self.specs())
+        self._make_programs(self._start, self._iterate)
 
     @property
     def spaces(self) -> tuple[Space, Space]:
-        return self.evaluator.env.obs_space, self.evaluator.env.action_space  # type: ignore[union-attr]
-
-    def init(self, key: Key) -> TrainingState:
-        return self._init(key)
-
-    def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
-        return self._step(state)
-
-    def metrics_shape(self, state: TrainingState) -> Metrics:
-        return jax.eval_shape(self._step, state)[0]
+        return self.evaluator.env.obs_space, self.evaluator.env.action_space
 
     def collect_seconds(self, state: TrainingState) -> float:
         """Time the episodes of a generation in a separate program, because a part of a program cannot be timed."""
@@ -310,21 +306,19 @@ class DeviceGenerations(Generations):
 class HostGenerations(Generations):
     """Plays the episodes of a population in host environments; asking and telling are compiled programs."""
 
-    advance: "HostAdvance"
+    advance: "HostGenerationsLoop"
     evaluator: HostEvaluator
 
     def __init__(
         self,
-        optimizer: EvoOptimizer,
-        agent: NetworkAgent,
-        config: ECConfig,
-        hyperparameters: Hyperparameters,
+        evolution: Evolution,
         layout: Layout,
         player: HostPopulation,
         evaluator: HostEvaluator,
         num_episodes: int,
     ) -> None:
-        super().__init__(optimizer, agent, config, hyperparameters, layout)
+        super().__init__(evolution, layout)
+        config = self.config
         self.player = self.environments = player
         self.evaluator = evaluator
         self.evaluation = self._make_evaluation(num_episodes, is_compiled=False)
@@ -335,7 +329,7 @@ class HostGenerations(Generations):
         self._example = layout.place(player.no_episodes(config.population_size, config.num_episodes), specs)
         self._ask_all = layout.program(self._ask, (SAME,), (SAME, SPLIT, SAME))
         self._tell_all = layout.program(self._tell, (SAME, SPLIT, specs), (SAME, SAME))
-        self.advance = HostAdvance(self, self._ask_all, self._example, specs)
+        self.advance = HostGenerationsLoop(self, self._ask_all, self._example, specs)
 
     @property
     def spaces(self) -> tuple[Space, Space]:
@@ -371,7 +365,7 @@ class HostGenerations(Generations):
         return self.layout.place(episodes, self._episode_specs)
 
 
-class HostAdvance:
+class HostGenerationsLoop:
     """The loop of evolution on the host: ask, play, tell."""
 
     def __init__(

@@ -29,7 +29,7 @@ from rookery.workflows.training import LearnerTraining, TrainingState
 class HostTraining(LearnerTraining):
     """Alternates between collecting a batch by runners and learning from it in a compiled program."""
 
-    advance: "HostAdvance"
+    advance: "HostTrainingLoop"
     evaluator: HostEvaluator
 
     def __init__(
@@ -61,7 +61,7 @@ class HostTraining(LearnerTraining):
         self._learn = layout.program(self._learn_from, (specs, given), (SAME, specs))
         self.acting = layout.program(self._acting_state, (specs,), SAME)
         self._example = self._place(self._blank)
-        self.advance = HostAdvance(self, self._example, train.total_timesteps, train.env.runner.overlap, clock)
+        self.advance = HostTrainingLoop(self, self._example, train.total_timesteps, train.env.runner.overlap, clock)
 
     def init(self, key: Key) -> TrainingState:
         state: TrainingState = self._init(key)
@@ -78,7 +78,7 @@ class HostTraining(LearnerTraining):
     def collect_seconds(self, state: TrainingState) -> float:
         return self.advance.collect_seconds
 
-    # For `HostAdvance`.
+    # For `HostTrainingLoop`.
 
     def acting_state(self, state: TrainingState) -> AgentState:
         """Return a copy of the agent state for the next batch."""
@@ -155,7 +155,7 @@ class HostTraining(LearnerTraining):
         return jax.tree.map(jnp.copy, self.learner.acting_state(state.learner))
 
 
-class HostAdvance:
+class HostTrainingLoop:
     """The loop of host training: collect, then update.
 
     With `overlap` the update runs in another thread while the next batch is collected. JAX executes the calls of one

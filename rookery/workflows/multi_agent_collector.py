@@ -11,7 +11,7 @@ from rookery.distributed import SAME
 from rookery.envs.config import EnvConfig
 from rookery.learning.experience import Experience, JointExperience
 from rookery.metrics import Mean
-from rookery.runners.acting.policy_map import PolicyID
+from rookery.runners.acting.policy_map import PolicyID, distinct_policies
 from rookery.runners.acting.roles import RoleID
 from rookery.runners.envs.base_env import AgentID
 from rookery.runners.group import RunnerGroup, merge_columns
@@ -38,7 +38,7 @@ class MultiAgentCollector(Collector):
     def __init__(self, group: RunnerGroup, env: EnvConfig, agent: Agent, num_envs: int, rollout_length: int) -> None:
         super().__init__(group, env, agent, num_envs, rollout_length)
         self.policy_of = assign_policies(env.policies, self.spaces)
-        self.policies = list(dict.fromkeys(self.policy_of.values()))
+        self.policies = distinct_policies(self.policy_of)
         spaces = {policy: self.spaces[agents_of(policy, self.policy_of)[0]] for policy in self.policies}
         self.obs_space = Dict({policy: obs_space for policy, (obs_space, _) in spaces.items()})
         self.action_space = Dict({policy: action_space for policy, (_, action_space) in spaces.items()})

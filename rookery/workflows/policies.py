@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 from rookery.envs.config import check_policy_name
 from rookery.errors import InvalidInputError, unknown_name
-from rookery.runners.acting.policy_map import PolicyID
+from rookery.runners.acting.policy_map import PolicyID, distinct_policies
 from rookery.runners.envs.base_env import AgentID
 from rookery.spaces import Space
 
@@ -73,7 +73,7 @@ def _by_patterns(policies: Mapping[str, PolicyID], spaces: Mapping[AgentID, Spac
 
 
 def _check_spaces(policy_of: Mapping[AgentID, PolicyID], spaces: Mapping[AgentID, Spaces]) -> None:
-    for policy in dict.fromkeys(policy_of.values()):
+    for policy in distinct_policies(policy_of):
         first, *others = agents_of(policy, policy_of)
         for other in others:
             for what, one, another in zip(("observations", "actions"), spaces[first], spaces[other], strict=True):

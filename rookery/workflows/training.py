@@ -3,7 +3,7 @@
 import functools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, Self
 
 import jax
@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.agent import Agent, AgentState
+from rookery.compilation import run_once_options
 from rookery.distributed import SAME, SPLIT
-from rookery.evaluators import Evaluator
-from rookery.evaluators.host import HostEvaluator
+from rookery.evaluators import EvaluateMetric
 from rookery.hyperparameters import Hyperparameters
 from rookery.learners.learner import Learner, LearnerState, Metrics
 from rookery.learning.counter import Counter
@@ -71,6 +71,22 @@ class Advance(Protocol):
     ) -> tuple[TrainingState, Metrics]: ...
 
 
+class AgentEvaluator(Protocol):
+    """Plays greedy episodes: an `Evaluator` in device environments, a `HostEvaluator` in host environments."""
+
+    @property
+    def max_episode_steps(self) -> int: ...
+
+    def evaluate(self, agent_state: AgentState, key: Key, num_episodes: int) -> EvaluateMetric:
+        """Play `num_episodes` episodes; return the return and the length of each."""
+
+    def frames(self, agent_state: AgentState, key: Key, max_steps: int) -> Iterator[np.ndarray]:
+        """Play and render one episode of at most `max_steps` steps; raise `RenderError` if that fails."""
+
+    def close(self) -> None:
+        """Close its environments. May be called twice."""
+
+
 class Environments(Protocol):
     """Host environments, whose state is not part of `TrainingState`."""
 
@@ -115,7 +131,7 @@ class Training(ABC):
     agent: Agent
     layout: Layout
     environments: Environments
-    evaluator: Evaluator | HostEvaluator
+    evaluator: AgentEvaluator
     evaluation: Program
     """`evaluation(agents, eval_key)` plays greedy episodes and returns metrics and the next key."""
     advance: Advance
@@ -154,8 +170,7 @@ class Training(ABC):
     def close(self) -> None:
         """Close all host environments. May be called twice."""
         self.environments.close()
-        if isinstance(self.evaluator, HostEvaluator):
-            self.evaluator.close()
+        self.evaluator.close()
 
     def state_shape(self, key: Key) -> TrainingState:
         """Return the shapes of the result of `init`."""
@@ -207,10 +222,38 @@ class LearnerTraining(Training):
         return self.learner.counters(state.learner)
 
 
-def advance_program(layout: Layout, iterate: Callable, specs: TrainingState) -> Program:
+class OnDevice(Training):
+    """Training with environments in the compiled program; all iterations between two records are one call."""
+
+    environments = NoEnvironments()
+    _step: Program
+
+    def init(self, key: Key) -> TrainingState:
+        return self._init(key)
+
+    def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
+        return self._step(state)
+
+    def metrics_shape(self, state: TrainingState) -> Metrics:
+        return jax.eval_shape(self._step, state)[0]
+
+    def _make_programs(self, start: Callable, iterate: Callable) -> None:
+        """Make the programs from functions of one seed and one device's share."""
+        layout, specs = self.layout, self.specs()
+        iterate = layout.over_seeds(iterate)
+        if layout.enable_jit:
+            iterate = jax.jit(iterate)  # traced once for all programs that contain it
+        self._init = layout.program(layout.over_seeds(start), (SAME,), specs, options=run_once_options())
+        self._step = layout.program(iterate, (specs,), (SAME, specs))
+        self.advance = _advance_program(layout, iterate, specs)
+
+
+def _advance_program(layout: Layout, iterate: Callable, specs: TrainingState) -> Program:
     """Make the program that runs many iterations on the device and sums their metrics."""
 
-    def advance(state: TrainingState, metrics: Metrics, num_iterations: Array, until: Counter) -> tuple[Any, Any]:
+    def advance(
+        state: TrainingState, metrics: Metrics, num_iterations: Array, until: Counter
+    ) -> tuple[TrainingState, Metrics]:
         def is_unfinished(carry: tuple[Array, TrainingState, Metrics]) -> Array:
             num_done, state, _ = carry
             return (num_done < num_iterations) & jnp.any(state.env_steps.is_below(until))
@@ -220,7 +263,8 @@ def advance_program(layout: Layout, iterate: Callable, specs: TrainingState) -> 
             new_metrics, state = iterate(state)
             return num_done + 1, state, jax.tree.map(jnp.add, metrics, new_metrics)
 
-        return jax.lax.while_loop(is_unfinished, body, (jnp.zeros((), jnp.int32), state, metrics))[1:]
+        _, state, metrics = jax.lax.while_loop(is_unfinished, body, (jnp.zeros((), jnp.int32), state, metrics))
+        return state, metrics
 
     return layout.program(advance, (specs, SAME, SAME, SAME), (specs, SAME), donate=(0, 1))
 

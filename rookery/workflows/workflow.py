@@ -13,9 +13,6 @@ import numpy as np
 from rookery.agent import Agent, AgentState
 from rookery.distributed import SAME, device_mesh
 from rookery.errors import InvalidInputError
-from rookery.evaluators import Evaluator
-from rookery.evaluators.host import HostEvaluator
-from rookery.evaluators.playback import play_episodes
 from rookery.hyperparameters import Hyperparameters
 from rookery.learners.learner import Metrics
 from rookery.learning.counter import Counter
@@ -31,7 +28,7 @@ from rookery.types import Key, PyTreeDict, as_key, make_key
 from rookery.workflows.config import Settings, settings_from
 from rookery.workflows.programs import Layout, gather
 from rookery.workflows.run_directory import created_run, describe_run, existing_run, reopened_run
-from rookery.workflows.training import Training, TrainingState
+from rookery.workflows.training import AgentEvaluator, Training, TrainingState
 
 SECONDS_PER_CALL = 0.5
 """Target time of one call of the training program; signals are checked between calls. It does not change results."""
@@ -86,7 +83,7 @@ class Workflow(ABC):
         return self.training.agent
 
     @property
-    def evaluator(self) -> Evaluator | HostEvaluator:
+    def evaluator(self) -> AgentEvaluator:
         return self.training.evaluator
 
     @classmethod
@@ -137,12 +134,7 @@ class Workflow(ABC):
 
     def play(self, agent_state: AgentState, key: Key, max_steps: int) -> Iterator[np.ndarray]:
         """Play and render one greedy episode of at most `max_steps` steps; raise `RenderError` if that fails."""
-        evaluator = self.evaluator
-        if not isinstance(evaluator, Evaluator):
-            return evaluator.frames(agent_state, key, max_steps)
-        max_steps = min(max_steps, evaluator.max_episode_steps)
-        (episode,) = play_episodes(evaluator.env, self.agent, agent_state, key, max_steps)
-        return episode.frames()
+        return self.evaluator.frames(agent_state, key, max_steps)
 
     def learn(self, state: TrainingState) -> TrainingState:
         """Train until `total_timesteps`, with records, evaluations and checkpoints; return the last state."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from rookery.agent import Agent, AgentState
 from rookery.runners.acting.actor import Actor
-from rookery.runners.acting.policy_map import PolicyID
+from rookery.runners.acting.policy_map import PolicyID, distinct_policies
 from rookery.runners.envs.base_env import Actions, AgentID, End, EnvOutputs
 from rookery.runners.recording.episode import LiveEpisode
 from rookery.types import make_key
@@ -88,7 +88,7 @@ class GreedyTeams(Players):
     """Several agents in each environment, each with the policy that `policy_of` names."""
 
     def __init__(self, agent: Agent, policy_of: Mapping[AgentID, PolicyID]) -> None:
-        self.policies = list(dict.fromkeys(policy_of.values()))
+        self.policies = distinct_policies(policy_of)
         self.num_policies = len(self.policies)
         self._policy_of = policy_of
         self._agents: dict[PolicyID, list[AgentID]] = {policy: [] for policy in self.policies}
