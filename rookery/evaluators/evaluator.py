@@ -57,9 +57,7 @@ class Evaluator(PyTreeNode):
 
     @property
     def _action_fn(self) -> ActionFn:
-        action_fn = self.agent_fn or self.action_fn
-        assert action_fn is not None, "checked when it is made"
-        return action_fn
+        return self.agent_fn or self.action_fn  # type: ignore[return-value]
 
     @partial(jax.jit, static_argnames=("num_episodes",))
     def _evaluate(self, agent_state: AgentState, key: Key, num_episodes: int) -> EvaluateMetric:

@@ -27,7 +27,7 @@ from rookery.runners.health import RestartPolicy
 from rookery.runners.host_envs import make_envs, make_rendered_env, make_with_retries, num_evaluation_envs
 from rookery.runners.recording.returns import ReturnsRecorder
 from rookery.runners.schedule import DealtEpisodes
-from rookery.types import Array, Key, PyTreeDict, as_one_key
+from rookery.types import Array, Key, PyTree, PyTreeDict, as_one_key
 
 MAX_EPISODE_STEPS = 108_000
 """The time limit of environments that have none: that of Atari games, in frames."""
@@ -133,7 +133,7 @@ class HostEvaluator:
         def as_array(numbers: np.ndarray) -> Array:
             return jnp.asarray(numbers, jnp.float32)
 
-        fields: dict[str, Any] = {
+        fields: dict[str, PyTree] = {
             "episode_returns": as_array(returns.sum(axis=1)),
             "episode_lengths": jnp.asarray(lengths),
             "num_left_out": num_left_out,

@@ -35,7 +35,7 @@ from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import RunnerConfig
 from rookery.runners.schedule import EpisodeQueue
 from rookery.sample_batch import SampleBatch
-from rookery.types import Array, Key, Params, as_mappable_key, as_one_key
+from rookery.types import Array, Key, Obs, Params, PyTree, as_mappable_key, as_one_key
 
 logger = logging.getLogger(__name__)
 
@@ -130,14 +130,14 @@ class HostPopulation:
     def no_episodes(self, population_size: int, num_episodes: int) -> PopulationEpisodes:
         """Return a result of zeros with the shapes of `play`."""
         shape = population_size, num_episodes
-        arrays: dict[str, Any] = {
+        arrays: dict[str, PyTree] = {
             "episode_returns": np.zeros(shape, np.float32),
             "episode_lengths": np.zeros(shape, np.int32),
             "measures": np.zeros((*shape, len(self._measures)), np.float32),
         }
         return PopulationEpisodes(**arrays, obs_statistics=self._policy.no_statistics())
 
-    def play_at_random(self, num_envs: int, num_steps: int, seed: int) -> tuple[Any, Array]:
+    def play_at_random(self, num_envs: int, num_steps: int, seed: int) -> tuple[Obs, Array]:
         """Act at random in new envs; return the observations and their weights, 0 for dead rows, `[T, B, ...]`."""
         config = RunnerConfig(
             rollout_fragment_length=num_steps, on_invalid=self._env.runner.on_invalid, restart=self._restart
@@ -263,7 +263,7 @@ class MeasuresRecorder(ReturnsRecorder):
         lengths = np.maximum(self.lengths, 1)  # unfinished episodes have no mean
         columns = [measure.result(self._measured[:, i], lengths) for i, measure in enumerate(self._measures)]
         measured = np.stack(columns, axis=1) if columns else self._measured
-        arrays: dict[str, Any] = {
+        arrays: dict[str, PyTree] = {
             "episode_returns": self.returns[:, 0].reshape(shape).astype(np.float32),
             "episode_lengths": self.lengths.reshape(shape).copy(),
             "measures": measured.reshape(*shape, len(self._measures)).astype(np.float32),

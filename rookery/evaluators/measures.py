@@ -15,7 +15,7 @@ import numpy as np
 
 from rookery.envs import EnvState
 from rookery.errors import InvalidInputError, unknown_name
-from rookery.types import Action, Array, Obs
+from rookery.types import Action, Array, Obs, PyTree
 
 Number = Any
 """A NumPy or JAX array of one number or more."""
@@ -48,7 +48,7 @@ class Measure:
         value = self._look_up(action, env_state.reward, env_state.obs, env_state.info)
         return self._choose(jnp.ravel(jnp.asarray(value, jnp.float32)))
 
-    def at_host_step(self, action: Action, reward: float, obs: Obs, info: Mapping[str, Any]) -> float:
+    def at_host_step(self, action: Action, reward: float, obs: Obs, info: Mapping[str, PyTree]) -> float:
         """Return the value at one step of a host environment."""
         value = self._look_up(action, reward, obs, info)
         return float(self._choose(np.ravel(np.asarray(value, np.float32))))
@@ -61,8 +61,8 @@ class Measure:
         """Return the measure of a whole episode."""
         return total / length.astype(total.dtype) if self.reduction == "mean" else total
 
-    def _look_up(self, action: Action, reward: Any, obs: Obs, info: Mapping[str, Any]) -> Any:
-        value: Any = {**info, "reward": reward, "action": action, "obs": obs}
+    def _look_up(self, action: Action, reward: Number, obs: Obs, info: Mapping[str, PyTree]) -> PyTree:
+        value: PyTree = {**info, "reward": reward, "action": action, "obs": obs}
         for name in self.source.split("."):
             if not isinstance(value, Mapping) or name not in value:
                 raise unknown_name("measure", self.source, value if isinstance(value, Mapping) else ())

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from rookery.runners.envs.validation import zeros_of
 from rookery.runners.recording.episode import LiveEpisode
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
-from rookery.types import Array, Key, Params, PyTreeData, PyTreeDict, where_tree
+from rookery.types import Action, Array, Key, Obs, Params, PyTreeData, PyTreeDict, where_tree
 
 
 class ActingState(PyTreeData):
@@ -70,18 +69,18 @@ class PopulationPolicy:
     def _act_in_slots(
         self,
         num_episodes: int,
-        treedef: Any,
+        treedef: jax.tree_util.PyTreeDef,
         leaves: list[Array],
         jobs: Array,
         steps: Array,
         is_acting: Array,
-        obs: Any,
+        obs: Obs,
         state: ActingState,
-    ) -> tuple[Any, ActingState]:
+    ) -> tuple[Action, ActingState]:
         """Act in all slots, each with the parameters of its individual; slots that do not act keep their state."""
         agent_state, population, key = jax.tree.unflatten(treedef, leaves)
 
-        def act(job: Array, step: Array, obs: Any, carry: Carry) -> tuple[Any, Carry]:
+        def act(job: Array, step: Array, obs: Obs, carry: Carry) -> tuple[Action, Carry]:
             individual = job // num_episodes
             episode_key = jax.random.fold_in(jax.random.fold_in(key, individual), job % num_episodes)
             policy_extras = PyTreeDict(carry=carry, episode_start=(step == 0).astype(jnp.float32))
@@ -115,7 +114,7 @@ class PopulationPlayers(Players):
         self._state = state
         self._jobs = np.zeros(num_slots, np.int32)
         self._table = ObsTable(num_slots, zeros_of(obs_space, num_slots))
-        self._last_actions: Any = None
+        self._last_actions: Action = None
 
     def observe(self, outputs: EnvOutputs, episodes: Sequence[LiveEpisode]) -> None:
         for env in outputs.resets:
@@ -135,7 +134,7 @@ class PopulationPlayers(Players):
             table[envs] = leaf
         return Actions(envs, sent)
 
-    def last_action(self, env: int) -> Any:
+    def last_action(self, env: int) -> Action:
         return jax.tree.map(lambda leaf: leaf[env], self._last_actions)
 
     def obs_statistics(self, is_finished: np.ndarray) -> RunningStatistics | None:

@@ -1,7 +1,7 @@
 """The learner: a method, independent of the source of its experience and of the training loop."""
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import ClassVar, Generic, Protocol, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from rookery.learning.experience import Experience, JointExperience
 from rookery.metrics import Mean
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
-from rookery.types import Key, PyTreeData, PyTreeNode, pytree_field
+from rookery.types import Key, PyTree, PyTreeData, PyTreeNode, pytree_field
 
 Metrics = dict[str, Mean]
 
@@ -29,7 +29,7 @@ class LearnerState(PyTreeData):
     num_updates: Counter
 
     @classmethod
-    def first(cls, agent_state: AgentState, hyperparameters: Hyperparameters, **own: Any) -> Self:
+    def first(cls, agent_state: AgentState, hyperparameters: Hyperparameters, **own: PyTree) -> Self:
         """Make the state before any learning; `own` are the fields that a subclass adds."""
         return cls(
             agent_state=agent_state,

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +29,7 @@ from rookery.learning.updates import RULES, Optimizer, OptimizerState, gradients
 from rookery.networks import ActorCriticConfig
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
-from rookery.types import Array, Key, Params, Tree, pytree_field, where_tree
+from rookery.types import Array, Key, Params, PyTree, Tree, pytree_field, where_tree
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class OnPolicyState(LearnerState):
     """The agent state that acts, if it lags behind the one that learns."""
 
 
-LossFn = Callable[[AgentState, Any, Carry, HyperparameterValues], tuple[Array, dict[str, Array]]]
+LossFn = Callable[[AgentState, PyTree, Carry, HyperparameterValues], tuple[Array, dict[str, Array]]]
 """Given the agent state, samples, their first recurrent state and the hyper-parameters, returns loss and metrics."""
 
 

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import numpy as np
@@ -27,8 +26,9 @@ from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import RunnerConfig, Sample
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
+from rookery.types import PyTree, Tree
 
-RunnerState = Mapping[str, Any]
+RunnerState = Mapping[str, PyTree]
 """The state of a runner, as `EnvRunner.get_state` returns it."""
 PERF_DECAY = 0.99
 """The decay of the mean time of a step: the first steps compile, and their time must not stay in the mean."""
@@ -258,7 +258,7 @@ class LocalRunners(RunnerGroup):
 
     def _reply(self, index: int, request: FragmentRequest) -> Reply:
         runner = self.runner(index)
-        states: Any = {
+        states: PyTree = {
             policy: RoleState(role=request.role, agent_state=state) for policy, state in request.agent_states.items()
         }
         runner.set_agent_states(states)
@@ -286,7 +286,7 @@ def merge_columns(parts: Sequence[tuple[SampleBatch, Carry]]) -> tuple[SampleBat
     if len(parts) == 1:
         return parts[0]
 
-    def merge(trees: Sequence[Any], axis: int) -> Any:
+    def merge(trees: Sequence[Tree], axis: int) -> Tree:
         return jax.tree.map(lambda *leaves: np.concatenate(leaves, axis), *trees)
 
     return merge([trajectory for trajectory, _ in parts], 1), merge([carry for _, carry in parts], 0)

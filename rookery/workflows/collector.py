@@ -12,7 +12,7 @@ import numpy as np
 from rookery.agent import Agent, AgentState
 from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError
-from rookery.learning.experience import Experience, trajectory_shapes
+from rookery.learning.experience import Experience, JointExperience, trajectory_shapes
 from rookery.metrics import Mean
 from rookery.rollout.source import TRAINING_FIELDS, episode_metrics
 from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID
@@ -35,7 +35,7 @@ from rookery.runners.sampling import Sample
 from rookery.runs.log import SECONDS_AHEAD
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
-from rookery.types import PyTreeDict
+from rookery.types import PyTree, PyTreeDict
 from rookery.workflows.programs import experience_specs
 
 FIELDS = (*TRAINING_FIELDS, "t")
@@ -100,15 +100,17 @@ class Collector(ABC):
         self._agents = agents
 
     @abstractmethod
-    def example(self) -> Any:
+    def example(self) -> Experience | JointExperience:
         """Make experience of zeros with the shapes of collected experience."""
 
     @abstractmethod
-    def experience_specs(self) -> Any:
+    def experience_specs(self) -> Experience | JointExperience:
         """Return the partition specs of experience."""
 
     @abstractmethod
-    def collect(self, role: RoleID, agent_state: Any, rollout_length: int, staleness: int = 0) -> tuple[Any, int]:
+    def collect(
+        self, role: RoleID, agent_state: PyTree, rollout_length: int, staleness: int = 0
+    ) -> tuple[Experience | JointExperience, int]:
         """Act in all environments for `rollout_length` steps; return the experience and its number of env steps."""
 
     def sample(self, role: RoleID, agent_states: Mapping[PolicyID, AgentState], rollout_length: int) -> list[Sample]:
@@ -227,7 +229,7 @@ def sample_of(reply: Reply) -> Sample:
     return reply.sample
 
 
-def check_not_traced(env_name: str, tree: Any) -> None:
+def check_not_traced(env_name: str, tree: PyTree) -> None:
     """Raise if the tree has tracers: host environments cannot be stepped inside a compiled program."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree)):
         raise InvalidInputError(
@@ -255,8 +257,6 @@ def metrics_of(samples: Sequence[Sample], staleness: int) -> dict[str, Mean]:
     return episode_metrics(returns, lengths) | {"rollout/staleness": mean_of([staleness])}
 
 
-def mean_of(values: list[Any]) -> Mean:
+def mean_of(values: Sequence[float]) -> Mean:
     """Return the mean of Python or NumPy numbers."""
-    total: Any = np.float32(np.sum(values))
-    weight: Any = np.float32(len(values))
-    return Mean(total=total, weight=weight)
+    return Mean(total=np.float32(np.sum(values)), weight=np.float32(len(values)))  # type: ignore[arg-type]

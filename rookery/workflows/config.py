@@ -90,7 +90,7 @@ class Settings:
     train: TrainConfig
     agent_name: str
     method: Any
-    hyperparameters: Any
+    hyperparameters: Hyperparameters
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the resolved config as plain containers: the inverse of `settings_from`."""
@@ -117,6 +117,6 @@ def settings_from(
     return Settings(train, agent_name, method, hyperparameters)
 
 
-def _check_agent_name(given: Any, expected: str) -> None:
+def _check_agent_name(given: object, expected: str) -> None:
     if given != expected:
         raise InvalidInputError(f"agent.name={given!r}: this workflow trains {expected!r}.")

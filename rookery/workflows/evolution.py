@@ -1,7 +1,7 @@
 """Workflows of evolutionary methods: a strategy evolves the parameters of a policy network."""
 
 import dataclasses
-from typing import Any, ClassVar, get_type_hints
+from typing import ClassVar, get_type_hints
 
 from rookery.agents.network import NetworkAgent
 from rookery.agents.policy import PolicyAgent
@@ -9,6 +9,7 @@ from rookery.compilation import batch_invariant_options
 from rookery.configuration import field_names, from_mapping
 from rookery.distributed import DEVICE_AXIS
 from rookery.evolution import EvoOptimizer
+from rookery.hyperparameters import Hyperparameters
 from rookery.workflows.choice import make_generations
 from rookery.workflows.generations import ECConfig, Evolution
 from rookery.workflows.training import Training
@@ -28,7 +29,7 @@ class ECWorkflow(Workflow):
     vectorize_seeds = False
     compiler_options = batch_invariant_options
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if "optimizer_class" in cls.__dict__:
             cls.config_class = config_of(cls.optimizer_class)
@@ -41,7 +42,7 @@ class ECWorkflow(Workflow):
         evolution = Evolution(optimizer, agent, config, self.settings.hyperparameters)
         return make_generations(self.settings, self.layout, evolution, self.evaluation_episodes)
 
-    def make_optimizer(self, config: Any, hyperparameters: Any) -> EvoOptimizer:
+    def make_optimizer(self, config: ECConfig, hyperparameters: Hyperparameters) -> EvoOptimizer:
         """Build the strategy from the settings that it declares."""
         names = [name for name in field_names(self.optimizer_class) if name in field_names(type(config))]
         arguments = {name: getattr(config, name) for name in names}
@@ -60,5 +61,5 @@ def config_of(strategy: type[EvoOptimizer]) -> type[ECConfig]:
     )
 
 
-def _copied(entry: dataclasses.Field) -> Any:
+def _copied(entry: dataclasses.Field) -> object:
     return dataclasses.field(default=entry.default, metadata=entry.metadata)

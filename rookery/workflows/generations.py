@@ -34,7 +34,7 @@ from rookery.rollout import rollout
 from rookery.spaces import Space
 from rookery.types import Array, Key, Params, as_one_key
 from rookery.workflows.collector import check_not_traced
-from rookery.workflows.programs import Layout, Program
+from rookery.workflows.programs import Layout, Program, specs_of
 from rookery.workflows.training import OnDevice, Training, TrainingState, state_specs, timed
 
 REFERENCE_ENVS, REFERENCE_STEPS = 64, 128
@@ -129,22 +129,22 @@ class Generations(Training):
         return jax.eval_shape(lambda key: self.agent.init(*self.spaces, key), jax.random.key(0))
 
     def specs(self) -> TrainingState:
-        fields: dict[str, Any] = dict.fromkeys(field_names(EvolutionState), SAME)
-        return state_specs(EvolutionState(**fields)).replace(source_state=SAME)
+        learner = specs_of(EvolutionState, **dict.fromkeys(field_names(EvolutionState), SAME))
+        return state_specs(learner).replace(source_state=SAME)
 
     def agents(self, state: TrainingState) -> dict[str, AgentState]:
         agents = super().agents(state)
         if self.has_best:
-            agents["eval/best_"] = state.agent_state.replace(params=state.learner.evo_state.best_params)  # type: ignore[attr-defined]
+            agents["eval/best_"] = state.agent_state.replace(params=_search(state).evo_state.best_params)
         return agents
 
     def counters(self, state: TrainingState) -> dict[str, Counter]:
-        counts = state.learner.evo_state.num_invalid.astype(jnp.uint32)  # type: ignore[attr-defined]
+        counts = _search(state).evo_state.num_invalid.astype(jnp.uint32)
         num_updates = {"train/n_updates": state.num_updates}
         return num_updates | {"evolution/num_invalid": Counter(low=counts, high=jnp.zeros_like(counts))}
 
     def populations(self, state: TrainingState) -> list[dict[str, Any]]:
-        described = map(self.optimizer.describe, self.layout.seeds_of(state.learner.evo_state))  # type: ignore[attr-defined]
+        described = map(self.optimizer.describe, self.layout.seeds_of(_search(state).evo_state))
         return [population for population in described if population is not None]
 
     # For one seed, on this device's share of the population.
@@ -166,7 +166,7 @@ class Generations(Training):
     def _ask(self, state: TrainingState) -> tuple[TrainingState, Params, Key]:
         """Start a generation: return the state, this device's share of the population, and the key of its episodes."""
         key, play_key = jax.random.split(state.key)
-        learner: Any = state.learner
+        learner = _search(state)
         hyperparameters = values_at(learner.hyperparameters, learner.env_steps.as_float())
         population, evo_state = self.optimizer.ask(learner.evo_state.replace(hyperparameters=hyperparameters))
         learner = learner.replace(evo_state=evo_state.replace(asked=None))
@@ -176,7 +176,7 @@ class Generations(Training):
         self, state: TrainingState, population: Params, episodes: PopulationEpisodes
     ) -> tuple[Metrics, TrainingState]:
         """End a generation; `episodes.obs_statistics` covers all devices."""
-        learner: Any = state.learner
+        learner = _search(state)
         evo_state = self.optimizer.tell_episodes(
             learner.evo_state.replace(asked=population), episodes.episode_returns, episodes.measures
         )
@@ -261,7 +261,7 @@ class DeviceGenerations(OnDevice, Generations):
         """Time the episodes of a generation in a separate program, because a part of a program cannot be timed."""
 
         def play(state: TrainingState) -> Array:
-            population, _ = self.optimizer.ask(state.learner.evo_state)  # type: ignore[attr-defined]
+            population, _ = self.optimizer.ask(_search(state).evo_state)
             return self._play(state.agent_state, population, state.key).episode_returns
 
         return timed(self.layout.program(self.layout.over_seeds(play), (SAME,), SAME), state)
@@ -323,9 +323,9 @@ class HostGenerations(Generations):
         self.evaluator = evaluator
         self.evaluation = self._make_evaluation(num_episodes, is_compiled=False)
         self._init = layout.program(self._start, (SAME,), SAME, options=run_once_options())
-        of_each: dict[str, Any] = dict.fromkeys(("episode_returns", "episode_lengths", "measures"), SPLIT)
-        of_all: Any = SAME
-        self._episode_specs = specs = PopulationEpisodes(**of_each, obs_statistics=of_all)
+        self._episode_specs = specs = specs_of(
+            PopulationEpisodes, episode_returns=SPLIT, episode_lengths=SPLIT, measures=SPLIT, obs_statistics=SAME
+        )
         self._example = layout.place(player.no_episodes(config.population_size, config.num_episodes), specs)
         self._ask_all = layout.program(self._ask, (SAME,), (SAME, SPLIT, SAME))
         self._tell_all = layout.program(self._tell, (SAME, SPLIT, specs), (SAME, SAME))
@@ -413,6 +413,11 @@ class HostGenerationsLoop:
     def collect_seconds(self) -> float:
         """The mean time to play a generation."""
         return self._seconds / max(self._num_played, 1)
+
+
+def _search(state: TrainingState) -> EvolutionState:
+    assert isinstance(state.learner, EvolutionState), "the state of another training"
+    return state.learner
 
 
 def _if_finite(number: Array) -> Mean:

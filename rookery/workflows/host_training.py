@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +23,8 @@ from rookery.workflows.collector import Collector, check_not_traced
 from rookery.workflows.config import TrainConfig
 from rookery.workflows.programs import Layout, Program
 from rookery.workflows.training import LearnerTraining, TrainingState
+
+Batch = Experience | JointExperience
 
 
 class HostTraining(LearnerTraining):
@@ -59,7 +60,8 @@ class HostTraining(LearnerTraining):
         self._given = given = collector.experience_specs()
         self._init = layout.program(self._start, (SAME,), specs, options=run_once_options())
         self._learn = layout.program(self._learn_from, (specs, given), (SAME, specs))
-        self.acting = layout.program(self._acting_state, (specs,), SAME)
+        self.acting_state = layout.program(self._acting_state, (specs,), SAME)
+        """`acting_state(state)` returns a copy of the agent state for the next batch."""
         self._example = self._place(self._blank)
         self.advance = HostTrainingLoop(self, self._example, train.total_timesteps, train.env.runner.overlap, clock)
 
@@ -80,18 +82,16 @@ class HostTraining(LearnerTraining):
 
     # For `HostTrainingLoop`.
 
-    def acting_state(self, state: TrainingState) -> AgentState:
-        """Return a copy of the agent state for the next batch."""
-        return self.acting(state)
-
-    def collect(self, agent_state: AgentState, staleness: int = 0) -> tuple[Experience | JointExperience, int]:
+    def collect(self, agent_state: AgentState, staleness: int = 0) -> tuple[Batch, int]:
         """Collect one batch; return it, placed on the devices, and its number of env steps."""
         return self._collect(TRAIN, agent_state, self.learner.config.rollout_length, staleness)
 
     def update_program(self) -> Program:
         """Make the program of one update, which adds to the metrics and returns a copy of the next acting state."""
 
-        def update(state: TrainingState, metrics: Metrics, experience: Experience) -> tuple[Any, Metrics, AgentState]:
+        def update(
+            state: TrainingState, metrics: Metrics, experience: Batch
+        ) -> tuple[TrainingState, Metrics, AgentState]:
             new_metrics, state = self._learn_from(state, experience)
             return state, jax.tree.map(jnp.add, metrics, new_metrics), self._acting_state(state)
 
@@ -100,13 +100,13 @@ class HostTraining(LearnerTraining):
 
     def _collect(
         self, role: RoleID, agent_state: AgentState, rollout_length: int, staleness: int = 0
-    ) -> tuple[Experience | JointExperience, int]:
+    ) -> tuple[Batch, int]:
         if self.layout.mesh.size > 1:
             agent_state = on_one_device(agent_state)
         experience, num_steps = self.collector.collect(role, agent_state, rollout_length, staleness)
         return self._place(experience), num_steps
 
-    def _place(self, experience: Experience | JointExperience) -> Experience | JointExperience:
+    def _place(self, experience: Batch) -> Batch:
         """Split experience over the devices; with one device, return it unchanged."""
         num_devices = self.layout.mesh.size
         if num_devices == 1:
@@ -143,9 +143,7 @@ class HostTraining(LearnerTraining):
         trajectory = self._blank.trajectory if isinstance(self._blank, Experience) else None
         return self.learner.init(obs_space, action_space, self._hyperparameters, key, trajectory)
 
-    def _learn_from(
-        self, state: TrainingState, experience: Experience | JointExperience
-    ) -> tuple[Metrics, TrainingState]:
+    def _learn_from(self, state: TrainingState, experience: Batch) -> tuple[Metrics, TrainingState]:
         key, _, learn_key = jax.random.split(state.key, 3)  # as in device training, where the second key collects
         metrics, learner = self.learner.learn(state.learner, experience, learn_key)
         return metrics, state.replace(key=key, learner=learner)
@@ -165,7 +163,7 @@ class HostTrainingLoop:
     def __init__(
         self,
         training: HostTraining,
-        example: Experience | JointExperience,
+        example: Batch,
         total_timesteps: int,
         overlap: bool,
         clock: Callable[[], float],
@@ -176,17 +174,17 @@ class HostTrainingLoop:
         self._overlap = overlap
         self._clock = clock
         self._update = training.update_program()
-        self._ahead: tuple[Key, Any, int] | None = None
+        self._ahead: tuple[Key, Batch, int] | None = None
         """The batch collected ahead: the key of the state that it belongs to, the batch, and its env steps."""
         self._seconds = self._last_seconds = 0.0
         """The collecting time of all batches, and of the last batch."""
         self._num_collected = 0
 
     def is_ready(self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter) -> bool:
-        return self._update.is_ready(state, metrics, self._example) and self._training.acting.is_ready(state)
+        return self._update.is_ready(state, metrics, self._example) and self._training.acting_state.is_ready(state)
 
     def compile(self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter) -> float:
-        return self._update.compile(state, metrics, self._example) + self._training.acting.compile(state)
+        return self._update.compile(state, metrics, self._example) + self._training.acting_state.compile(state)
 
     def __call__(
         self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter
@@ -222,7 +220,7 @@ class HostTrainingLoop:
         """The mean time to collect one batch."""
         return self._seconds / max(self._num_collected, 1)
 
-    def _collect(self, agent_state: AgentState, staleness: int = 0) -> tuple[Any, int]:
+    def _collect(self, agent_state: AgentState, staleness: int = 0) -> tuple[Batch, int]:
         start = self._clock()
         collected = self._training.collect(agent_state, staleness)
         self._last_seconds = self._clock() - start
@@ -230,7 +228,7 @@ class HostTrainingLoop:
         self._num_collected += 1
         return collected
 
-    def _take_ahead(self, state: TrainingState) -> tuple[Any, int] | None:
+    def _take_ahead(self, state: TrainingState) -> tuple[Batch, int] | None:
         """Return the batch that was collected ahead for this state."""
         if self._ahead is None:
             return None

@@ -1,7 +1,6 @@
 """Collects experience for several policies from multi-agent host environments."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -18,10 +17,10 @@ from rookery.runners.group import RunnerGroup, merge_columns
 from rookery.runners.sampling import Sample
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Dict
-from rookery.types import PyTreeDict
+from rookery.types import PyTreeDict, Tree
 from rookery.workflows.collector import Collector, blank_experience, mean_of, metrics_of, trajectory_of
 from rookery.workflows.policies import agents_of, assign_policies
-from rookery.workflows.programs import experience_specs
+from rookery.workflows.programs import experience_specs, specs_of
 
 
 class MultiAgentCollector(Collector):
@@ -65,7 +64,7 @@ class MultiAgentCollector(Collector):
 
     def experience_specs(self) -> JointExperience:
         experiences = PyTreeDict({policy: experience_specs() for policy in self.policies})
-        return JointExperience(experiences=experiences, metrics=SAME, env_steps=SAME)  # type: ignore[arg-type]
+        return specs_of(JointExperience, experiences=experiences, metrics=SAME, env_steps=SAME)
 
     def collect(
         self, role: RoleID, agent_state: Mapping[PolicyID, AgentState], rollout_length: int, staleness: int = 0
@@ -146,7 +145,7 @@ class MultiAgentCollector(Collector):
         return {_return_name(policy): mean_of(values) for policy, values in returns.items()}
 
 
-def _columns(tree: Any, axis: int, start: int, stop: int | None = None) -> Any:
+def _columns(tree: Tree, axis: int, start: int, stop: int | None = None) -> Tree:
     """Return some columns of a tree of arrays."""
     index = (slice(None),) * axis + (slice(start, stop),)
     return jax.tree.map(lambda leaf: leaf[index], tree)

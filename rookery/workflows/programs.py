@@ -1,9 +1,8 @@
 """Compiled programs: map a function of one seed and one device's share over all seeds and devices."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from rookery.distributed import DEVICE_AXIS, SAME, SPLIT
 from rookery.learning.experience import Experience
-from rookery.types import Tree
+from rookery.types import Array, PyTree, Tree
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,8 @@ class Layout:
     def program(
         self,
         function: Callable,
-        in_specs: Any,
-        out_specs: Any,
+        in_specs: PyTree,
+        out_specs: PyTree,
         donate: tuple[int, ...] = (),
         options: Mapping[str, str] | None = None,
     ) -> "Program":
@@ -53,7 +52,7 @@ class Layout:
             return jax.vmap(function)
         return lambda *args: jax.lax.map(lambda of_one_seed: function(*of_one_seed), args)
 
-    def over_devices(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
+    def over_devices(self, function: Callable, in_specs: PyTree, out_specs: PyTree) -> Callable:
         """Run a function on every device, each with its share of the arrays that are split."""
         return jax.shard_map(
             function,
@@ -63,33 +62,37 @@ class Layout:
             check_vma=False,  # it would require marking arrays that start as constants, such as counters of an env
         )
 
-    def place(self, tree: Tree, specs: Any) -> Tree:
+    def place(self, tree: Tree, specs: PyTree) -> Tree:
         """Put host arrays onto the devices by `specs`."""
 
-        def put(spec: PartitionSpec, subtree: Any) -> Any:
+        def put(spec: PartitionSpec, subtree: Tree) -> Tree:
             sharding = NamedSharding(self.mesh, spec)
             return jax.tree.map(lambda leaf: _put(leaf, sharding), subtree)
 
         return jax.tree.map(put, self._with_seeds(specs), tree, is_leaf=_is_spec)
 
-    def _with_seeds(self, specs: Any) -> Any:
+    def _with_seeds(self, specs: PyTree) -> PyTree:
         """Shift the split axis by one if the first axis is that of the seeds."""
         if self.num_seeds == 1:
             return specs
         return jax.tree.map(lambda spec: PartitionSpec(None, *spec) if len(spec) else spec, specs, is_leaf=_is_spec)
 
 
+def specs_of(cls: type[Tree], **specs: PyTree) -> Tree:
+    """Make a tree of a class with partition specs in place of arrays."""
+    return cls(**specs)
+
+
 def experience_specs() -> Experience:
     """Return the partition specs of experience, which is split by environments."""
-    specs: dict[str, Any] = {"trajectory": PartitionSpec(None, DEVICE_AXIS), "first_carry": SPLIT, "metrics": SAME}
-    return Experience(**specs)
+    return specs_of(Experience, trajectory=PartitionSpec(None, DEVICE_AXIS), first_carry=SPLIT, metrics=SAME)
 
 
-def _is_spec(node: Any) -> bool:
+def _is_spec(node: object) -> bool:
     return isinstance(node, PartitionSpec)
 
 
-def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
+def _put(leaf: Array | np.ndarray, sharding: NamedSharding) -> jax.Array:
     """Place one array; every process places its own part, so this also works with several hosts."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         data = np.asarray(jax.random.key_data(leaf))
@@ -101,7 +104,7 @@ def _put(leaf: Any, sharding: NamedSharding) -> jax.Array:
 def gather(tree: Tree) -> Tree:
     """Bring all arrays of a tree to the host, also from other processes."""
 
-    def fetch(leaf: Any) -> Any:
+    def fetch(leaf: Array) -> Array | np.ndarray:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             data = fetch(jax.random.key_data(leaf))
             return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(leaf))
@@ -131,27 +134,27 @@ class Program:
                 function, donate_argnums=donate, compiler_options=dict(compiler_options or {}) or None
             )
             self._part_of_a_program = jax.jit(function)  # the compiler options of the outer program apply
-        self._compiled: dict[Any, Callable] = {}
+        self._compiled: dict[Hashable, Callable] = {}
 
-    def is_ready(self, *args: Any) -> bool:
+    def is_ready(self, *args: PyTree) -> bool:
         """Return whether the program is compiled for arguments of these shapes."""
         return self._jitted is None or _signature(args) in self._compiled
 
-    def compile(self, *args: Any) -> float:
+    def compile(self, *args: PyTree) -> float:
         """Compile for arguments of these shapes; return the seconds it took."""
         start = time.perf_counter()
         if self._jitted is not None:
             self._compiled[_signature(args)] = self._jitted.lower(*args).compile()
         return time.perf_counter() - start
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: PyTree) -> PyTree:
         if self._part_of_a_program is None:
             return self._function(*args)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(args)):
             return self._part_of_a_program(*args)
         return self.specialized(*args)(*args)
 
-    def specialized(self, *args: Any) -> Callable:
+    def specialized(self, *args: PyTree) -> Callable:
         """Return the compiled program for arguments of these shapes; calling it skips the lookup by shapes."""
         if self._jitted is None:
             return self._function
@@ -160,7 +163,7 @@ class Program:
         return self._compiled[_signature(args)]
 
 
-def _signature(args: Any) -> Any:
+def _signature(args: PyTree) -> Hashable:
     """Return the structure, shapes and dtypes of the arguments: the key of a compiled program."""
     leaves, structure = jax.tree.flatten(args)
     return structure, tuple(jax.typeof(leaf) for leaf in leaves)

@@ -17,8 +17,8 @@ from rookery.evaluators import EvaluateMetric
 from rookery.hyperparameters import Hyperparameters
 from rookery.learners.learner import Learner, LearnerState, Metrics
 from rookery.learning.counter import Counter
-from rookery.types import Array, Key, PyTreeDict, State
-from rookery.workflows.programs import Layout, Program
+from rookery.types import Array, Key, PyTree, PyTreeDict, State
+from rookery.workflows.programs import Layout, Program, specs_of
 
 
 class TrainingState(State):
@@ -26,10 +26,10 @@ class TrainingState(State):
 
     eval_key: Key
     learner: LearnerState
-    source_state: Any
+    source_state: PyTree
     """The state of device environments; empty if environments are on the host."""
 
-    def replace_learner(self, **changes: Any) -> Self:
+    def replace_learner(self, **changes: PyTree) -> Self:
         """Return a copy with some fields of the learner state replaced."""
         return self.replace(learner=self.learner.replace(**changes))
 
@@ -271,8 +271,7 @@ def _advance_program(layout: Layout, iterate: Callable, specs: TrainingState) ->
 
 def state_specs(learner: LearnerState) -> TrainingState:
     """Return the specs of a state, given the specs of its learner."""
-    specs: dict[str, Any] = {"key": SAME, "eval_key": SAME, "learner": learner, "source_state": SPLIT}
-    return TrainingState(**specs)
+    return specs_of(TrainingState, key=SAME, eval_key=SAME, learner=learner, source_state=SPLIT)
 
 
 def timed(program: Program, state: TrainingState, num_calls: int = 1) -> float:

@@ -46,7 +46,7 @@ class Workflow(ABC):
     """If True, vectorize seeds with `vmap`; otherwise loop over them."""
     compiler_options: ClassVar[Callable[[], Mapping[str, str]]] = dict
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if "update" in cls.__dict__:
             raise InvalidInputError(

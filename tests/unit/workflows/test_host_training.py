@@ -333,6 +333,12 @@ def test_a_step_cannot_be_traced(workflow: Any) -> None:
         jax.eval_shape(workflow.step, state)
 
 
+def test_warm_up_steps_cannot_be_traced() -> None:
+    workflow = make(DQNWorkflow, env={"kwargs": {"discrete": True}}, agent={"updates_per_step": 1})
+    with pytest.raises(InvalidInputError, match="cannot be part of a compiled program"):
+        jax.eval_shape(workflow.init, workflow.make_key())
+
+
 # Replay.
 
 
