@@ -17,6 +17,9 @@ from rookery.errors import RookeryError
 _named_by_user: Collection[str] | None = None
 """The environments that the user named; None outside of `strangers_config`, where all names are the user's."""
 
+_need_trust: set[str] = set()
+"""The environments so far that name a module or a file."""
+
 
 class UntrustedError(RookeryError):
     """A run directory names a module or a file outside of it."""
@@ -47,6 +50,11 @@ def check_kwargs(env_name: str, kwargs: Mapping[str, Any]) -> None:
             _check(env_name, f"env.kwargs.{name}={value!r:.80} names a file")
 
 
+def needs_trust(env_name: str) -> bool:
+    """Return whether a run on this environment, which was made before, is opened only with `--trust`."""
+    return env_name in _need_trust
+
+
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
@@ -60,6 +68,7 @@ def _looks_like_a_path(text: str) -> bool:
 
 
 def _check(env_name: str, what: str) -> None:
+    _need_trust.add(env_name)
     if _named_by_user is not None and env_name not in _named_by_user:
         raise UntrustedError(f"{what}. If you trust the run, add --trust.")
 

@@ -22,6 +22,7 @@ from rookery.report import write_report, write_video
 from rookery.report.statistics import bootstrap_interval, interquartile_mean
 from rookery.report.video import MAX_BYTES_IN_REPORT
 from rookery.runs.directory import RunDirectory
+from rookery.trust import needs_trust
 from rookery.types import Key, index_tree, make_key
 from rookery.workflows.programs import gather
 from rookery.workflows.workflow import Workflow
@@ -192,6 +193,8 @@ def _complete(workflow: Workflow, learn_fn: Callable[[], Any], console: Console)
 def _write_results(workflow: Workflow, state: Any, run: RunDirectory, console: Console) -> None:
     """Record an episode, write the report, and print their paths."""
     options = ["--episodes", "100"]
+    if needs_trust(workflow.settings.train.env.name):
+        options.append("--trust")
     try:
         with console.status("recording an episode"):
             agent_state, key = agent_state_of(workflow, state, 0), make_key(workflow.settings.train.seed)
