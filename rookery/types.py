@@ -299,6 +299,12 @@ Tree = TypeVar("Tree")
 """A pytree whose structure the result shares with the argument."""
 
 
+def all_finite(tree: PyTree) -> bool:
+    """Tell whether all floating-point leaves of a tree are finite; they are looked at on the host."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return all(bool(np.isfinite(np.asarray(leaf)).all()) for leaf in leaves)
+
+
 def where_tree(condition: Array, if_true: Tree, if_false: Tree) -> Tree:
     """Select between two trees by a condition over their leading axes, random keys included."""
 

@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from rookery.learning.counter import Counter
+from rookery.metrics import Mean
 from rookery.sample_batch import SampleBatch
 from rookery.workflows.collector import Collector
 
 
 def advance(workflow: Any, state: Any, num_iterations: int) -> tuple[Any, Any]:
     """Train as `learn` does, which overwrites the state."""
-    return workflow.training.advance(state, workflow._no_metrics(state), num_iterations, Counter.of(10**6))
+    state, running = workflow.training.advance(state, workflow._no_metrics(state), num_iterations, Counter.of(10**6))
+    means = {name: Mean(total=mean.total.value, weight=mean.weight.value) for name, mean in running.items()}
+    return state, means
 
 
 def is_live(trajectory: SampleBatch) -> np.ndarray:

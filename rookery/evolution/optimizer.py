@@ -5,7 +5,7 @@ not see it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import jax
@@ -111,6 +111,10 @@ class EvoOptimizer(PyTreeNode, ABC):
     def report(self, state: Any) -> dict[str, Array]:
         """Return metrics of the search, such as its `step_size`."""
         return {}
+
+    def warning(self, report: Mapping[str, float]) -> str:
+        """Return a warning about the values of a report; empty if there is none."""
+        return ""
 
     # Users call:
 

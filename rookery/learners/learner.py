@@ -40,6 +40,10 @@ class LearnerState(PyTreeData):
             **own,
         )
 
+    def with_hyperparameters(self, hyperparameters: Hyperparameters) -> Self:
+        """Return the state with other hyper-parameters."""
+        return self.replace(hyperparameters=hyperparameters)
+
     @property
     def lacks_replay(self) -> bool:
         """Whether this state comes from a checkpoint without its replay buffer."""

@@ -30,6 +30,11 @@ class PoliciesState(PyTreeData):
         """The hyper-parameters of each policy."""
         return PyTreeDict({policy: state.hyperparameters for policy, state in self.policies.items()})
 
+    def with_hyperparameters(self, hyperparameters: Hyperparameters) -> "PoliciesState":
+        """Return the state with other hyper-parameters for all policies."""
+        states = {policy: own.with_hyperparameters(hyperparameters) for policy, own in self.policies.items()}
+        return PoliciesState(policies=PyTreeDict(states))
+
     @property
     def num_updates(self) -> Counter:
         return self._first.num_updates

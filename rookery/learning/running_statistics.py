@@ -1,9 +1,8 @@
 """Running mean and standard deviation of observation trees, accurate in float32 for runs of any length.
 
 Batches are merged by Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-variances", 1979. Sums over the whole run are stored as two floats (Dekker, "A floating-point technique for
-extending the available precision", 1971): counts are exact up to 2^47, and a mean of 1000 stays accurate with a
-standard deviation of 0.1.
+variances", 1979. Sums over the whole run are stored as two floats: counts are exact up to 2^47, and a mean of 1000
+stays accurate with a standard deviation of 0.1.
 
 Floating-point leaves are tracked. Integers, booleans and the action mask stay unchanged.
 """
@@ -19,22 +18,11 @@ from rookery.agent import ACTION_MASK
 from rookery.errors import ShapeError
 from rookery.learning.moments import one_if_zero
 from rookery.spaces import Shape, Space
+from rookery.two_float import TwoFloat, two_sum
 from rookery.types import PyTreeData, PyTreeDict, index_tree
 
 MIN_STD = 1e-6
 """Features with a standard deviation up to this count as constant: they are centered, not scaled."""
-
-
-class TwoFloat(PyTreeData):
-    """A number stored as the sum of two floats: `low` is the rounding error of `high`."""
-
-    high: Float[Array, "..."]
-    low: Float[Array, "..."]
-
-    @property
-    def value(self) -> Float[Array, "..."]:
-        """The number rounded to one float."""
-        return self.high + self.low
 
 
 class Moments(PyTreeData):
@@ -99,23 +87,23 @@ def update(
         name: _moments_of(leaf.reshape(-1, *_event_shape(state, name)).astype(jnp.float32), weights)
         for name, leaf in leaves.items()
     }
-    count = TwoFloat(high=jnp.sum(weights), low=jnp.zeros(()))
+    count = TwoFloat.of(jnp.sum(weights))
     statistics = RunningStatistics(count=count, moments=PyTreeDict(moments))
     return merge(state, statistics if axis_name is None else merge_over_axis(statistics, axis_name))
 
 
 def merge(first: RunningStatistics, second: RunningStatistics) -> RunningStatistics:
     """Return the statistics of both sets of observations together."""
-    count = _add(first.count, second.count)
+    count = first.count.add(second.count)
     share = second.count.value / one_if_zero(count.value)
 
     def merge_moments(first_moments: Moments, second_moments: Moments) -> Moments:
-        difference = _add(second_moments.mean, _times(first_moments.mean, -1.0))
+        difference = second_moments.mean.add(first_moments.mean.times(-1.0))
         between = difference.value**2 * (first.count.value * share)
-        within = _add(first_moments.squared_deviations, second_moments.squared_deviations)
+        within = first_moments.squared_deviations.add(second_moments.squared_deviations)
         return Moments(
-            mean=_add(first_moments.mean, _times(difference, share)),
-            squared_deviations=_add(within, TwoFloat(high=between, low=jnp.zeros_like(between))),
+            mean=first_moments.mean.add(difference.times(share)),
+            squared_deviations=within.add(TwoFloat.of(between)),
         )
 
     moments = {name: merge_moments(first.moments[name], second.moments[name]) for name in first.moments}
@@ -169,8 +157,8 @@ def _moments_of(values: Float[Array, "N ..."], weights: Float[Array, " N"]) -> M
     correction = jnp.sum(weights * deviations, axis=0) / one_if_zero(total)
     squared_deviations = jnp.sum(weights * deviations**2, axis=0) - total * correction**2
     return Moments(
-        mean=_two_sum(center, correction),
-        squared_deviations=TwoFloat(high=squared_deviations, low=jnp.zeros_like(squared_deviations)),
+        mean=two_sum(center, correction),
+        squared_deviations=TwoFloat.of(squared_deviations),
     )
 
 
@@ -181,24 +169,7 @@ def _std(moments: Moments, count: TwoFloat) -> Float[Array, "..."]:
 
 
 def _zero(shape: Shape) -> TwoFloat:
-    return TwoFloat(high=jnp.zeros(shape), low=jnp.zeros(shape))
-
-
-def _two_sum(first: Float[Array, "..."], second: Float[Array, "..."]) -> TwoFloat:
-    """Add two floats exactly: the rounded sum and its rounding error (Knuth, TAOCP, 4.2.2)."""
-    total = first + second
-    second_part = total - first
-    error = (first - (total - second_part)) + (second - second_part)
-    return TwoFloat(high=total, low=error)
-
-
-def _add(first: TwoFloat, second: TwoFloat) -> TwoFloat:
-    total = _two_sum(first.high, second.high)
-    return _two_sum(total.high, total.low + (first.low + second.low))
-
-
-def _times(number: TwoFloat, factor: Array | float) -> TwoFloat:
-    return TwoFloat(high=number.high * factor, low=number.low * factor)
+    return TwoFloat.of(jnp.zeros(shape))
 
 
 def _leaf_name(path: tuple) -> str:

@@ -49,8 +49,6 @@ class RunDirectory:
         `config` is plain data (mappings, lists, strings, numbers, None). An existing folder is used if it contains no
         run.
         """
-        import yaml  # type: ignore[import-untyped]
-
         run = cls(path)
         try:
             run.path.mkdir(parents=True, exist_ok=True)
@@ -61,13 +59,26 @@ class RunDirectory:
                         f"`rookery resume {shlex.quote(str(run.path))}`, or choose another run_dir."
                     )
                 write_atomically(run.manifest_path, json.dumps(_manifest(backend, devices), indent=2) + "\n")
-                # Written last: a folder with a config is a run.
-                write_atomically(run.config_path, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
+                run._write_config(config)  # last: a folder with a config is a run
         except OSError as error:
             raise InvalidInputError(
                 f"cannot create the run directory {run.path}: {error.strerror}. Choose another run_dir."
             ) from error
         return run
+
+    def change_config(self, config: Mapping[str, Any], step: int) -> None:
+        """Replace the config of a run that continues at `step`; the manifest keeps what the agent had before."""
+        before, after = self.config["agent"], config["agent"]
+        changed = {name: value for name, value in before.items() if after.get(name) != value}
+        manifest = self.manifest
+        manifest["before"] = manifest.get("before", {}) | {f"step {step}": changed}
+        write_atomically(self.manifest_path, json.dumps(manifest, indent=2) + "\n")
+        self._write_config(config)
+
+    def _write_config(self, config: Mapping[str, Any]) -> None:
+        import yaml  # type: ignore[import-untyped]
+
+        write_atomically(self.config_path, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "RunDirectory":

@@ -10,7 +10,7 @@ from rookery.runs.checkpoint import Checkpoints
 from rookery.runs.directory import RunDirectory
 from rookery.types import PyTreeDict, index_tree
 
-LEARNER_PATHS = {1: "[0]", 2: "[0].learner"}
+LEARNER_PATHS = {1: "[0]", 2: "[0].learner", 3: "[0].learner"}
 """Where checkpoints of each format hold the state of the learner."""
 
 

@@ -4,15 +4,23 @@ import contextlib
 import json
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, Self
 
 import jax
 import numpy as np
 
-from rookery.metrics import Mean
+from rookery.metrics import RunningMetrics, values_of_seed
 from rookery.runs.directory import RunDirectory
+from rookery.runs.divergence import (
+    DIVERGED,
+    DivergedError,
+    Divergence,
+    NotFiniteError,
+    diverged_error,
+    find_divergence,
+)
 from rookery.runs.files import write_atomically
 from rookery.runs.recorder import Position, Recorder, RunDescription
 
@@ -34,13 +42,19 @@ class Progress:
     evaluate_seconds: float = 0.0
     recorded_steps: tuple[int, ...] = ()
     """Env steps of each seed at the last record."""
+    diverged: dict[int, int] = field(default_factory=dict)
+    """The seeds that have diverged, and their env steps when that was found."""
 
     def to_mapping(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        return cls(**{**mapping, "recorded_steps": tuple(mapping.get("recorded_steps", ()))})
+        converted = {
+            "recorded_steps": tuple(mapping.get("recorded_steps", ())),
+            "diverged": {int(seed): steps for seed, steps in mapping.get("diverged", {}).items()},
+        }
+        return cls(**{**mapping, **converted})
 
     @property
     def position(self) -> Position:
@@ -64,7 +78,7 @@ class Compilable(Protocol):
 class RunLog(contextlib.AbstractContextManager):
     """Passes the events of a run to its recorders and measures time.
 
-    `env_steps` of all seeds together and `iterations` of each seed are the counts at the start.
+    `env_steps` is the count of all seeds together at the start.
     """
 
     def __init__(
@@ -73,7 +87,6 @@ class RunLog(contextlib.AbstractContextManager):
         recorders: Sequence[Recorder],
         resumed: Progress | None,
         env_steps: int,
-        iterations: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._run = run
@@ -84,7 +97,7 @@ class RunLog(contextlib.AbstractContextManager):
         self._recorders = recorders
         self._seconds_per_iteration: float | None = None
         self._seconds_of_call = 0.0
-        self._iterations = self._iterations_at_start = iterations
+        self._num_iterations = 0
         self._steps_at_record = env_steps
         self._train_seconds_at_record = self._train_seconds_at_start = self.progress.train_seconds
 
@@ -127,7 +140,11 @@ class RunLog(contextlib.AbstractContextManager):
     def training(self) -> Iterator[None]:
         """Measure the time of some iterations; call `advance` afterwards."""
         start = self._clock()
-        yield
+        try:
+            yield
+        except NotFiniteError as error:
+            divergence = Divergence(self._run.seeds[0], self.progress.env_steps, str(error))
+            raise self.diverged_error(divergence) from error
         self._seconds_of_call = self._clock() - start
         self.progress.train_seconds += self._seconds_of_call
 
@@ -138,18 +155,40 @@ class RunLog(contextlib.AbstractContextManager):
         yield
         self.progress.evaluate_seconds += self._clock() - start
 
-    def advance(self, env_steps: int, iterations: int) -> None:
-        """Report the env steps and iterations reached."""
-        self._seconds_per_iteration = max(self._seconds_of_call / max(iterations - self._iterations, 1), 1e-9)
-        self._iterations = iterations
+    def advance(self, env_steps: int, num_iterations: int) -> None:
+        """Report the env steps reached, and the iterations since the last call."""
+        self._seconds_per_iteration = max(self._seconds_of_call / max(num_iterations, 1), 1e-9)
+        self._num_iterations += num_iterations
         self.progress.env_steps = env_steps
         for recorder in self._recorders:
             recorder.advance(env_steps)
 
+    def find_divergences(
+        self, env_steps: Sequence[int], metrics: RunningMetrics, has_finite_params: Sequence[bool]
+    ) -> list[Divergence]:
+        """Return the seeds whose metrics or parameters are not finite."""
+        metrics, found = jax.device_get(metrics), []
+        if all(has_finite_params) and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(metrics)):
+            return []
+        for index, seed in enumerate(self._run.seeds):
+            if reason := find_divergence(values_of_seed(metrics, index), has_finite_params[index]):
+                found.append(Divergence(seed, env_steps[index], reason))
+        return found
+
+    def mark_diverged(self, divergences: Iterable[Divergence]) -> list[Divergence]:
+        """Mark the rows of these seeds from now on; return those that were not marked before."""
+        new = [divergence for divergence in divergences if divergence.seed not in self.progress.diverged]
+        self.progress.diverged |= {divergence.seed: divergence.env_steps for divergence in new}
+        return new
+
+    def diverged_error(self, last: Divergence) -> DivergedError:
+        """Return the error that ends a run whose seeds have all diverged."""
+        return diverged_error(last, len(self._run.seeds), self._directory)
+
     def record(
-        self, counts: Mapping[str, list[Any]], metrics: Mapping[str, Mean], evaluation: Mapping[str, Any]
-    ) -> None:
-        """Record one row per seed; means without samples are omitted.
+        self, counts: Mapping[str, list[Any]], metrics: RunningMetrics, evaluation: Mapping[str, Any]
+    ) -> list[dict[str, float]]:
+        """Record one row per seed and return the rows; metrics without a value are omitted.
 
         Time spent on collecting steps ahead belongs to the next record, which counts these steps.
         """
@@ -160,17 +199,16 @@ class RunLog(contextlib.AbstractContextManager):
         rows = []
         for index, seed in enumerate(self._run.seeds):
             row: dict[str, float] = {"seed": seed, **{name: count[index] for name, count in counts.items()}}
-            for name, mean in metrics.items():
-                total, weight = np.ravel(mean.total)[index], np.ravel(mean.weight)[index]
-                if weight > 0:
-                    row[name] = float(total / weight)
+            row |= values_of_seed(metrics, index)
             row |= {name: float(np.ravel(value)[index]) for name, value in evaluation.items()}
+            row |= {DIVERGED: 1.0} if seed in progress.diverged else {}
             rows.append(row | {"time/fps": speed, "time/time_elapsed": progress.elapsed_seconds})
         for recorder in self._recorders:
             recorder.record(rows)
         progress.num_records += 1
         progress.recorded_steps = tuple(env_steps)
         self._steps_at_record, self._train_seconds_at_record = sum(env_steps), train_seconds
+        return rows
 
     @property
     def consequence(self) -> str:
@@ -197,10 +235,9 @@ class RunLog(contextlib.AbstractContextManager):
                 "num_seeds": num_seeds,
             }
             timing |= {name: value for name, value in asdict(self.progress).items() if name.endswith("_seconds")}
-            num_iterations = self._iterations - self._iterations_at_start
-            if collect_seconds is not None and num_iterations > 0:
+            if collect_seconds is not None and self._num_iterations > 0:
                 train_seconds = self.progress.train_seconds - self._train_seconds_at_start
-                timing["collect_share"] = min(1.0, collect_seconds * num_iterations / train_seconds)
+                timing["collect_share"] = min(1.0, collect_seconds * self._num_iterations / train_seconds)
             write_atomically(directory.timing_path, json.dumps(timing, indent=2) + "\n")
         for recorder in self._recorders:
             recorder.finish("")

@@ -13,8 +13,8 @@ from rookery.errors import InvalidInputError
 from rookery.runs.documents import read_json
 from rookery.runs.files import open_inside
 
-FORMAT_VERSION = 2
-"""Format 1 holds the state of a learner in that of its workflow; format 2 under `learner`."""
+FORMAT_VERSION = 3
+"""Format 1 holds the state of a learner in that of its workflow, format 2 under `learner`; format 3 has exact sums."""
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 16 * 2**20
 KEYS = {"key<fry>": ("threefry2x32", 2), "key<rbg>": ("rbg", 4), "key<urbg>": ("unsafe_rbg", 4)}

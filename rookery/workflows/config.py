@@ -8,6 +8,7 @@ from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError
 from rookery.hyperparameters import Hyperparameters, hyperparameters_from
 from rookery.recorders import RECORDERS
+from rookery.runs.divergence import STOP, WARN
 from rookery.types import PRNG_IMPLEMENTATIONS
 
 
@@ -32,7 +33,9 @@ class CheckpointConfig:
         None, low=1, help="env steps between checkpoints, which go with a record; null: a tenth of total_timesteps"
     )
     keep: int | None = setting(3, low=1, help="number of newest checkpoints to keep; null: all")
-    replay: bool = setting(True, help="save the replay buffer; false: smaller, but a resumed run refills its buffer")
+    replay: bool = setting(
+        True, help="save the replay buffer; false: smaller, but a resumed run first plays warmup_steps to refill it"
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -45,14 +48,17 @@ class TrainConfig:
     env: EnvConfig = setting(EnvConfig())
     seed: int = setting(0)
     num_seeds: int = setting(1, low=1, help="number of seeds trained in parallel: seed, seed + 1, ...")
-    total_timesteps: int = setting(
-        500_000, low=1, help="env steps of each seed; in evolution, of the seed with the fewest"
-    )
+    total_timesteps: int = setting(500_000, low=1, help="env steps of each seed")
     record_interval: int | None = setting(
         None, low=1, help="env steps between records; null: a fiftieth of total_timesteps"
     )
     evaluation: EvaluationConfig = setting(EvaluationConfig())
     checkpoint: CheckpointConfig = setting(CheckpointConfig())
+    on_nan: str = setting(
+        STOP,
+        choices=(STOP, WARN),
+        help="if parameters or losses are NaN or infinite in all seeds: stop at the next record, or only warn",
+    )
     devices: int | None = setting(None, low=1, help="number of devices; null: one; on a CPU, 2 uses two cores")
     prng: str = setting("threefry2x32", choices=PRNG_IMPLEMENTATIONS, help="random number generator")
     run_dir: str | None = setting(

@@ -3,19 +3,21 @@
 import jax
 import jax.numpy as jnp
 
+from rookery.compilation import run_once_options
 from rookery.control_flow import any_true
 from rookery.distributed import DEVICE_AXIS
 from rookery.distributed.collectives import key_of_this_device
 from rookery.evaluators import Evaluator
 from rookery.hyperparameters import Hyperparameters
-from rookery.learners.learner import Learner, LearnerState, Metrics
+from rookery.learners.learner import Learner, LearnerState
 from rookery.learning.counter import Counter
 from rookery.learning.experience import Experience
+from rookery.metrics import Metrics
 from rookery.rollout import RolloutSource, RolloutState
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key
 from rookery.workflows.programs import Layout, experience_specs
-from rookery.workflows.training import LearnerTraining, OnDevice, TrainingState, timed
+from rookery.workflows.training import REFILL, LearnerTraining, OnDevice, TrainingState, timed
 
 ROWS_TO_TIME = 128
 """Minimum number of rows per timed call; with fewer rows the overhead of the call would dominate."""
@@ -46,6 +48,11 @@ class DeviceTraining(OnDevice, LearnerTraining):
         )
         self._make_programs(self._start, self._iterate)
 
+    def refill(self, state: TrainingState) -> TrainingState:
+        specs, layout = self.specs(), self.layout
+        given = specs.replace(learner=specs.learner.without_replay())
+        return layout.program(layout.over_seeds(self._refill), (given,), specs, options=run_once_options())(state)
+
     # For one seed, on this device's share of the environments.
 
     def _start(self, key: Key) -> TrainingState:
@@ -56,7 +63,7 @@ class DeviceTraining(OnDevice, LearnerTraining):
             learner=self.start_learner(learner_key),
             source_state=self._start_envs(env_key),
         )
-        return self._warm_up(state, warmup_key) if self.learner.warmup_steps else state
+        return self._warm_up(self._warmup_source, state, warmup_key) if self.learner.warmup_steps else state
 
     def start_learner(self, key: Key) -> LearnerState:
         source = self.source
@@ -79,7 +86,17 @@ class DeviceTraining(OnDevice, LearnerTraining):
         env_keys = jax.random.split(key, num_devices * num_envs).reshape(num_devices, num_envs)
         return self.source.init(env_keys[jax.lax.axis_index(DEVICE_AXIS)])
 
-    def _warm_up(self, state: TrainingState, key: Key) -> TrainingState:
+    def _refill(self, state: TrainingState) -> TrainingState:
+        env_key, learner_key, warmup_key = jax.random.split(jax.random.fold_in(state.key, REFILL), 3)
+        buffer_state = self.start_learner(learner_key).buffer_state  # type: ignore[attr-defined]
+        empty = state.replace_learner(
+            agent_state=self.learner.acting_state(state.learner), buffer_state=buffer_state, env_steps=Counter.zero()
+        ).replace(source_state=self._start_envs(env_key))
+        filled = self._warm_up(self.source.replace(rollout_length=1), empty, warmup_key)
+        learner = state.learner.replace(buffer_state=filled.learner.buffer_state)  # type: ignore[attr-defined]
+        return state.replace(learner=learner, source_state=filled.source_state)
+
+    def _warm_up(self, source: RolloutSource, state: TrainingState, key: Key) -> TrainingState:
         warmup_steps = Counter.of(self.learner.warmup_steps)
 
         def is_cold(carry: tuple[Array, TrainingState]) -> Array:
@@ -88,7 +105,7 @@ class DeviceTraining(OnDevice, LearnerTraining):
         def warm_up(carry: tuple[Array, TrainingState]) -> tuple[Array, TrainingState]:
             num_rounds, state = carry
             round_key = key_of_this_device(jax.random.fold_in(key, num_rounds))
-            experience, source_state = self._warmup_source.collect(state.agent_state, state.source_state, round_key)
+            experience, source_state = source.collect(state.agent_state, state.source_state, round_key)
             learner = self.learner.store(state.learner, experience)
             return num_rounds + 1, state.replace(learner=learner, source_state=source_state)
 

@@ -3,8 +3,9 @@
 import functools
 import time
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +26,10 @@ from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evaluators.measures import Measure
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.hyperparameters import Hyperparameters, values_at
-from rookery.learners.learner import LearnerState, Metrics
+from rookery.learners.learner import LearnerState
 from rookery.learning import running_statistics
 from rookery.learning.counter import Counter
-from rookery.metrics import Mean
+from rookery.metrics import Latest, Mean, Metrics, RunningMetrics, accumulate
 from rookery.networks.policy import PolicyConfig
 from rookery.rollout import rollout
 from rookery.spaces import Space
@@ -43,6 +44,8 @@ REFERENCE_ENVS, REFERENCE_STEPS = 64, 128
 MAX_PARAMS_WITH_PATH = 100
 """Up to this number of parameters, records contain the first two parameters of the center, to plot the search."""
 
+PREFIX = "evolution/"
+"""The prefix of the metrics of a search."""
 QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 
 
@@ -79,6 +82,15 @@ class EvolutionState(LearnerState):
     """The state of a search; `agent_state` is its center."""
 
     evo_state: ECState
+
+    def with_hyperparameters(self, hyperparameters: Hyperparameters) -> Self:
+        # The strategy has their values, which each generation sets.
+        values = jax.tree.map(np.asarray, values_at(hyperparameters, 0.0))
+        return (
+            super()
+            .with_hyperparameters(hyperparameters)
+            .replace(evo_state=self.evo_state.replace(hyperparameters=values))
+        )
 
 
 @dataclass(frozen=True)
@@ -143,6 +155,12 @@ class Generations(Training):
         num_updates = {"train/n_updates": state.num_updates}
         return num_updates | {"evolution/num_invalid": Counter(low=counts, high=jnp.zeros_like(counts))}
 
+    def warning(self, metrics: Mapping[str, float]) -> str:
+        of_search = {
+            name.removeprefix(PREFIX): float(value) for name, value in metrics.items() if name.startswith(PREFIX)
+        }
+        return self.optimizer.warning(of_search)
+
     def populations(self, state: TrainingState) -> list[dict[str, Any]]:
         described = map(self.optimizer.describe, self.layout.seeds_of(_search(state).evo_state))
         return [population for population in described if population is not None]
@@ -200,7 +218,7 @@ class Generations(Training):
             "rollout/ep_rew_mean": Mean.where(jnp.isfinite(episodes.episode_returns), episodes.episode_returns),
             "rollout/ep_len_mean": Mean.where(episodes.episode_lengths > 0, episodes.episode_lengths),
         }
-        metrics: Metrics = sum_over_devices(played)
+        metrics: dict[str, Mean | Latest] = {**sum_over_devices(played)}
         fitness = self.optimizer.gathered(self.optimizer.fitness(episodes.episode_returns, episodes.measures))
         columns = {"fitness": fitness} if fitness.ndim == 1 else {}
         for index in range(fitness.shape[1] if fitness.ndim > 1 else 0):
@@ -209,16 +227,14 @@ class Generations(Training):
             valid = jnp.where(jnp.isfinite(values), values, jnp.nan)
             numbers = {quantile: jnp.nanquantile(valid, share) for quantile, share in QUANTILES.items()}
             numbers |= {"mean": jnp.nanmean(valid), "std": jnp.nanstd(valid)}
-            metrics |= {f"evolution/{name}_{kind}": _if_finite(number) for kind, number in numbers.items()}
-        metrics |= {
-            f"evolution/{name}": _if_finite(number) for name, number in self.optimizer.report(evo_state).items()
-        }
+            metrics |= {f"{PREFIX}{name}_{kind}": _if_finite(number) for kind, number in numbers.items()}
+        metrics |= {f"{PREFIX}{name}": Latest.of(number) for name, number in self.optimizer.report(evo_state).items()}
         if fitness.ndim == 1:
-            metrics["evolution/best_fitness"] = _if_finite(evo_state.best_fitness)
+            metrics["evolution/best_fitness"] = Latest.of(evo_state.best_fitness)
         center = jax.tree.leaves(self.optimizer.center(evo_state))
         if 2 <= sum(leaf.size for leaf in center) <= MAX_PARAMS_WITH_PATH:
             first, second = jnp.concatenate([leaf.ravel() for leaf in center])[:2]
-            metrics |= {"evolution/center_0": _if_finite(first), "evolution/center_1": _if_finite(second)}
+            metrics |= {"evolution/center_0": Latest.of(first), "evolution/center_1": Latest.of(second)}
         return metrics
 
 
@@ -379,25 +395,25 @@ class HostGenerationsLoop:
         self._num_played = 0
 
         def tell(
-            state: TrainingState, metrics: Metrics, population: Params, episodes: PopulationEpisodes
-        ) -> tuple[TrainingState, Metrics]:
+            state: TrainingState, metrics: RunningMetrics, population: Params, episodes: PopulationEpisodes
+        ) -> tuple[TrainingState, RunningMetrics]:
             new_metrics, state = training._tell(state, population, episodes)
-            return state, jax.tree.map(jnp.add, metrics, new_metrics)
+            return state, accumulate(metrics, new_metrics)
 
         self._tell = training.layout.program(tell, (SAME, SAME, SPLIT, episode_specs), (SAME, SAME), donate=(0, 1))
 
-    def is_ready(self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter) -> bool:
+    def is_ready(self, state: TrainingState, metrics: RunningMetrics, num_iterations: np.int32, until: Counter) -> bool:
         return self._is_compiled
 
-    def compile(self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter) -> float:
+    def compile(self, state: TrainingState, metrics: RunningMetrics, num_iterations: np.int32, until: Counter) -> float:
         seconds = self._ask.compile(state)
         asked, population, _ = self._ask(state)
         self._is_compiled = True
         return seconds + self._tell.compile(asked, metrics, population, self._example)
 
     def __call__(
-        self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter
-    ) -> tuple[TrainingState, Metrics]:
+        self, state: TrainingState, metrics: RunningMetrics, num_iterations: np.int32, until: Counter
+    ) -> tuple[TrainingState, RunningMetrics]:
         num_done = 0
         while num_done < int(num_iterations) and int(state.env_steps) < int(until):
             state, population, play_key = self._ask(state)

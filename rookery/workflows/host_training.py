@@ -13,16 +13,19 @@ from rookery.compilation import run_once_options
 from rookery.distributed import SAME
 from rookery.evaluators.host import HostEvaluator
 from rookery.hyperparameters import Hyperparameters
-from rookery.learners.learner import Learner, LearnerState, Metrics
+from rookery.learners.learner import Learner, LearnerState
 from rookery.learning.counter import Counter
 from rookery.learning.experience import Experience, JointExperience
+from rookery.metrics import Metrics, RunningMetrics, accumulate
 from rookery.runners.acting.actor import on_one_device
 from rookery.runners.acting.roles import TRAIN, WARM_UP, RoleID
-from rookery.types import Key
+from rookery.runners.faults import EnvFaultError
+from rookery.runs.divergence import NotFiniteError
+from rookery.types import Key, all_finite
 from rookery.workflows.collector import Collector, check_not_traced
 from rookery.workflows.config import TrainConfig
 from rookery.workflows.programs import Layout, Program
-from rookery.workflows.training import LearnerTraining, TrainingState
+from rookery.workflows.training import REFILL, LearnerTraining, TrainingState
 
 Batch = Experience | JointExperience
 
@@ -67,12 +70,19 @@ class HostTraining(LearnerTraining):
 
     def init(self, key: Key) -> TrainingState:
         state: TrainingState = self._init(key)
-        return self._warm_up(state) if self.learner.warmup_steps else state
+        return self._warm_up(state, self._warmup_role) if self.learner.warmup_steps else state
 
     def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
         check_not_traced(self.collector.env_name, state)
         experience, _ = self.collect(self.acting_state(state))
         return self._learn(state, experience)
+
+    def refill(self, state: TrainingState) -> TrainingState:
+        fresh = self._init(jax.random.fold_in(state.key, REFILL))
+        empty = state.replace_learner(buffer_state=fresh.learner.buffer_state)
+        empty = jax.tree.map(jnp.copy, empty.replace_learner(agent_state=self.acting_state(empty)))
+        filled = self._warm_up(empty, TRAIN)  # overwrites its argument
+        return state.replace_learner(buffer_state=filled.learner.buffer_state)  # type: ignore[attr-defined]
 
     def metrics_shape(self, state: TrainingState) -> Metrics:
         return jax.eval_shape(self._learn, state, self._example)[0]
@@ -84,16 +94,21 @@ class HostTraining(LearnerTraining):
 
     def collect(self, agent_state: AgentState, staleness: int = 0) -> tuple[Batch, int]:
         """Collect one batch; return it, placed on the devices, and its number of env steps."""
-        return self._collect(TRAIN, agent_state, self.learner.config.rollout_length, staleness)
+        try:
+            return self._collect(TRAIN, agent_state, self.learner.config.rollout_length, staleness)
+        except EnvFaultError as error:
+            if all_finite(agent_state):
+                raise
+            raise NotFiniteError("the environments failed on the actions of parameters that are not finite") from error
 
     def update_program(self) -> Program:
         """Make the program of one update, which adds to the metrics and returns a copy of the next acting state."""
 
         def update(
-            state: TrainingState, metrics: Metrics, experience: Batch
-        ) -> tuple[TrainingState, Metrics, AgentState]:
+            state: TrainingState, metrics: RunningMetrics, experience: Batch
+        ) -> tuple[TrainingState, RunningMetrics, AgentState]:
             new_metrics, state = self._learn_from(state, experience)
-            return state, jax.tree.map(jnp.add, metrics, new_metrics), self._acting_state(state)
+            return state, accumulate(metrics, new_metrics), self._acting_state(state)
 
         specs = self._specs
         return self.layout.program(update, (specs, SAME, self._given), (specs, SAME, SAME), donate=(0, 1))
@@ -115,8 +130,8 @@ class HostTraining(LearnerTraining):
         metrics = jax.tree.map(lambda number: number / np.float32(num_devices), experience.metrics)
         return self.layout.place(experience.replace(metrics=metrics), self._given)
 
-    def _warm_up(self, state: TrainingState) -> TrainingState:
-        """Take the warm-up steps and store them."""
+    def _warm_up(self, state: TrainingState, role: RoleID) -> TrainingState:
+        """Take the warm-up steps with the agent of a role and store them."""
         check_not_traced(self.collector.env_name, state)
 
         def store(state: TrainingState, experience: Experience) -> TrainingState:
@@ -126,7 +141,7 @@ class HostTraining(LearnerTraining):
         program = self.layout.program(store, (specs, self._given), specs, donate=(0,), options=run_once_options())
         num_steps = 0
         while num_steps < self.learner.warmup_steps:
-            experience, num_new = self._collect(self._warmup_role, state.agent_state, rollout_length=1)
+            experience, num_new = self._collect(role, state.agent_state, rollout_length=1)
             state = program(state, experience)
             num_steps += num_new
         return state
@@ -180,15 +195,15 @@ class HostTrainingLoop:
         """The collecting time of all batches, and of the last batch."""
         self._num_collected = 0
 
-    def is_ready(self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter) -> bool:
+    def is_ready(self, state: TrainingState, metrics: RunningMetrics, num_iterations: np.int32, until: Counter) -> bool:
         return self._update.is_ready(state, metrics, self._example) and self._training.acting_state.is_ready(state)
 
-    def compile(self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter) -> float:
+    def compile(self, state: TrainingState, metrics: RunningMetrics, num_iterations: np.int32, until: Counter) -> float:
         return self._update.compile(state, metrics, self._example) + self._training.acting_state.compile(state)
 
     def __call__(
-        self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter
-    ) -> tuple[TrainingState, Metrics]:
+        self, state: TrainingState, metrics: RunningMetrics, num_iterations: np.int32, until: Counter
+    ) -> tuple[TrainingState, RunningMetrics]:
         env_steps, num_done = int(state.env_steps), 0
         update = self._update.specialized(state, metrics, self._example)
         agent_state = self._training.acting_state(state)

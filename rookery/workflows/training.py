@@ -3,7 +3,7 @@
 import functools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, Self
 
 import jax
@@ -15,10 +15,14 @@ from rookery.compilation import run_once_options
 from rookery.distributed import SAME, SPLIT
 from rookery.evaluators import EvaluateMetric
 from rookery.hyperparameters import Hyperparameters
-from rookery.learners.learner import Learner, LearnerState, Metrics
+from rookery.learners.learner import Learner, LearnerState
 from rookery.learning.counter import Counter
+from rookery.metrics import Metrics, RunningMetrics, accumulate
 from rookery.types import Array, Key, PyTree, PyTreeDict, State
 from rookery.workflows.programs import Layout, Program, specs_of
+
+REFILL = 2**32 - 1
+"""Derives the key of `Training.refill` from that of the state."""
 
 
 class TrainingState(State):
@@ -60,15 +64,19 @@ class Advance(Protocol):
     It stops at `until` env steps and adds to the metrics. It overwrites its arguments `state` and `metrics`.
     """
 
-    def is_ready(self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter, /) -> bool:
+    def is_ready(
+        self, state: TrainingState, metrics: RunningMetrics, num_iterations: np.int32, until: Counter, /
+    ) -> bool:
         """Return whether the program is compiled for arguments of these shapes."""
 
-    def compile(self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter, /) -> float:
+    def compile(
+        self, state: TrainingState, metrics: RunningMetrics, num_iterations: np.int32, until: Counter, /
+    ) -> float:
         """Compile for arguments of these shapes; return the seconds it took."""
 
     def __call__(
-        self, state: TrainingState, metrics: Metrics, num_iterations: np.int32, until: Counter, /
-    ) -> tuple[TrainingState, Metrics]: ...
+        self, state: TrainingState, metrics: RunningMetrics, num_iterations: np.int32, until: Counter, /
+    ) -> tuple[TrainingState, RunningMetrics]: ...
 
 
 class AgentEvaluator(Protocol):
@@ -180,6 +188,17 @@ class Training(ABC):
         """Return the agents to evaluate, by the prefix of their metrics."""
         return {"eval/": state.agent_state}
 
+    def refill(self, state: TrainingState) -> TrainingState:
+        """Give a state from a checkpoint without its replay buffer a new one, filled by the trained policy.
+
+        The environments start new episodes. The env steps are not counted.
+        """
+        return state
+
+    def warning(self, metrics: Mapping[str, float]) -> str:
+        """Return a warning about the metrics of a record; empty if there is none."""
+        return ""
+
     def populations(self, state: TrainingState) -> list[dict[str, Any]]:
         """Describe the final population of each seed as JSON data for the report; empty without populations."""
         return []
@@ -240,28 +259,45 @@ class OnDevice(Training):
     def _make_programs(self, start: Callable, iterate: Callable) -> None:
         """Make the programs from functions of one seed and one device's share."""
         layout, specs = self.layout, self.specs()
-        iterate = layout.over_seeds(iterate)
+        iterate_all = layout.over_seeds(iterate)
         if layout.enable_jit:
-            iterate = jax.jit(iterate)  # traced once for all programs that contain it
+            iterate_all = jax.jit(iterate_all)  # traced once for all programs that contain it
         self._init = layout.program(layout.over_seeds(start), (SAME,), specs, options=run_once_options())
-        self._step = layout.program(iterate, (specs,), (SAME, specs))
-        self.advance = _advance_program(layout, iterate, specs)
+        self._step = layout.program(iterate_all, (specs,), (SAME, specs))
+        if layout.num_seeds == 1 or layout.vectorize_seeds:
+            self.advance = _advance_program(layout, lambda state, until: iterate_all(state), specs)
+        else:
+            self.advance = _advance_program(layout, _pausing_seeds(layout, iterate), specs)
+
+
+def _pausing_seeds(layout: Layout, iterate: Callable) -> Callable:
+    """Make an iteration of all seeds that leaves those at `until` env steps as they are."""
+
+    def iterate_below(state: TrainingState, until: Counter) -> tuple[Metrics, TrainingState]:
+        def of_one_seed(state: TrainingState) -> tuple[Metrics, TrainingState]:
+            shapes, _ = jax.eval_shape(iterate, state)
+            nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+            return jax.lax.cond(state.env_steps.is_below(until), iterate, lambda state: (nothing, state), state)
+
+        return layout.over_seeds(of_one_seed)(state)
+
+    return iterate_below
 
 
 def _advance_program(layout: Layout, iterate: Callable, specs: TrainingState) -> Program:
-    """Make the program that runs many iterations on the device and sums their metrics."""
+    """Make the program that runs many iterations on the device and accumulates their metrics."""
 
     def advance(
-        state: TrainingState, metrics: Metrics, num_iterations: Array, until: Counter
-    ) -> tuple[TrainingState, Metrics]:
-        def is_unfinished(carry: tuple[Array, TrainingState, Metrics]) -> Array:
+        state: TrainingState, metrics: RunningMetrics, num_iterations: Array, until: Counter
+    ) -> tuple[TrainingState, RunningMetrics]:
+        def is_unfinished(carry: tuple[Array, TrainingState, RunningMetrics]) -> Array:
             num_done, state, _ = carry
             return (num_done < num_iterations) & jnp.any(state.env_steps.is_below(until))
 
-        def body(carry: tuple[Array, TrainingState, Metrics]) -> tuple[Array, TrainingState, Metrics]:
+        def body(carry: tuple[Array, TrainingState, RunningMetrics]) -> tuple[Array, TrainingState, RunningMetrics]:
             num_done, state, metrics = carry
-            new_metrics, state = iterate(state)
-            return num_done + 1, state, jax.tree.map(jnp.add, metrics, new_metrics)
+            new_metrics, state = iterate(state, until)
+            return num_done + 1, state, accumulate(metrics, new_metrics)
 
         _, state, metrics = jax.lax.while_loop(is_unfinished, body, (jnp.zeros((), jnp.int32), state, metrics))
         return state, metrics

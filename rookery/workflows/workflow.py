@@ -1,9 +1,10 @@
 """The workflow: a run of a method, from its config to its last checkpoint. `learn` is the training loop."""
 
 import json
+import logging
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -14,21 +15,23 @@ from rookery.agent import Agent, AgentState
 from rookery.distributed import SAME, device_mesh
 from rookery.errors import InvalidInputError
 from rookery.hyperparameters import Hyperparameters
-from rookery.learners.learner import Metrics
 from rookery.learning.counter import Counter
-from rookery.metrics import values_of
+from rookery.metrics import RunningMetrics, running_shapes, values_of
 from rookery.recorders import make_recorder
 from rookery.runs.checkpoint import Checkpoints
 from rookery.runs.directory import RunDirectory
+from rookery.runs.divergence import STOP, DivergedError
 from rookery.runs.files import write_atomically
 from rookery.runs.interruption import Interrupted, StopSignals
 from rookery.runs.log import Progress, RunLog
 from rookery.runs.timetable import Timetable
-from rookery.types import Key, PyTreeDict, as_key, make_key
+from rookery.types import Key, PyTreeDict, all_finite, as_key, make_key
 from rookery.workflows.config import Settings, settings_from
 from rookery.workflows.programs import Layout, gather
 from rookery.workflows.run_directory import created_run, describe_run, existing_run, reopened_run
 from rookery.workflows.training import AgentEvaluator, Training, TrainingState
+
+logger = logging.getLogger(__name__)
 
 SECONDS_PER_CALL = 0.5
 """Target time of one call of the training program; signals are checked between calls. It does not change results."""
@@ -73,6 +76,7 @@ class Workflow(ABC):
         self.recorders = [make_recorder(name) for name in (train.recorders if jax.process_index() == 0 else ())]
         self.evaluation_episodes = evaluation_episodes
         self.training = self.make_training()
+        self._has_warned = False
 
     @abstractmethod
     def make_training(self) -> Training:
@@ -143,16 +147,20 @@ class Workflow(ABC):
         with created_run(self.settings, self.layout.mesh) as run:
             return self._train(run, state, self._no_metrics(state), None)
 
-    def resume(self, step: int | None = None) -> TrainingState:
+    def resume(self, step: int | None = None, changed_from: Any = None) -> TrainingState:
         """Continue from a checkpoint of the run directory: the one at `step`, or the last.
 
-        A run that was stopped before its first checkpoint starts from the beginning.
+        A run that was stopped before its first checkpoint starts from the beginning. If the hyper-parameters of this
+        workflow are not those of the run, `changed_from` is the config that the run had before.
         """
         with reopened_run(self.settings) as run:
             if step is None and not self._checkpoints(existing_run(self.settings)).steps():
-                state = self.init(self.make_key())
-                return self._train(run, state, self._no_metrics(state), Progress())
-            state, metrics, progress = self._restore(step)
+                state, progress = self.init(self.make_key()), Progress()
+                metrics = self._no_metrics(state)
+            else:
+                state, metrics, progress = self._restore(step, changed_from)
+            if changed_from is not None and run is not None:
+                run.change_config(self.settings.to_mapping(), progress.env_steps)
             return self._train(run, state, metrics, progress)
 
     def restore(self, step: int | None = None) -> TrainingState:
@@ -166,12 +174,14 @@ class Workflow(ABC):
     # The loop.
 
     def _train(
-        self, run: RunDirectory | None, state: TrainingState, metrics: Metrics, resumed: Progress | None
+        self, run: RunDirectory | None, state: TrainingState, metrics: RunningMetrics, resumed: Progress | None
     ) -> TrainingState:
         timetable, training = self.timetable, self.training
-        start = sum(counts_of(state.env_steps)), counts_of(state.iterations)[0]
         description = describe_run(self.settings, run)
-        with StopSignals() as stop, RunLog(description, self.recorders, resumed, *start) as log:
+        with (
+            StopSignals() as stop,
+            RunLog(description, self.recorders, resumed, sum(counts_of(state.env_steps))) as log,
+        ):
             env_steps = env_steps_of(state)
 
             def save() -> None:
@@ -193,20 +203,24 @@ class Workflow(ABC):
                 until = jax.tree.map(np.asarray, Counter.of(record_at))  # on the host, so that every process has it
                 log.compile("training program", training.advance, state, metrics, np.int32(0), until)
                 while env_steps < record_at and not stop_agreed(stop):
-                    at_most = np.int32(log.iterations_within(SECONDS_PER_CALL))
+                    at_most, before = np.int32(log.iterations_within(SECONDS_PER_CALL)), counts_of(state.iterations)
                     with log.training():
                         state, metrics = jax.block_until_ready(training.advance(state, metrics, at_most, until))
                     env_steps = env_steps_of(state)
-                    log.advance(env_steps, counts_of(state.iterations)[0])
+                    log.advance(env_steps, max_increase(before, counts_of(state.iterations)))
                 is_stopped = env_steps < record_at
+                diverged = self._check_divergence(log, state, metrics)
                 if not is_stopped:
                     evaluation = PyTreeDict()
-                    if timetable.is_due(timetable.evaluation_interval, record_at, env_steps):
+                    is_due = timetable.is_due(timetable.evaluation_interval, record_at, env_steps)
+                    if is_due and diverged is None:
                         log.compile("evaluation program", training.evaluation, training.agents(state), state.eval_key)
                         with log.evaluating():
                             evaluation, state = jax.block_until_ready(self.evaluate(state))
-                    log.record(self._counts(state), metrics, evaluation)
+                    self._warn_about(log.record(self._counts(state), metrics, evaluation))
                     metrics = self._no_metrics(state)
+                if diverged is not None:
+                    raise diverged
                 is_due = not is_stopped and timetable.is_due(timetable.checkpoint_interval, record_at, env_steps)
                 is_stopped = stop_agreed(stop) and env_steps < timetable.total_timesteps
                 if is_stopped or is_due:
@@ -221,6 +235,28 @@ class Workflow(ABC):
                 write_atomically(run.population_path, json.dumps(populations) + "\n")
         return state
 
+    def _check_divergence(self, log: RunLog, state: TrainingState, metrics: RunningMetrics) -> DivergedError | None:
+        """Return the error if training has diverged in all seeds and has to stop; else warn about new divergences.
+
+        Parameters and metrics are the same in all processes, so all processes agree.
+        """
+        has_finite_params = [all_finite(agent) for agent in self.layout.seeds_of(state.agent_state)]
+        found = log.find_divergences(counts_of(state.env_steps), metrics, has_finite_params)
+        new = log.mark_diverged(found)
+        is_over = len(log.progress.diverged) == self.layout.num_seeds
+        if found and is_over and self.settings.train.on_nan == STOP:
+            return log.diverged_error(found[-1])
+        for divergence in new if jax.process_index() == 0 else ():
+            logger.warning("%s; training goes on.", divergence)
+        return None
+
+    def _warn_about(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """Show the first warning about the rows of a record, once in a run."""
+        warnings = filter(None, map(self.training.warning, rows))
+        if not self._has_warned and jax.process_index() == 0 and (warning := next(warnings, "")):
+            self._has_warned = True
+            logger.warning(warning)
+
     def _counts(self, state: TrainingState) -> dict[str, list[Any]]:
         """Return the values of a record that are not averaged, for each seed."""
         counters = {"time/total_timesteps": state.env_steps, "time/iterations": state.iterations}
@@ -228,9 +264,9 @@ class Workflow(ABC):
         counts: dict[str, list[Any]] = {name: counts_of(counter) for name, counter in counters.items()}
         return counts | {name: [value] for name, value in self.training.environments.report().items()}
 
-    def _no_metrics(self, state: TrainingState) -> Metrics:
+    def _no_metrics(self, state: TrainingState) -> RunningMetrics:
         """Return metrics of zeros, to add to."""
-        shapes = self.training.metrics_shape(state)
+        shapes = running_shapes(self.training.metrics_shape(state))
         return self.layout.place(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes), SAME)
 
     # Checkpoints.
@@ -238,18 +274,27 @@ class Workflow(ABC):
     def _checkpoints(self, run: RunDirectory) -> Checkpoints:
         return Checkpoints(run.checkpoints_path, self.settings.train.checkpoint.keep)
 
-    def _restore(self, step: int | None) -> tuple[TrainingState, Metrics, Progress]:
+    def _restore(self, step: int | None, changed_from: Any = None) -> tuple[TrainingState, RunningMetrics, Progress]:
         shape = self.training.state_shape(self.make_key())
-        wanted = self._saved(shape), self.training.metrics_shape(shape)
+        metrics_shape = running_shapes(self.training.metrics_shape(shape))
+        if changed_from is not None:
+            before = settings_from(changed_from, self.agent_name, self.config_class, self.hyperparameters_class)
+            shape = self._with_hyperparameters(shape, before.hyperparameters)
+        wanted = self._saved(shape), metrics_shape
         (state, metrics), metadata = self._checkpoints(existing_run(self.settings)).restore(wanted, step)
         self.training.environments.set_state(metadata.pop(OUTSIDE))
+        if changed_from is not None:
+            state = self._with_hyperparameters(state, self.settings.hyperparameters)
         state = self.layout.place(state, self._saved(self.training.specs()))
         if state.learner.lacks_replay:
-            # The rows of a buffer must be consecutive, so a new buffer needs new environments.
-            fresh = self.init(self.make_key())
-            learner = state.learner.replace(buffer_state=fresh.learner.buffer_state)  # type: ignore[attr-defined]
-            state = state.replace(learner=learner, source_state=fresh.source_state)
+            state = self.training.refill(state)
         return state, self.layout.place(metrics, SAME), Progress.from_mapping(metadata)
+
+    def _with_hyperparameters(self, state: TrainingState, hyperparameters: Hyperparameters) -> TrainingState:
+        """Replace the hyper-parameters of all seeds of a state on the host."""
+        seeds = () if self.layout.num_seeds == 1 else (self.layout.num_seeds,)
+        of_seeds = jax.tree.map(lambda value: np.full(seeds, value, np.float32), hyperparameters)
+        return state.replace(learner=state.learner.with_hyperparameters(of_seeds))
 
     def _saved(self, state: TrainingState) -> TrainingState:
         """Return the part of a state that checkpoints contain."""
@@ -266,6 +311,11 @@ def counts_of(counter: Counter) -> list[int]:
 def env_steps_of(state: TrainingState) -> int:
     """Return the env steps of the seed with the fewest."""
     return min(counts_of(state.env_steps))
+
+
+def max_increase(before: list[int], after: list[int]) -> int:
+    """Return the largest increase of a count of any seed."""
+    return max(new - old for old, new in zip(before, after, strict=True))
 
 
 def stop_agreed(stop: StopSignals) -> bool:

@@ -58,7 +58,7 @@ def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create(tmp_path / "run", {"agent": {"name": "ppo"}})
 
 
-@pytest.fixture(params=[1, 2], ids=["format_1", "format_2"])
+@pytest.fixture(params=[1, 2, 3], ids="format_{}".format)
 def save(request: pytest.FixtureRequest, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Save the state of a learner in one of the formats, with the metrics and environments that a run has."""
 

@@ -32,20 +32,20 @@ class RowRecorder(Recorder):
         pass
 
 
-def train(log: RunLog, time: FakeTime, seconds: float, env_steps: int, iterations: int) -> None:
+def train(log: RunLog, time: FakeTime, seconds: float, env_steps: int, num_iterations: int) -> None:
     with log.training():
         time.now += seconds
-    log.advance(env_steps, iterations)
+    log.advance(env_steps, num_iterations)
 
 
 def test_a_resumed_run_is_measured_by_what_it_did_itself(tmp_path: Path) -> None:
     time, recorder, run = FakeTime(), RowRecorder(), RunDirectory(tmp_path)
     before = Progress(num_records=3, env_steps=500, train_seconds=1000.0)
-    with RunLog(describe(tmp_path), [recorder], before, env_steps=500, iterations=5, clock=time.clock) as log:
-        train(log, time, seconds=6.0, env_steps=700, iterations=7)
-        train(log, time, seconds=2.0, env_steps=900, iterations=9)
+    with RunLog(describe(tmp_path), [recorder], before, env_steps=500, clock=time.clock) as log:
+        train(log, time, seconds=6.0, env_steps=700, num_iterations=2)
+        train(log, time, seconds=2.0, env_steps=900, num_iterations=2)
         log.record({"time/total_timesteps": [900]}, {}, {})
-        train(log, time, seconds=2.0, env_steps=1000, iterations=10)
+        train(log, time, seconds=2.0, env_steps=1000, num_iterations=1)
         log.record({"time/total_timesteps": [1000]}, {}, {})
         log.finish(collect_seconds=0.5)
     assert [row["time/fps"] for row in recorder.rows] == [400 / 8, 100 / 2]
@@ -56,9 +56,9 @@ def test_a_resumed_run_is_measured_by_what_it_did_itself(tmp_path: Path) -> None
 
 def test_seconds_ahead_count_for_the_record_that_counts_their_steps() -> None:
     time, recorder = FakeTime(), RowRecorder()
-    with RunLog(describe(None), [recorder], None, env_steps=0, iterations=0, clock=time.clock) as log:
+    with RunLog(describe(None), [recorder], None, env_steps=0, clock=time.clock) as log:
         for env_steps, seconds, ahead in [(100, 10.0, 3.0), (200, 8.0, 1.0), (300, 4.0, 0.0)]:
-            train(log, time, seconds, env_steps, iterations=env_steps // 100)
+            train(log, time, seconds, env_steps, num_iterations=1)
             log.record({"time/total_timesteps": [env_steps], "time/seconds_ahead": [ahead]}, {}, {})
     seconds = [7.0, 3.0 + 7.0, 1.0 + 4.0]
     assert [row["time/fps"] for row in recorder.rows] == pytest.approx([100 / each for each in seconds])

@@ -12,6 +12,7 @@ import pytest
 from rookery.algorithms.evolution.open_es import OpenESWorkflow
 from rookery.errors import InvalidInputError
 from rookery.runs.checkpoint import Checkpoints
+from rookery.runs.directory import RunDirectory
 
 POPULATION_SIZE, NUM_EPISODES = 6, 2
 
@@ -113,6 +114,24 @@ def test_seeds_are_trained_as_if_each_were_alone() -> None:
     assert_equal(jax.tree.map(lambda leaf: leaf[0], together), alone, rtol=1e-5, atol=1e-6)
     leaves = jax.tree.leaves(together.agent_state.params)
     assert any(np.any(leaf[0] != leaf[1]) for leaf in leaves)
+
+
+def test_each_seed_stops_at_its_own_budget_and_records_where_it_does_alone(tmp_path: Path) -> None:
+    def records(name: str, num_seeds: int, **train: Any) -> dict[int, list[tuple[int, int]]]:
+        """The env steps and generations of the records of each seed."""
+        train |= {"total_timesteps": 700, "record_interval": 250, "recorders": ["jsonl"]}
+        workflow = make_workflow({"episode_length": 60}, num_seeds, train=train | {"run_dir": str(tmp_path / name)})
+        workflow.learn(workflow.init(workflow.make_key()))
+        found: dict[int, list[tuple[int, int]]] = {}
+        for row in RunDirectory(tmp_path / name).read_metrics():
+            found.setdefault(row["seed"], []).append((row["time/total_timesteps"], row["time/iterations"]))
+        return found
+
+    together = records("together", num_seeds=3)
+    assert len({of_seed[-1][1] for of_seed in together.values()}) > 1, "seeds need different numbers of generations"
+    for seed, of_seed in together.items():
+        # A seed whose generation passes two records waits at the second one.
+        assert list(dict.fromkeys(of_seed)) == records(f"alone-{seed}", num_seeds=1, seed=seed)[seed]
 
 
 def test_schedules_go_by_env_steps() -> None:
