@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from rookery.agent import AgentState, Carry
 from rookery.agents.actor_critic import ActorCriticAgent, AdvantageSamples
 from rookery.configuration import setting
+from rookery.errors import InvalidInputError
 from rookery.hyperparameters import HyperparameterValues, Scalar, number
 from rookery.learners.learner import Metrics
 from rookery.learners.on_policy import OnPolicyConfig, OnPolicyHyperparameters, OnPolicyLearner, OnPolicyState
@@ -41,9 +42,14 @@ class PPOConfig(OnPolicyConfig):
         self.check_minibatches(num_devices=1)
 
     def check_minibatches(self, num_devices: int) -> None:
-        """Raise unless `num_minibatches` divides the samples of one device."""
+        """Raise unless `num_minibatches` divides the samples of one device and leaves more than one in each."""
         num_envs = self.num_envs // num_devices
         check_num_minibatches(num_envs * (1 if self.network.core else self.rollout_length), self.num_minibatches)
+        if self.standardize_advantages and self.num_envs * self.rollout_length == self.num_minibatches:
+            raise InvalidInputError(
+                f"num_minibatches={self.num_minibatches} leaves one sample per minibatch, whose standardized advantage "
+                "is 0, so nothing is learned: use fewer minibatches, or standardize_advantages=false."
+            )
 
 
 class PPOHyperparameters(OnPolicyHyperparameters):

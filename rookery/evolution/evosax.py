@@ -133,7 +133,7 @@ class EvosaxOptimizer(EvoOptimizer):
         return self.strategy in population_based_algorithms
 
     def _algorithm(self, num_dims: int) -> Any:
-        return _algorithm(self.strategy, self.population_size, num_dims)
+        return _algorithm(self.strategy, self.population_size, num_dims, jax.sharding.get_abstract_mesh())
 
     def _strategy_params(self, num_dims: int) -> PyTree:
         """Return the parameters of the strategy: its defaults with the overrides."""
@@ -170,8 +170,11 @@ class EvosaxOptimizer(EvoOptimizer):
 
 
 @functools.cache
-def _algorithm(strategy: str, population_size: int, num_dims: int) -> Any:
-    """Build a strategy of evosax once for all traces: it compiles its methods per instance."""
+def _algorithm(strategy: str, population_size: int, num_dims: int, mesh: jax.sharding.AbstractMesh) -> Any:
+    """Build a strategy of evosax once for all traces on a mesh: it compiles its methods per instance.
+
+    The instance has constants that belong to the mesh on which they were traced.
+    """
     try:
         with relaxed_promotion(), jax.ensure_compile_time_eval():
             return algorithms[strategy](population_size, jnp.zeros(num_dims))

@@ -33,6 +33,7 @@ class Archive:
     fitness: np.ndarray
     cells: tuple[int, ...] | None
     centroids: np.ndarray | None
+    qd_offset: float = 0.0
 
     @property
     def num_filled(self) -> int:
@@ -40,8 +41,8 @@ class Archive:
 
     @property
     def qd_score(self) -> float:
-        """The sum of the fitness over the filled cells."""
-        return float(np.nansum(self.fitness))
+        """The sum of the fitness and the offset over the filled cells."""
+        return float(np.nansum(self.fitness + self.qd_offset))
 
 
 def parse_populations(entries: Sequence[Any]) -> tuple[Front | Archive, ...]:
@@ -86,6 +87,9 @@ def _parse_archive(entry: Mapping[str, Any]) -> Archive:
     _check_length("high", high, len(axes))
     if not np.all(low < high):
         raise ValueError(f"low={low.tolist()} is not below high={high.tolist()}")
+    offset = float(entry.get("qd_offset", 0.0))
+    if not math.isfinite(offset):
+        raise ValueError(f"qd_offset={offset}, expected a finite number")
     if entry["cells"] is None:
         centroids = _rows(entry, "centroids", len(axes))
         _check_length("fitness", fitness, len(centroids))
@@ -93,12 +97,12 @@ def _parse_archive(entry: Mapping[str, Any]) -> Archive:
             raise ValueError("there are no cells")
         if np.isnan(centroids).any():
             raise ValueError("centroids are not all numbers")
-        return Archive(axes, low, high, fitness, None, centroids)
+        return Archive(axes, low, high, fitness, None, centroids, offset)
     cells = tuple(int(number) for number in entry["cells"])
     if len(cells) != len(axes) or min(cells) < 1:
         raise ValueError(f"cells={list(cells)}, expected a number for each of {len(axes)} axes")
     _check_length("fitness", fitness, math.prod(cells))
-    return Archive(axes, low, high, fitness, cells, None)
+    return Archive(axes, low, high, fitness, cells, None, offset)
 
 
 def _axes(entry: Mapping[str, Any], at_least: int) -> tuple[str, ...]:

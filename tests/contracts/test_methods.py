@@ -73,7 +73,8 @@ FITNESS = {"evolution/best_fitness", *(f"evolution/fitness_{name}" for name in Q
 OBJECTIVES = {f"evolution/objective_{index}_{name}" for index in range(2) for name in QUANTILES}
 EVOLUTION_METRICS = {
     "nsga2": OBJECTIVES | {"evolution/front_size"},
-    "map_elites": FITNESS | {"evolution/coverage", "evolution/qd_score", "evolution/num_rejected"},
+    "map_elites": FITNESS
+    | {"evolution/coverage", "evolution/qd_score", "evolution/lowest_elite", "evolution/num_rejected"},
 }
 ALWAYS = {"seed", "time/total_timesteps", "time/iterations", "time/fps", "time/time_elapsed"}
 EPISODES = {"rollout/ep_rew_mean", "rollout/ep_len_mean"}

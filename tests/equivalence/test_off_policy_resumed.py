@@ -12,6 +12,7 @@ from rookery.recorders import RECORDERS, Position, Recorder, RunDescription
 from rookery.registry import build_workflow
 from rookery.runs.checkpoint import Checkpoints
 from rookery.runs.interruption import Interrupted
+from rookery.sample_batch import SampleBatch
 from tests.equivalence.interrupted_runs import StoppingRecorder, assert_equal, records_of
 
 NUM_ENVS, ROLLOUT_LENGTH, WARMUP_STEPS = 2, 2, 16
@@ -138,10 +139,8 @@ def test_a_run_holds_its_replay_buffer_once_and_may_leave_it_out_of_checkpoints(
             "recorders": ["counting"],
         }
     )
-    fresh = workflow.init(workflow.make_key())
-    storage = fresh.learner.buffer_state.storage["float32"]
+    storage = workflow.init(workflow.make_key()).learner.buffer_state.storage["float32"]
     monkeypatch.setattr(CountingRecorder, "size", storage.size)
-    fresh = jax.device_get((fresh.learner.buffer_state, fresh.source_state.env_state.obs))
     del storage
 
     learned = workflow.learn(workflow.init(workflow.make_key()))
@@ -149,12 +148,34 @@ def test_a_run_holds_its_replay_buffer_once_and_may_leave_it_out_of_checkpoints(
     assert set(CountingRecorder.counts) == {1}
 
     restored = workflow.restore()
-    for one, other in [
-        (restored.agent_state.params, learned.agent_state.params),
-        (
-            (restored.learner.buffer_state, restored.source_state.env_state.obs),
-            fresh,
-        ),  # the rows go on where the envs are
-    ]:
-        jax.tree.map(np.testing.assert_array_equal, jax.device_get(one), jax.device_get(other))
+    jax.tree.map(np.testing.assert_array_equal, restored.agent_state.params, learned.agent_state.params)
+    assert int(restored.env_steps) == 80
+
+
+@pytest.mark.parametrize("env", [{"name": "classic/pendulum", "episode_length": 7}, {"name": "gymnasium/Pendulum-v1"}])
+def test_a_buffer_that_was_not_saved_is_refilled_with_new_episodes_of_the_trained_policy(
+    env: dict, tmp_path: Path
+) -> None:
+    agent = {"name": "ddpg", **SIZES, "network": {"hidden_sizes": [8]}, "normalize_obs": False}
+    workflow = build_workflow(
+        {
+            "agent": agent | {"exploration_noise": 0.0},
+            "env": env,
+            "total_timesteps": 80,
+            "checkpoint": {"replay": False},
+            "run_dir": str(tmp_path / "run"),
+            "recorders": [],
+        }
+    )
+    fresh = jax.device_get(workflow.init(workflow.make_key()).learner.buffer_state.storage["float32"])
+    workflow.learn(workflow.init(workflow.make_key()))
+    restored = workflow.restore()
+    workflow.close()
+    buffer = workflow.training.learner.buffer  # type: ignore[attr-defined]
+    batch = buffer.sample(restored.learner.buffer_state, jax.random.key(0), 64).sequence  # type: ignore[attr-defined]
+    actions, _ = workflow.agent.evaluate_actions(restored.agent_state, SampleBatch(obs=batch.obs), jax.random.key(1))
+    np.testing.assert_allclose(batch.actions, actions, atol=1e-5)
+    refilled = restored.learner.buffer_state.storage["float32"]  # type: ignore[attr-defined]
+    is_equal = np.isclose(refilled, fresh).all(axis=-1) & np.any(fresh != 0.0, axis=-1)
+    assert not is_equal.any()
     assert int(restored.env_steps) == 80

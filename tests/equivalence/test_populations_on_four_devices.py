@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 from rookery.algorithms.evolution.ga import GA
 from rookery.algorithms.evolution.map_elites import MAPElites
 from rookery.algorithms.evolution.nsga2 import NSGA2
+from rookery.evolution.evosax import EvosaxOptimizer
 from rookery.distributed import DEVICE_AXIS, device_mesh
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -63,6 +64,8 @@ for optimizer, tell in [
     (GA(population_size=16), tell_one),
     (NSGA2(population_size=16, objectives=("a", "b")), tell_several),
     (MAPElites(population_size=16, cells=(4, 4), low=(-2.0, -2.0), high=(2.0, 2.0)), tell_described),
+    (EvosaxOptimizer(population_size=16, strategy="CMA_ES"), tell_one),
+    (EvosaxOptimizer(population_size=16, strategy="PSO"), tell_one),
 ]:
     one, four = run(optimizer, tell, 1), run(optimizer, tell, 4)
     assert int(one[0].num_invalid) > 0

@@ -4,6 +4,8 @@ Departures from the paper: a whole population is varied and evaluated at once. V
 elites (Vassiliades & Mouret, 2018). The archive may be a centroidal Voronoi tessellation (Vassiliades et al., 2018).
 """
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -55,6 +57,7 @@ class MAPElites(EvoOptimizer):
     high: tuple[float, ...] = setting(
         (2.4, 3.0), help="upper bound of each descriptor; values beyond belong to the outermost cells"
     )
+    qd_offset: float = setting(0.0, help="added to every fitness in qd_score; choose it so that no sum is negative")
     cell_archive: Archive = pytree_field(init=False)
 
     def __post_init__(self) -> None:
@@ -123,15 +126,27 @@ class MAPElites(EvoOptimizer):
             "high": list(self.high),
             "cells": list(self.cells) if is_grid else None,
             "centroids": None if is_grid else np.asarray(self.cell_archive.centroids).tolist(),
+            "qd_offset": self.qd_offset,
             "fitness": [float(value) if np.isfinite(value) else None for value in np.asarray(state.archive.fitness)],
         }
 
     def report(self, state: MAPElitesState) -> dict[str, Array]:
         return {
             "coverage": self.cell_archive.coverage(state.archive),
-            "qd_score": self.cell_archive.qd_score(state.archive),
+            "qd_score": self.cell_archive.qd_score(state.archive, self.qd_offset),
+            "lowest_elite": jnp.min(jnp.where(state.archive.is_filled, state.archive.fitness, jnp.inf)),
             "num_rejected": state.archive.num_rejected.astype(jnp.float32),
         }
+
+    def warning(self, report: Mapping[str, float]) -> str:
+        lowest = report.get("lowest_elite", 0.0)
+        if lowest + self.qd_offset >= 0.0:
+            return ""
+        return (
+            f"agent.qd_offset={self.qd_offset:g}: the archive has a fitness of {lowest:g}, so qd_score may fall while "
+            f"the archive improves. Set agent.qd_offset to at least {math.ceil(-lowest)}, the same for all runs that "
+            "are compared."
+        )
 
 
 def make_archive(name: str, cells: tuple[int, ...], low: tuple[float, ...], high: tuple[float, ...]) -> Archive:

@@ -10,7 +10,7 @@ from rookery.control_flow import cond_any
 from rookery.envs.env import Env, EnvState
 from rookery.envs.wrappers.vectorize import VectorWrapper, VmapWrapper, split_each
 from rookery.errors import check_count
-from rookery.types import Array, Key, PyTree, PyTreeData, PyTreeDict, index_tree, where_tree
+from rookery.types import Array, Key, PyTree, PyTreeData, PyTreeDict, Tree, index_tree, where_tree
 
 
 class AutoresetMode(enum.Enum):
@@ -62,7 +62,7 @@ class NormalAutoresetWrapper(VectorWrapper):
 class FastAutoresetWrapper(VectorWrapper):
     """Like normal autoreset, but episodes restart from states cached at `reset`: a pool of `pool_size` per env.
 
-    Each env cycles through its pool.
+    Each env cycles through its pool. Random keys in a cached state are new in every episode.
     """
 
     def __init__(self, env: Env, num_envs: int, pool_size: int = 1) -> None:
@@ -87,7 +87,8 @@ class FastAutoresetWrapper(VectorWrapper):
 
         def restart(state: EnvState) -> EnvState:
             env_ids = jnp.arange(self.num_envs)
-            return _continue_from(state, index_tree(pool, (env_ids, num_episodes % self.pool_size)))
+            starts = index_tree(pool, (env_ids, num_episodes % self.pool_size))
+            return _continue_from(state, _with_new_keys(starts, num_episodes))
 
         # The pool is not an operand of the branch, which would copy it.
         state = cond_any(stepped.done, restart, stepped.replace(_internal=PyTreeDict(inner=stepped._internal.inner)))
@@ -136,6 +137,20 @@ def _start_of(state: EnvState) -> tuple:
 
 def _with_episode_start(state: EnvState) -> EnvState:
     return state.replace(info=state.info.replace(episode_start=jnp.ones_like(state.done)))
+
+
+def _with_new_keys(starts: Tree, num_episodes: Array) -> Tree:
+    """Derive the random keys of an episode from the cached ones: the same keys would repeat the whole episode."""
+
+    def renew(leaf: Array) -> Array:
+        if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return leaf
+        fold_in = jax.random.fold_in
+        for _ in range(leaf.ndim - 1):
+            fold_in = jax.vmap(fold_in, (0, None))
+        return jax.vmap(fold_in)(leaf, num_episodes)
+
+    return jax.tree.map(renew, starts)
 
 
 def _continue_from(state: EnvState, starts: tuple) -> EnvState:

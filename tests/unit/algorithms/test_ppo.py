@@ -374,6 +374,8 @@ def test_an_update_ends_when_the_policy_has_moved_too_far() -> None:
     [
         ({"num_minibatches": 3}, "num_minibatches=3 does not divide 32 samples: use 2 or 4"),
         ({"num_minibatches": 8, "network": {"core": "gru"}}, "num_minibatches=8 does not divide 4 samples: use 4"),
+        ({"num_minibatches": 32}, "num_minibatches=32 leaves one sample per minibatch"),
+        ({"rollout_length": 1, "num_minibatches": 4, "network": {"core": "gru"}}, "leaves one sample per minibatch"),
         ({"num_epochs": 0}, "agent.num_epochs=0 must be an integer of at least 1"),
         ({"gae_lambda": 1.5}, "agent.gae_lambda=1.5 must lie between 0 and 1"),
         ({"clip_ratio": -0.1}, "agent.clip_ratio=-0.1 must be at least 0"),

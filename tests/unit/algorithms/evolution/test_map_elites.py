@@ -105,3 +105,17 @@ def test_impossible_archives_are_errors(changes: dict, error: type[Exception], m
 def test_every_descriptor_needs_its_bounds() -> None:
     with pytest.raises(InvalidInputError, match="a bound for each descriptor"):
         MAPElites(population_size=3, **GRID, descriptors=("last:obs.0",))
+
+
+def test_the_qd_score_has_an_offset_and_a_negative_sum_is_warned_about() -> None:
+    fitness, descriptors = jnp.array([-3.5, 2.0]), jnp.array([[0.1, 0.1], [0.9, 0.9]])
+    for offset, score in [(0.0, -1.5), (3.5, 5.5)]:
+        optimizer = MAPElites(population_size=2, qd_offset=offset, **GRID)
+        _, state = after_tell(optimizer, fitness, descriptors)
+        report = {name: float(value) for name, value in optimizer.report(state).items()}
+        assert report["qd_score"] == score
+        warning = optimizer.warning(report)
+        assert ("set agent.qd_offset to at least 4" in warning.lower()) == (offset == 0.0), warning
+        assert optimizer.describe(state)["qd_offset"] == offset
+    empty = optimizer.init(jnp.full(3, 0.2), jax.random.key(0))
+    assert optimizer.warning({name: float(value) for name, value in optimizer.report(empty).items()}) == ""
