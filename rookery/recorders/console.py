@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rookery.recorders.rows import ENV_STEPS, as_number
+from rookery.runs.divergence import DIVERGED
 from rookery.runs.recorder import Position, Recorder, RunDescription
 
 SHOWN_METRICS = {"return": "rollout/ep_rew_mean", "evaluation": "eval/mean_reward"}
@@ -28,8 +29,8 @@ Clock = Callable[[], float]
 class ConsoleRecorder(Recorder):
     """Shows progress, speed, remaining time and returns of a run.
 
-    Several seeds are shown as mean [min, max]: `152.3 [98.0, 211.4]`. Steps per second are summed over seeds and
-    exclude compilation time.
+    Several seeds are shown by their mean and range: `152.3 (min 98.0, max 211.4)`. Seeds that diverged are counted and
+    left out. Steps per second are summed over seeds and exclude compilation time.
     """
 
     def __init__(self, stream: TextIO | None = None, clock: Clock = time.monotonic) -> None:
@@ -44,7 +45,7 @@ class ConsoleRecorder(Recorder):
         console = Console(file=stream, markup=False, highlight=False, emoji=False)
         is_live = stream.isatty() and console.is_interactive
         self._opened_display = LiveDisplay(progress, console) if is_live else PlainDisplay(progress, stream)
-        seeds = f", {len(run.seeds)} seeds shown as mean [min, max]" if len(run.seeds) > 1 else ""
+        seeds = f", {len(run.seeds)} seeds shown as mean (min, max)" if len(run.seeds) > 1 else ""
         resumed = "" if resumed_from is None else f", resumed at {start:,}"
         self._display.say(f"{run.title}: {run.total_timesteps:,} steps{seeds}{resumed}")
 
@@ -58,12 +59,16 @@ class ConsoleRecorder(Recorder):
         self._display.progress.advance(env_steps)
 
     def record(self, rows: Sequence[Mapping[str, float]]) -> None:
+        finite = [row for row in rows if DIVERGED not in row]
         values = {
-            label: [as_number(metric, row[metric]) for row in rows if metric in row]
+            label: [as_number(metric, row[metric]) for row in finite if metric in row]
             for label, metric in SHOWN_METRICS.items()
         }
         self._display.progress.advance(int(min(row[ENV_STEPS] for row in rows)))
-        self._display.record({label: format_values(numbers) for label, numbers in values.items() if numbers})
+        shown = {label: format_values(numbers, len(finite)) for label, numbers in values.items() if numbers}
+        if len(finite) < len(rows):
+            shown["diverged"] = f"{len(rows) - len(finite)} of {len(rows)} seeds"
+        self._display.record(shown)
 
     def finish(self, message: str) -> None:
         self._display.close()
@@ -231,12 +236,15 @@ def fit_line(fields: Mapping[str, str], width: int) -> tuple[int, str]:
     return BAR_WIDTHS[-1], text
 
 
-def format_values(values: Sequence[float]) -> str:
-    """Format the value of one seed, or several as mean [min, max]."""
-    if len(values) == 1:
-        return format_return(values[0])
+def format_values(values: Sequence[float], num_seeds: int = 1) -> str:
+    """Format the value of one seed, or several as mean (min, max), and say if some of `num_seeds` have none."""
+    details = []
+    if len(values) > 1:
+        details += [f"min {format_return(min(values))}", f"max {format_return(max(values))}"]
+    if len(values) < num_seeds:
+        details += [f"{len(values)} of {num_seeds} seeds"]
     mean = format_return(sum(values) / len(values))
-    return f"{mean} [{format_return(min(values))}, {format_return(max(values))}]"
+    return f"{mean} ({', '.join(details)})" if details else mean
 
 
 def format_return(value: float) -> str:

@@ -2,38 +2,80 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from rookery.report.statistics import bootstrap_interval, interquartile_mean
-from rookery.runs.records import ITERATIONS, SEED, STEPS
+from rookery.runs.divergence import DIVERGED
+from rookery.runs.records import SEED, STEPS
+
+MAX_CELLS = 1_000_000
+"""The maximum number of values on a grid, over all seeds."""
+OF_THE_RUN = ("time/", "faults/", "rollout/steps_discarded")
+"""Metrics that hold for a seed also after it has diverged."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One metric of one run: `values[s, t]` of `seeds[s]` at `steps[t]`; NaN for missing or non-finite values."""
+    """One metric of one run: `values[s]` of `seeds[s]` at its own `steps[s]`; NaN for values that are not finite.
+
+    A seed that diverged has no values from then on.
+    """
 
     seeds: tuple[int, ...]
-    steps: np.ndarray
-    values: np.ndarray
+    steps: tuple[np.ndarray, ...]
+    values: tuple[np.ndarray, ...]
+    is_diverged: tuple[bool, ...]
     num_not_finite: int
 
     @property
     def num_seeds(self) -> int:
-        return len(self.values)
+        return len(self.seeds)
+
+    @cached_property
+    def grid(self) -> np.ndarray:
+        """The steps `[T]` of all seeds, from the largest first step to the smallest last step of a seed."""
+        known = [index for index, steps in enumerate(self.steps) if len(steps)]
+        steps = np.unique(np.concatenate([self.steps[index] for index in known]))
+        first = max(self.steps[index][0] for index in known)
+        last = min((self.steps[index][-1] for index in known if not self.is_diverged[index]), default=steps[-1])
+        common = steps[(steps >= first) & (steps <= last)]
+        max_points = max(2, MAX_CELLS // self.num_seeds)
+        if len(common) > max_points:
+            common = common[np.linspace(0, len(common) - 1, max_points).astype(int)]
+        return common
+
+    @cached_property
+    def on_grid(self) -> np.ndarray:
+        """The values `[S, T]` of all seeds on the grid, interpolated between their own steps."""
+        return np.array(
+            [
+                np.interp(self.grid, steps, values, left=np.nan, right=np.nan)
+                if len(steps)
+                else np.full(len(self.grid), np.nan)
+                for steps, values in zip(self.steps, self.values, strict=True)
+            ]
+        )
+
+    @cached_property
+    def center(self) -> np.ndarray:
+        """The interquartile mean over seeds on the grid, `[T]`."""
+        return interquartile_mean(self.on_grid)
 
     @property
-    def center(self) -> np.ndarray:
-        """The interquartile mean over seeds, `[T]`."""
-        return interquartile_mean(self.values)
+    def last_values(self) -> np.ndarray:
+        """The last value of each seed `[S]`; NaN for those that diverged."""
+        ends = zip(self.values, self.is_diverged, strict=True)
+        return np.array([values[-1] if len(values) and not is_diverged else np.nan for values, is_diverged in ends])
 
 
 @dataclass(frozen=True)
 class Curve:
     """A series prepared for drawing: its center, the interval around it, and the curve of each seed.
 
-    `low` and `high` are None for a single seed.
+    `low` and `high` are None for a single seed. `ends` are the last steps and values of seeds that diverged.
     """
 
     steps: np.ndarray
@@ -41,61 +83,61 @@ class Curve:
     low: np.ndarray | None
     high: np.ndarray | None
     seeds: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+    ends: tuple[tuple[int, float], ...] = ()
 
 
 def read_series(rows: Iterable[Mapping[str, Any]]) -> dict[str, Series]:
-    """Group the rows of `metrics.jsonl` by metric.
+    """Group the rows of `metrics.jsonl` by metric and seed. Seeds may differ in env steps, as in evolution.
 
-    A record has one row per seed, all from the same iteration. If seeds differ in env steps, as in evolution, the
-    record is placed at their mean.
+    Of several rows of a seed at the same env steps, the last value of each metric counts.
     """
-    rows = [row for row in rows if STEPS in row]
-    seeds = sorted({row.get(SEED, 0) for row in rows})
-    steps_of_records = _steps_of_records(rows)
-    values: dict[str, dict[tuple[int, int], float]] = {}
+    rows = sorted((row for row in rows if STEPS in row), key=lambda row: row[STEPS])
+    seeds = tuple(sorted({row.get(SEED, 0) for row in rows}))
+    diverged = diverged_seeds(rows)
+    found: dict[str, dict[int, dict[int, float]]] = {}
     for row in rows:
-        position = steps_of_records[_record_of(row)], seeds.index(row.get(SEED, 0))
+        seed, step = row.get(SEED, 0), int(row[STEPS])
         for name, value in row.items():
-            if name not in (SEED, STEPS):
-                values.setdefault(name, {})[position] = float(value)
-    return {name: _series(by_position, tuple(seeds)) for name, by_position in values.items()}
+            is_over = step >= diverged.get(seed, step + 1) and not name.startswith(OF_THE_RUN)
+            if name not in (SEED, STEPS, DIVERGED) and not is_over:
+                found.setdefault(name, {}).setdefault(seed, {})[step] = float(value)
+    return {
+        name: _series(by_seed, seeds, {} if name.startswith(OF_THE_RUN) else diverged)
+        for name, by_seed in found.items()
+    }
 
 
-def _steps_of_records(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, Any], int]:
-    steps_of_rows: dict[tuple[str, Any], list[int]] = {}
+def diverged_seeds(rows: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    """Return the seeds that diverged, and the env steps at which that was found."""
+    found: dict[int, int] = {}
     for row in rows:
-        steps_of_rows.setdefault(_record_of(row), []).append(int(row[STEPS]))
-    return {record: round(sum(steps) / len(steps)) for record, steps in steps_of_rows.items()}
+        if row.get(DIVERGED):
+            seed, step = row.get(SEED, 0), int(row[STEPS])
+            found[seed] = min(step, found.get(seed, step))
+    return found
 
 
-def _record_of(row: Mapping[str, Any]) -> tuple[str, Any]:
-    """Identify the record of a row by its iteration, or by its env steps without one."""
-    name = ITERATIONS if ITERATIONS in row else STEPS
-    return name, row[name]
-
-
-def _series(by_position: Mapping[tuple[int, int], float], seeds: tuple[int, ...]) -> Series:
-    steps = sorted({step for step, _ in by_position})
-    column = {step: index for index, step in enumerate(steps)}
-    values = np.full((len(seeds), len(steps)), np.nan)
-    for (step, seed), value in by_position.items():
-        if np.isfinite(value):
-            values[seed, column[step]] = value
-    num_not_finite = sum(not np.isfinite(value) for value in by_position.values())
-    return Series(seeds, np.array(steps), values, num_not_finite)
+def _series(by_seed: Mapping[int, Mapping[int, float]], seeds: tuple[int, ...], diverged: Mapping[int, int]) -> Series:
+    steps = tuple(np.array(list(by_seed.get(seed, {})), int) for seed in seeds)
+    values = [np.array(list(by_seed.get(seed, {}).values()), float) for seed in seeds]
+    num_not_finite = sum(int(np.count_nonzero(~np.isfinite(of_seed))) for of_seed in values)
+    finite = tuple(np.where(np.isfinite(of_seed), of_seed, np.nan) for of_seed in values)
+    return Series(seeds, steps, finite, tuple(seed in diverged for seed in seeds), num_not_finite)
 
 
 def make_curve(series: Series, max_points: int, max_seed_points: int = 0) -> Curve:
     """Prepare a series for drawing; `max_seed_points=0` omits the curves of single seeds."""
     kept = thin_out(series.center, max_points)
-    values = series.values[:, kept]
-    low, high = bootstrap_interval(values) if series.num_seeds > 1 else (None, None)
-    seeds = []
-    if max_seed_points and series.num_seeds > 1:
-        for of_seed in series.values:
-            kept_of_seed = thin_out(of_seed, max_seed_points)
-            seeds.append((series.steps[kept_of_seed], of_seed[kept_of_seed]))
-    return Curve(series.steps[kept], series.center[kept], low, high, tuple(seeds))
+    low, high = bootstrap_interval(series.on_grid[:, kept]) if series.num_seeds > 1 else (None, None)
+    seeds, ends = [], []
+    for steps, values, is_diverged in zip(series.steps, series.values, series.is_diverged, strict=True):
+        if max_seed_points and series.num_seeds > 1:
+            kept_of_seed = thin_out(values, max_seed_points)
+            seeds.append((steps[kept_of_seed], values[kept_of_seed]))
+        if is_diverged and (max_seed_points or series.num_seeds == 1) and not np.isnan(values).all():
+            last = np.flatnonzero(~np.isnan(values))[-1]
+            ends.append((int(steps[last]), float(values[last])))
+    return Curve(series.grid[kept], series.center[kept], low, high, tuple(seeds), tuple(ends))
 
 
 def thin_out(values: np.ndarray, max_points: int) -> np.ndarray:

@@ -83,4 +83,5 @@ def metric_figure(
 
 def last_record(runs: Sequence[LoadedRun]) -> int:
     """Return the position of the last record of any run on the x axis."""
-    return max((int(series.steps[-1]) for run in runs for series in run.series.values()), default=0)
+    all_steps = (steps for run in runs for series in run.series.values() for steps in series.steps)
+    return max((int(steps[-1]) for steps in all_steps if len(steps)), default=0)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rookery.errors import InvalidInputError
-from rookery.report.curves import Series, read_series
+from rookery.report.curves import Series, diverged_seeds, read_series
 from rookery.report.fronts_and_archives import Archive, Front, parse_populations
 from rookery.report.statistics import bootstrap_interval, interquartile_mean
 from rookery.runs.directory import RunDirectory
@@ -62,6 +62,8 @@ class LoadedRun:
     episode: bytes | None
     populations: tuple[Front | Archive, ...]
     population_problem: str
+    diverged: Mapping[int, int]
+    """The seeds that diverged, and the env steps at which that was found."""
     left_out: tuple[str, ...] = ()
     """What the run directory has, but the report cannot show."""
 
@@ -81,9 +83,13 @@ class LoadedRun:
         return f"seed {seeds[index] if index < len(seeds) else index}"
 
     @property
-    def env_steps(self) -> int:
-        """The env steps of one seed up to the last record."""
-        return max((int(series.steps[-1]) for series in self.series.values()), default=0)
+    def env_steps(self) -> tuple[int, int]:
+        """The env steps up to the last record, of the seeds with the fewest and the most."""
+        last_steps: dict[int, int] = {}
+        for series in self.series.values():
+            for seed, steps in zip(series.seeds, series.steps, strict=True):
+                last_steps[seed] = max([last_steps.get(seed, 0), *steps[-1:].tolist()])
+        return min(last_steps.values(), default=0), max(last_steps.values(), default=0)
 
     @property
     def total_timesteps(self) -> int | None:
@@ -120,10 +126,10 @@ class LoadedRun:
         return EVALUATION_RETURN if EVALUATION_RETURN in self.series else TRAINING_RETURN
 
     def final_return(self) -> Estimate | None:
-        """Return the estimate of the return over seeds at the last record."""
+        """Return the estimate of the last return over the seeds that did not diverge."""
         if self.return_metric not in self.series:
             return None
-        last = self.series[self.return_metric].values[:, -1]
+        last = self.series[self.return_metric].last_values
         low, high = bootstrap_interval(last)
         return Estimate(
             float(interquartile_mean(last)), float(low), float(high), int(np.count_nonzero(~np.isnan(last)))
@@ -135,13 +141,13 @@ class LoadedRun:
         if series is None or np.isnan(series.center).all():
             return None
         best = np.nanargmax(series.center)
-        return BestRecord(float(series.center[best]), int(series.steps[best]))
+        return BestRecord(float(series.center[best]), int(series.grid[best]))
 
     def last(self, metric: str) -> float | None:
         """Return the last value of a metric, averaged over seeds; None without one."""
         if metric not in self.series:
             return None
-        value = float(self.series[metric].center[-1])
+        value = float(interquartile_mean(self.series[metric].last_values))
         return None if np.isnan(value) else value
 
 
@@ -179,6 +185,7 @@ def _load(directory: RunDirectory, name: str, style: int) -> LoadedRun:
         episode=read(directory.read_episode),
         populations=populations,
         population_problem=population_problem,
+        diverged=diverged_seeds(records.rows),
         left_out=tuple(left_out),
     )
 

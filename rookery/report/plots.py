@@ -61,6 +61,7 @@ def line_figure(
         [_band(line, x_axis, y_axis) for line in lines],
         [_seeds(line, x_axis, y_axis) for line in lines],
         [_center(line, x_axis, y_axis) for line in lines],
+        [_ends(line, x_axis, y_axis) for line in lines],
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         preserveAspectRatio="none",
         role="img",
@@ -183,6 +184,16 @@ def _center(line: Line, x_axis: Axis, y_axis: Axis) -> list[Markup]:
             element("path", d="".join(f"M{point}h0" for point in points), class_=f"points {style_class(line.style)}")
         )
     return drawn
+
+
+def _ends(line: Line, x_axis: Axis, y_axis: Axis) -> Markup | None:
+    """Mark where seeds diverged."""
+    if not line.curve.ends:
+        return None
+    steps, values = (np.array(numbers) for numbers in zip(*line.curve.ends, strict=True))
+    return element(
+        "path", d="".join(f"M{point}h0" for point in places(x_axis, y_axis, steps, values)), class_="diverged"
+    )
 
 
 def _values_for_pointer(lines: Sequence[Line], x_axis: Axis, y_axis: Axis, x_label: str) -> dict[str, Any]:

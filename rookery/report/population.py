@@ -53,8 +53,8 @@ def population(runs: Sequence[LoadedRun]) -> Markup | None:
 
     how_to_read = (
         "Lines show the median of each generation, bands the middle half of its individuals, and thin lines the "
-        "minimum and maximum; over several seeds, each is the interquartile mean. A record is the mean over the "
-        "generations since the previous one."
+        "minimum and maximum; over several seeds, each is the interquartile mean. A record of fitness is the mean over "
+        "the generations since the previous one; other values are those of the last generation."
     )
     return section(
         "Population",
@@ -70,16 +70,17 @@ def over_generations(run: LoadedRun) -> LoadedRun:
     if ITERATIONS not in run.series:
         return replace(run, series={})
     generations = run.series[ITERATIONS]
-    return replace(
-        run,
-        series={
-            name: replace(
-                series, steps=np.rint(np.interp(series.steps, generations.steps, generations.center)).astype(int)
-            )
-            for name, series in run.series.items()
-            if name.startswith(PREFIX)
-        },
+    series = {name: _at(series, generations) for name, series in run.series.items() if name.startswith(PREFIX)}
+    return replace(run, series=series)
+
+
+def _at(series: Series, generations: Series) -> Series:
+    """Place the values of each seed at its own generations."""
+    steps = tuple(
+        np.rint(np.interp(own, at, number)).astype(int) if len(own) else own
+        for own, at, number in zip(series.steps, generations.steps, generations.values, strict=True)
     )
+    return replace(series, steps=steps)
 
 
 def _has_evolved(run: LoadedRun) -> bool:
@@ -117,23 +118,23 @@ def _quantile_lines(run: LoadedRun, quantity: str) -> list[Line]:
             series = known[kind]
             kept = thin_out(series.center, MAX_POINTS)
             low, high = (end[kept] for end in band) if kind == "median" and len(band) == 2 else (None, None)
-            curve = Curve(series.steps[kept], series.center[kept], low, high)
+            curve = Curve(series.grid[kept], series.center[kept], low, high)
             lines.append(Line(kind, run.style, curve, is_thin=kind != "median"))
     return lines
 
 
 def _same_records(first: Series, second: Series) -> bool:
-    return np.array_equal(first.steps, second.steps)
+    return np.array_equal(first.grid, second.grid)
 
 
 def _path_of_center(run: LoadedRun, named: bool) -> Markup | None:
     if not all(name in run.series for name in CENTER):
         return None
     first, second = (run.series[name] for name in CENTER)
-    generations, of_first, of_second = np.intersect1d(first.steps, second.steps, return_indices=True)
     paths = []
     for seed, style in enumerate(_styles_of_seeds(run, first.num_seeds)):
-        path = np.column_stack([first.values[seed, of_first], second.values[seed, of_second], generations])
+        generations, of_first, of_second = np.intersect1d(first.steps[seed], second.steps[seed], return_indices=True)
+        path = np.column_stack([first.values[seed][of_first], second.values[seed][of_second], generations])
         path = path[~np.isnan(path).any(axis=1)]
         if len(path):
             kept = np.unique(np.linspace(0, len(path) - 1, MAX_SEED_POINTS).astype(int))
@@ -174,9 +175,10 @@ def _pareto_front(run: LoadedRun, fronts: Sequence[Front], named: bool) -> Marku
 
 def _archive(run: LoadedRun, archive: Archive, num_seeds: int, named: bool) -> Markup:
     size = archive.fitness.size
+    offset = f" plus {format_number(archive.qd_offset)} each" if archive.qd_offset else ""
     finding = (
         f"The best individual of each cell: {archive.num_filled:,} of {size:,} cells are filled "
-        f"({archive.num_filled / size:.0%}), and the QD score, the sum of their fitness, is "
+        f"({archive.num_filled / size:.0%}), and the QD score, the sum of their fitness{offset}, is "
         f"{format_number(archive.qd_score)}."
     )
     if len(archive.axes) > 2:

@@ -28,6 +28,7 @@ from rookery.report.tables import (
     settings_side_by_side,
     table,
 )
+from rookery.runs.divergence import describe_diverged
 
 Section = Callable[[Sequence[LoadedRun]], Markup | None]
 
@@ -53,11 +54,12 @@ def learning_curves(runs: Sequence[LoadedRun]) -> Markup | None:
     """The return in evaluation and in training against env steps."""
     how_seeds_are_drawn = note(
         "Thick lines are the interquartile mean (IQM) over seeds, bands its 95 % bootstrap interval, thin lines single "
-        "seeds."
+        "seeds. Thick lines end where the first seed ends."
     )
     return section(
         "Learning curves",
         how_seeds_are_drawn if any(run.num_seeds > 1 for run in runs) else None,
+        [note(_divergences(run, named=len(runs) > 1)) for run in runs if run.diverged],
         legend_of(runs),
         figures(
             metric_figure(runs, EVALUATION_RETURN, "Evaluation return") or absent("No evaluation was recorded."),
@@ -132,17 +134,18 @@ def _cards(run: LoadedRun) -> Markup:
     final, best = run.final_return(), run.best_return()
     cards = []
     if final is not None:
-        cards.append(_card(f"Final {kind} return", format_number(final.value), _interval(final, run.num_seeds)))
+        value = format_number(final.value) if final.num_seeds else NOT_KNOWN
+        cards.append(_card(f"Final {kind} return", value, _interval(final, run)))
     if best is not None:
         cards.append(_card(f"Best {kind} return", format_number(best.value), f"at {best.steps:,} steps"))
-    cards.append(_card("Env steps" if run.num_seeds == 1 else "Env steps per seed", f"{run.env_steps:,}", _goal(run)))
+    cards.append(_card("Env steps" if run.num_seeds == 1 else "Env steps per seed", _env_steps(run), _goal(run)))
     if run.seconds is not None:
         compiling = run.seconds_by_part.get("compile")
         detail = "" if compiling is None else f"of which compilation {format_duration(compiling)}"
         cards.append(_card("Wall time", format_duration(run.seconds), detail))
     if run.steps_per_second is not None:
         cards.append(_card("Steps per second", format_number(run.steps_per_second)))
-    cards.append(_card("Seeds", str(run.num_seeds)))
+    cards.append(_card("Seeds", str(run.num_seeds), describe_diverged(len(run.diverged), run.num_seeds)))
     return element("section", element("dl", cards, class_="cards"), aria_label="Results")
 
 
@@ -151,16 +154,38 @@ def _card(label: str, value: str, detail: str = "") -> Markup:
     return element("div", element("dt", label), element("dd", value, class_="value"), details)
 
 
-def _interval(estimate: Estimate, num_seeds: int) -> str:
-    """Describe the interval of the return, and the number of seeds if some are missing."""
-    if num_seeds == 1:
-        return "one seed: no interval"
-    finite = "" if estimate.num_seeds == num_seeds else f"; finite in {estimate.num_seeds} of {num_seeds} seeds"
-    return (f"IQM, 95 % interval {_ends(estimate)}" if estimate.has_interval else "no interval") + finite
+def _interval(estimate: Estimate, run: LoadedRun) -> str:
+    """Describe the interval of the return, and the seeds without a return."""
+    num_seeds, num_diverged = run.num_seeds, len(run.diverged)
+    parts = [describe_diverged(num_diverged, num_seeds)]
+    if estimate.num_seeds + num_diverged < num_seeds:
+        parts.append(f"finite in {estimate.num_seeds} of {num_seeds} seeds")
+    interval = "no interval"
+    if estimate.has_interval:
+        interval = f"IQM, 95 % interval {_ends(estimate)}"
+    elif num_seeds == 1:
+        interval = "one seed: no interval"
+    return "; ".join(filter(None, [interval, *parts]))
 
 
 def _ends(estimate: Estimate) -> str:
     return f"{format_number(estimate.low)} to {format_number(estimate.high)}"
+
+
+def _env_steps(run: LoadedRun) -> str:
+    """Return the env steps of one seed, as a range if seeds differ."""
+    low, high = run.env_steps
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _divergences(run: LoadedRun, named: bool) -> str:
+    """Say which seeds diverged, and what becomes of them in figures."""
+    where = ", ".join(f"seed {seed} at {steps:,} env steps" for seed, steps in run.diverged.items())
+    return (
+        f"{f'{run.name}: ' if named else ''}{describe_diverged(len(run.diverged), run.num_seeds)}, with parameters or "
+        f"losses that are NaN or infinite: {where}. Squares mark their last values before that; thick lines and "
+        "results leave them out."
+    )
 
 
 def _goal(run: LoadedRun) -> str:
@@ -187,11 +212,11 @@ def _comparison(runs: Sequence[LoadedRun]) -> Markup:
         rows.append(
             [
                 run_label(run),
-                format_number(final.value) if final else NOT_KNOWN,
+                format_number(final.value) if final and final.num_seeds else NOT_KNOWN,
                 _ends(final) if final and final.has_interval else NOT_KNOWN,
                 format_number(best.value) if best else NOT_KNOWN,
-                f"{run.env_steps:,} {_goal(run)}",
-                str(run.num_seeds),
+                f"{_env_steps(run)} {_goal(run)}",
+                f"{run.num_seeds}, {len(run.diverged)} diverged" if run.diverged else str(run.num_seeds),
                 format_duration(run.seconds) if run.seconds is not None else NOT_KNOWN,
                 format_number(run.steps_per_second) if run.steps_per_second is not None else NOT_KNOWN,
                 _differences(run, differing),
@@ -200,7 +225,8 @@ def _comparison(runs: Sequence[LoadedRun]) -> Markup:
     all_evaluated = all(run.return_metric == EVALUATION_RETURN for run in runs)
     source = "the last evaluation" if all_evaluated else "the last evaluation, or of training without evaluations"
     how_to_read = (
-        f"Return is that of {source}; several seeds are averaged by the interquartile mean. Env steps are per seed."
+        f"Return is that of {source}; several seeds are averaged by the interquartile mean, without those that "
+        "diverged. Env steps are per seed."
     )
     return section("Comparison", table("Comparison", header, rows, class_="comparison"), note(how_to_read))
 

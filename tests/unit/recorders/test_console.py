@@ -117,8 +117,18 @@ def test_several_seeds_are_shown_by_mean_and_range_and_counted_together(clock: C
     clock.now += 1.0
     recorder.record(make_rows(100_000, 10.0, 20.0, 60.0, None))
     recorder.close()
-    assert "4 seeds shown as mean [min, max]" in stream.getvalue()
-    assert "400,000 steps/s   eta 0:00:04   return 30.0 [10.0, 60.0]\n" in stream.getvalue()
+    assert "4 seeds shown as mean (min, max)" in stream.getvalue()
+    assert "400,000 steps/s   eta 0:00:04   return 30.0 (min 10.0, max 60.0, 3 of 4 seeds)\n" in stream.getvalue()
+
+
+def test_a_diverged_seed_is_counted_and_left_out_of_the_mean(clock: Clock) -> None:
+    stream = io.StringIO()
+    recorder = ConsoleRecorder(stream, clock)
+    recorder.open(describe(num_seeds=3))
+    rows = make_rows(100_000, 10.0, 20.0, 9.0)
+    recorder.record([*rows[:2], {**rows[2], "train/diverged": 1.0}])
+    recorder.close()
+    assert "return 15.0 (min 10.0, max 20.0)   diverged 1 of 3 seeds\n" in stream.getvalue()
 
 
 def test_a_record_before_any_time_has_passed_has_no_rate(clock: Clock) -> None:

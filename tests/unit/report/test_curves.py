@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rookery.report.curves import make_curve, read_series, thin_out
+from rookery.report.curves import diverged_seeds, make_curve, read_series, thin_out
 
 
 def test_each_value_lands_at_its_seed_and_step_whatever_the_order_of_the_rows() -> None:
@@ -13,25 +13,55 @@ def test_each_value_lands_at_its_seed_and_step_whatever_the_order_of_the_rows() 
         for steps in (200, 100)
     ]
     series = read_series(rows)["train/loss"]
-    np.testing.assert_array_equal(series.steps, [100, 200])
+    np.testing.assert_array_equal(series.steps, [[100, 200]] * 2)
     np.testing.assert_array_equal(series.values, [[130.0, 230.0], [170.0, 270.0]])
+    np.testing.assert_array_equal(series.grid, [100, 200])
 
 
-def test_seeds_that_differ_in_env_steps_share_the_records_of_their_iterations_at_the_mean() -> None:
+def test_each_seed_is_at_its_own_steps_and_the_mean_on_a_grid_up_to_the_smallest_last_step() -> None:
     rows = [
         {"seed": 0, "time/total_timesteps": 90, "time/iterations": 1, "a": 1.0},
-        {"seed": 1, "time/total_timesteps": 111, "time/iterations": 1, "a": 2.0},
-        {"seed": 0, "time/total_timesteps": 105, "time/iterations": 2, "a": 3.0},
+        {"seed": 1, "time/total_timesteps": 100, "time/iterations": 1, "a": 2.0},
+        {"seed": 0, "time/total_timesteps": 110, "time/iterations": 2, "a": 3.0},
+        {"seed": 0, "time/total_timesteps": 210, "time/iterations": 3, "a": 5.0},
         {"seed": 1, "time/total_timesteps": 300, "time/iterations": 2, "a": 4.0, "b": 5.0},
     ]
-    series = read_series(rows)
-    np.testing.assert_array_equal(series["a"].steps, [100, 202])
-    np.testing.assert_array_equal(series["a"].values, [[1.0, 3.0], [2.0, 4.0]])
-    np.testing.assert_array_equal(series["b"].steps, [202])
-    np.testing.assert_array_equal(series["b"].values, [[np.nan], [5.0]])
+    series = read_series(rows)["a"]
+    assert [steps.tolist() for steps in series.steps] == [[90, 110, 210], [100, 300]]
+    np.testing.assert_array_equal(series.grid, [100, 110, 210])
+    np.testing.assert_allclose(series.on_grid, [[2.0, 3.0, 5.0], [2.0, 2.1, 3.1]])
+    np.testing.assert_array_equal(series.last_values, [5.0, 4.0])
+    curve = make_curve(series, max_points=100, max_seed_points=100)
+    assert [steps.tolist() for steps, _ in curve.seeds] == [[90, 110, 210], [100, 300]]
+    assert [steps.tolist() for steps in read_series(rows)["b"].steps] == [[], [300]]
 
 
-def test_absent_values_are_gaps_and_values_that_are_not_finite_are_counted() -> None:
+def test_a_diverged_seed_ends_there_and_the_others_go_on() -> None:
+    rows = [
+        {"seed": seed, "time/total_timesteps": steps, "a": float(seed), "time/fps": 1.0}
+        | ({"train/diverged": 1.0} if seed == 1 and steps >= 20 else {})
+        for steps in (10, 20, 30)
+        for seed in range(3)
+    ]
+    assert diverged_seeds(rows) == {1: 20}
+    found = read_series(rows)
+    assert "train/diverged" not in found
+    series = found["a"]
+    assert [steps.tolist() for steps in series.steps] == [[10, 20, 30], [10], [10, 20, 30]]
+    np.testing.assert_array_equal(series.grid, [10, 20, 30])
+    np.testing.assert_array_equal(series.last_values, [0.0, np.nan, 2.0])
+    assert make_curve(series, max_points=100, max_seed_points=100).ends == ((10, 1.0),)
+    np.testing.assert_array_equal(found["time/fps"].last_values, [1.0, 1.0, 1.0])
+
+
+def test_seeds_without_common_steps_have_no_mean() -> None:
+    rows = [{"seed": seed, "time/total_timesteps": 10 * seed, "a": 1.0} for seed in range(2)]
+    curve = make_curve(read_series(rows)["a"], max_points=100, max_seed_points=100)
+    assert len(curve.center) == 0
+    assert len(curve.seeds) == 2
+
+
+def test_values_that_are_not_finite_are_gaps_and_counted() -> None:
     rows = [
         {"seed": 0, "time/total_timesteps": 1, "a": 1.0},
         {"seed": 1, "time/total_timesteps": 1},
@@ -40,8 +70,9 @@ def test_absent_values_are_gaps_and_values_that_are_not_finite_are_counted() -> 
         {"seed": 0, "time/total_timesteps": 3, "b": 1},
     ]
     series = read_series(rows)["a"]
-    np.testing.assert_array_equal(series.steps, [1, 2])
-    np.testing.assert_array_equal(series.values, [[1.0, np.nan], [np.nan, np.nan]])
+    assert [steps.tolist() for steps in series.steps] == [[1, 2], [2]]
+    np.testing.assert_array_equal(series.values[0], [1.0, np.nan])
+    np.testing.assert_array_equal(series.values[1], [np.nan])
     assert series.num_not_finite == 2
 
 

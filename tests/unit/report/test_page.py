@@ -93,6 +93,37 @@ def test_the_headline_figures_are_those_of_the_records(tmp_path: Path) -> None:
     assert "Steps per second\n250,000\n" in page.text
 
 
+def test_a_diverged_seed_is_named_and_does_not_vanish_from_the_mean(tmp_path: Path) -> None:
+    rows = learning_rows(num_seeds=4)
+    for row in rows:
+        if row["seed"] >= 2 and row["time/total_timesteps"] >= 200_000:
+            row |= {"train/diverged": 1.0, "eval/mean_reward": "NaN"}
+    run = write_run(tmp_path / "first", rows, num_seeds=4)
+    page = report(tmp_path, run)
+    assert re.search(
+        r"Final evaluation return\n410.5\nIQM, 95 % interval 410 to 411; 2 of 4 seeds diverged\n", page.text
+    )
+    assert "Seeds\n4\n2 of 4 seeds diverged\n" in page.text
+    assert "seed 2 at 200,000 env steps, seed 3 at 200,000 env steps" in page.text
+    compared = report(tmp_path, run, write_run(tmp_path / "second"))
+    assert "4, 2 diverged" in compared.text
+
+
+def test_a_run_whose_seeds_all_diverged_has_no_return(tmp_path: Path) -> None:
+    rows = learning_rows()
+    rows[-1]["train/diverged"] = 1.0
+    page = report(tmp_path, write_run(tmp_path / "first", rows))
+    assert "Final evaluation return\n—\none seed: no interval; 1 of 1 seeds diverged\n" in page.text
+
+
+def test_seeds_that_differ_in_env_steps_show_the_range(tmp_path: Path) -> None:
+    rows = learning_rows(num_seeds=2)
+    for row in rows:
+        row["time/total_timesteps"] += 1000 * row["seed"]
+    page = report(tmp_path, write_run(tmp_path / "first", rows, num_seeds=2))
+    assert "Env steps per seed\n500,000 to 501,000\n" in page.text
+
+
 def test_one_seed_has_no_interval(tmp_path: Path) -> None:
     page = report(tmp_path, write_run(tmp_path / "first"))
     assert "one seed: no interval" in page.text
