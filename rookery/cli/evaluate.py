@@ -36,7 +36,7 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
     from rookery.report.video import FORMATS
     from rookery.runs.directory import RunDirectory
     from rookery.runs.load_agent import load_agent
-    from rookery.types import make_key
+    from rookery.types import all_finite, make_key
 
     check_count("--episodes", arguments.episodes)
     if arguments.video is not None and arguments.video.suffix.lower() not in FORMATS:
@@ -61,9 +61,11 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
         if isinstance(results[0], MultiPolicyEvaluateMetric):
             rows = [(policy, *figures_of(returns)) for policy, returns in results[0].policy_returns.items()]
             print_table(console, POLICY_HEADER, rows)
-        if train.num_seeds > 1:
-            means = [float(result.episode_returns.mean()) for result in results if len(result.episode_returns)]
-            print_line(console, describe_returns(means))
+        is_finite = [all_finite(agent_state) for agent_state in loaded.agent_states]
+        finite = [result for result, is_known in zip(results, is_finite, strict=True) if is_known]
+        if train.num_seeds > 1 or not finite:
+            means = [float(result.episode_returns.mean()) for result in finite if len(result.episode_returns)]
+            print_line(console, describe_returns(means, len(results) - len(finite)))
         if arguments.video is not None:
             record_episode(workflow, loaded.agent_states[0], key, arguments.video)
             print_line(console, str(arguments.video))

@@ -10,12 +10,14 @@ import jax
 
 from rookery.cli.console import indented_traceback, make_console, one_line, print_heading, print_line, print_rows
 from rookery.cli.exit_codes import NOT_GOOD, SUCCESS
-from rookery.cli.training import describe_returns, final_returns, prepare_jax, train, unused
+from rookery.cli.training import describe_results, prepare_jax, train, unused
 from rookery.configs import compose, sweep
 from rookery.errors import InvalidInputError
+from rookery.runs.divergence import DivergedError
 from rookery.runs.interruption import Interrupted
 
 MAX_NAME_LENGTH = 100
+FAILED, DIVERGED = "failed", "diverged"
 
 
 def run_all(overrides: Sequence[str], debug: bool) -> int:
@@ -35,7 +37,7 @@ def run_all(overrides: Sequence[str], debug: bool) -> int:
         print_heading(console, f"run {number + 1} of {len(jobs)}", " ".join(swept))
         try:
             run = train(config | {"run_dir": str(folder / name)}, console)
-            rows.append((name, describe_returns(final_returns(run))))
+            rows.append((name, describe_results(run)))
         except Interrupted:
             raise
         except Exception as error:
@@ -44,11 +46,11 @@ def run_all(overrides: Sequence[str], debug: bool) -> int:
             print_line(console, f"failed: {one_line(error)}", style="bold red")
             if details := indented_traceback(error):
                 print_line(console, details.rstrip())
-            rows.append((name, "failed"))
+            rows.append((name, DIVERGED if isinstance(error, DivergedError) else FAILED))
         jax.clear_caches()
     print_line(console, f"{len(rows)} runs in {folder}", style="bold")
     print_rows(console, rows)
-    return NOT_GOOD if any(outcome == "failed" for _, outcome in rows) else SUCCESS
+    return NOT_GOOD if any(outcome in (FAILED, DIVERGED) for _, outcome in rows) else SUCCESS
 
 
 def directory_name(number: int, overrides: Sequence[str]) -> str:

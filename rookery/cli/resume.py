@@ -13,6 +13,12 @@ def add_resume(commands: "argparse._SubParsersAction") -> None:
     command = commands.add_parser("resume", help="continue a stopped run")
     command.add_argument("run", type=Path, metavar="RUN", help="the run directory")
     command.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="change hyper-parameters from here on, like agent.learning_rate=1e-4, or on_nan",
+    )
+    command.add_argument(
         "--step", type=int, metavar="N", help="start from the checkpoint at this env step (default: the last)"
     )
     add_multi_host(command)
@@ -23,5 +29,5 @@ def add_resume(commands: "argparse._SubParsersAction") -> None:
 def run_resume(arguments: argparse.Namespace) -> int:
     from rookery.cli.training import resume
 
-    resume(arguments.run, arguments.step, make_console(), join_hosts(arguments))
+    resume(arguments.run, arguments.step, make_console(), join_hosts(arguments), arguments.overrides)
     return SUCCESS

@@ -5,7 +5,7 @@ import itertools
 import logging
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,16 @@ from rich.console import Console
 
 from rookery.agent import AgentState
 from rookery.cli.console import one_line, print_line, print_rows
+from rookery.configs.composition import parse
+from rookery.configuration import declarations
 from rookery.envs.libraries import is_on_host
 from rookery.errors import InvalidInputError
-from rookery.registry import build_workflow
+from rookery.registry import build_workflow, workflow_class
 from rookery.report import write_report, write_video
 from rookery.report.statistics import bootstrap_interval, interquartile_mean
 from rookery.report.video import MAX_BYTES_IN_REPORT
 from rookery.runs.directory import RunDirectory
+from rookery.runs.divergence import DIVERGED, describe_diverged
 from rookery.trust import needs_trust
 from rookery.types import Key, index_tree, make_key
 from rookery.workflows.programs import gather
@@ -44,15 +47,39 @@ def train(config: Mapping[str, Any], console: Console, on_all_hosts: bool = Fals
     return _complete(workflow, lambda: workflow.learn(workflow.init(workflow.make_key())), console)
 
 
-def resume(path: Path, step: int | None, console: Console, on_all_hosts: bool = False) -> RunDirectory:
-    """Continue a run from its last checkpoint, or from the one at `step`."""
+def resume(
+    path: Path, step: int | None, console: Console, on_all_hosts: bool = False, overrides: Sequence[str] = ()
+) -> RunDirectory:
+    """Continue a run from its last checkpoint, or from the one at `step`; `overrides` change hyper-parameters."""
     run = RunDirectory.open(path)
+    saved = run.config
+    config = with_changes(saved, overrides) | {"run_dir": str(run.path)}
     if not on_all_hosts:
-        prepare_jax(run.config)
-    workflow = build_workflow(run.config | {"run_dir": str(run.path)}, enable_multi_devices=on_all_hosts)
+        prepare_jax(config)
+    workflow = build_workflow(config, enable_multi_devices=on_all_hosts)
     if restart := workflow.training.environments.describe_restart():
         print_line(console, restart)
-    return _complete(workflow, lambda: workflow.resume(step), console)
+    return _complete(workflow, lambda: workflow.resume(step, changed_from=saved if overrides else None), console)
+
+
+def with_changes(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the config of a run with other hyper-parameters; raise if something else would change."""
+    agent = dict(config["agent"])
+    declared = declarations(workflow_class(agent["name"]).hyperparameters_class)
+    names = [name for name, declaration in declared.items() if declaration.schedule]
+    changed = dict(config) | {"agent": agent}
+    for override in map(parse, overrides):
+        key, value = override.key_or_group, override.value()
+        if key == "on_nan":
+            changed[key] = value
+        elif key in [f"agent.{name}" for name in names]:
+            agent[key.removeprefix("agent.")] = value
+        else:
+            raise InvalidInputError(
+                f"{override.input_line}: a resumed run can change on_nan and these hyper-parameters: agent.NAME with "
+                f"NAME one of {', '.join(names)}. Start a new run to change other settings."
+            )
+    return changed
 
 
 def build_from_run(run: RunDirectory, evaluation_episodes: int | None = None, **changes: Any) -> Workflow:
@@ -127,21 +154,33 @@ def command(name: str, run: RunDirectory, *options: str) -> str:
     return shlex.join(["rookery", name, str(run.path), *options])
 
 
-def final_returns(run: RunDirectory) -> list[float]:
-    """Return the mean return of the last evaluation of each seed."""
-    last = {row["seed"]: row["eval/mean_reward"] for row in run.read_metrics() if "eval/mean_reward" in row}
-    return list(last.values())
+def describe_results(run: RunDirectory) -> str:
+    """Format the returns of the last evaluation of all seeds of a run."""
+    rows = run.read_metrics()
+    last = {row["seed"]: row["eval/mean_reward"] for row in rows if "eval/mean_reward" in row}
+    diverged = {row["seed"] for row in rows if DIVERGED in row}
+    return describe_returns([value for seed, value in last.items() if seed not in diverged], len(diverged))
 
 
-def describe_returns(returns: list[float]) -> str:
-    """Format the final returns; several seeds as interquartile mean with 95 % bootstrap interval."""
-    if not returns:
-        return "not recorded"
-    if len(returns) == 1:
-        return f"{returns[0]:.2f}"
-    values = np.array(returns)
-    low, high = bootstrap_interval(values)
-    return f"{interquartile_mean(values):.2f} [{low:.2f}, {high:.2f}], interquartile mean of {len(returns)} seeds"
+def describe_returns(returns: Sequence[float], num_diverged: int = 0) -> str:
+    """Format the returns of seeds; several as interquartile mean with 95 % bootstrap interval.
+
+    Seeds that diverged and returns that are not finite are counted and left out.
+    """
+    num_seeds = len(returns) + num_diverged
+    if num_seeds == 1:
+        return "diverged" if num_diverged else f"{returns[0]:.2f}"
+    finite = np.array([value for value in returns if np.isfinite(value)])
+    parts = [] if len(finite) else ["not recorded"]
+    if len(finite):
+        low, high = bootstrap_interval(finite)
+        interval = f"95 % interval {low:.2f} to {high:.2f}, " if len(finite) > 1 else ""
+        part = "" if len(finite) == num_seeds else f"{len(finite)} of "
+        parts = [f"IQM {interquartile_mean(finite):.2f}, {interval}{part}{num_seeds} seeds"]
+    parts += [describe_diverged(num_diverged, num_seeds)]
+    if num_not_finite := len(returns) - len(finite):
+        parts += [f"{num_not_finite} of {num_seeds} returns are not finite"]
+    return "; ".join(filter(None, parts))
 
 
 def describe_faults(run: RunDirectory) -> str:
@@ -210,7 +249,7 @@ def _write_results(workflow: Workflow, state: Any, run: RunDirectory, console: C
         console,
         [
             ("run", str(run.path)),
-            ("evaluation", describe_returns(final_returns(run))),
+            ("evaluation", describe_results(run)),
             *([("faults", faults)] if faults else []),
             ("report", str(run.report_path)),
             ("next", command("evaluate", run, *options)),

@@ -34,12 +34,12 @@ def test_every_combination_is_trained_and_a_failure_does_not_stop_the_others(
     assert output.count("failed: agent.rollout_length=0 must be an integer of at least 1.\n") == 2
     heading, *rows = output.splitlines()[-5:]
     assert heading == "4 runs in multirun/20250102-030405"
-    returns = [training.final_returns(RunDirectory.open(folder / name))[0] for name in made]
+    returns = [training.describe_results(RunDirectory.open(folder / name)) for name in made]
     assert [row.split() for row in rows] == [
         ["0-agent.rollout_length=0-seed=7", "failed"],
         ["1-agent.rollout_length=0-seed=8", "failed"],
-        [made[0], f"{returns[0]:.2f}"],
-        [made[1], f"{returns[1]:.2f}"],
+        [made[0], returns[0]],
+        [made[1], returns[1]],
     ]
 
 

@@ -44,7 +44,7 @@ def test_a_run_of_the_version_before_is_refused_in_one_sentence_and_left_as_it_i
     version = RunDirectory.open(before).version
     assert capsys.readouterr().err == (
         f"rookery: error: checkpoint 64 was written by Rookery {version} in format 1, and this version resumes format "
-        "2: the run cannot be resumed, but it can still be evaluated and reported.\n"
+        "3: the run cannot be resumed, but it can still be evaluated and reported.\n"
     )
     assert RunDirectory.open(before).read_metrics() == finished_run.directory.read_metrics()
 
@@ -89,3 +89,44 @@ def test_a_resumed_run_says_that_its_simulators_restart(
     assert "restarts" not in capsys.readouterr().out
     assert cli.main(["resume", str(tmp_path / "run")]) == 0
     assert f"gymnasium/CartPole-v1 {said}" in capsys.readouterr().out
+
+
+def test_a_diverged_run_can_be_resumed_with_other_hyperparameters(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    command = ["train", *small, "agent.learning_rate=1e30", "agent.max_grad_norm=null", f"run_dir={run.path}"]
+    assert cli.main(command) == 2
+    assert "seed 0 diverged at" in capsys.readouterr().err
+    changes = ["agent.learning_rate={start: 1e-3, end: 0}", "agent.max_grad_norm=0.5"]
+    assert cli.main(["resume", str(run.path), "--step", "0", *changes]) == 0
+    assert run.config["agent"]["learning_rate"] == {"start": 0.001, "end": 0.0, "steps": 64.0}
+    rows = run.read_metrics()
+    assert rows[-1]["time/total_timesteps"] == 64
+    assert 0.0 < rows[-1]["train/learning_rate"] < 1e-3
+    assert run.manifest["before"] == {"step 0": {"learning_rate": 1e30, "max_grad_norm": None}}
+    assert cli.main(["resume", str(run.path)]) == 0, "a later command needs no overrides"
+
+
+def test_settings_that_shape_the_program_cannot_change_in_a_resumed_run(
+    finished_run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for override in ("agent.num_envs=8", "seed=3", "agent.learning_rat=1", "env=classic/pendulum"):
+        assert cli.main(["resume", finished_run.path, override]) == 2
+        assert f"{override}: a resumed run can change" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["openes", "ppo"])
+def test_hyperparameters_of_seeds_and_of_evolution_can_change(name: str, tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    sizes = {
+        "openes": ["agent.population_size=4", "total_timesteps=300"],
+        "ppo": ["agent.num_envs=4", "agent.rollout_length=4", "total_timesteps=32"],
+    }
+    common = ["agent.network.hidden_sizes=[4]", "num_seeds=2", "evaluation.num_episodes=2", "checkpoint.keep=null"]
+    assert cli.main(["train", f"agent={name}", *sizes[name], *common, f"run_dir={run.path}"]) == 0
+    assert cli.main(["resume", str(run.path), "--step", "0", "agent.learning_rate=0"]) == 0
+    assert run.config["agent"]["learning_rate"] == 0.0
+    metric = {"openes": "evolution/center_0", "ppo": "train/learning_rate"}[name]
+    (first, *_, last) = [row[metric] for row in run.read_metrics() if row["seed"] == 1 and metric in row]
+    assert first == last

@@ -21,6 +21,7 @@ from PIL import Image
 from rookery import cli
 from rookery.cli import training
 from rookery.cli.train import EPILOG
+from rookery.cli.training import describe_returns
 from rookery.configs import compose, sweep
 from rookery.envs import Env
 from rookery.envs.classic.cartpole import CartPole
@@ -63,7 +64,7 @@ def test_several_seeds_are_summed_up_by_their_interquartile_mean(seeds_run: Any)
         row["seed"]: row["eval/mean_reward"] for row in seeds_run.directory.read_metrics() if "eval/mean_reward" in row
     }
     assert list(last) == [5, 6, 7]
-    found = re.search(r"evaluation  (\S+) \[(\S+), (\S+)\], interquartile mean of 3 seeds\n", seeds_run.output)
+    found = re.search(r"evaluation  IQM (\S+), 95 % interval (\S+) to (\S+), 3 seeds\n", seeds_run.output)
     assert found is not None
     mean, low, high = map(float, found.groups())
     assert mean == pytest.approx(scipy.stats.trim_mean(list(last.values()), 0.25), abs=0.01)
@@ -255,3 +256,18 @@ def test_where_an_environment_failed_is_told_below_the_error(
     assert second == "  Traceback (most recent call last):"
     assert all(line.startswith("    ") for line in below[:-1])
     assert below[-1].startswith("  ValueError: ")
+
+
+@pytest.mark.parametrize(
+    ("returns", "num_diverged", "text"),
+    [
+        ([], 0, "not recorded"),
+        ([100.0], 0, "100.00"),
+        ([], 1, "diverged"),
+        ([100.0, 100.0], 2, "IQM 100.00, 95 % interval 100.00 to 100.00, 2 of 4 seeds; 2 of 4 seeds diverged"),
+        ([100.0, float("nan")], 0, "IQM 100.00, 1 of 2 seeds; 1 of 2 returns are not finite"),
+        ([], 3, "not recorded; 3 of 3 seeds diverged"),
+    ],
+)
+def test_no_seed_vanishes_from_the_summary(returns: list[float], num_diverged: int, text: str) -> None:
+    assert describe_returns(returns, num_diverged) == text
