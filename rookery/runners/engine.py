@@ -1,5 +1,7 @@
 """The episode engine: steps environments, records what they return, and restarts those that fail."""
 
+import contextlib
+import math
 import numbers
 import time
 from collections import Counter
@@ -304,6 +306,16 @@ def _truncated_envs(outputs: EnvOutputs) -> frozenset[int]:
 
 
 def _numbers_in(report: Any) -> dict[str, float]:
-    if not isinstance(report, Mapping):
-        return {}
-    return {str(name): float(value) for name, value in report.items() if isinstance(value, numbers.Real)}
+    """Return the finite numbers in the metrics of an episode; an env may put anything there."""
+    found: dict[str, float] = {}
+    if isinstance(report, Mapping):
+        with contextlib.suppress(Exception):
+            found.update((str(name), float(value)) for name, value in report.items() if _is_finite(value))
+    return found
+
+
+def _is_finite(value: Any) -> bool:
+    try:
+        return isinstance(value, numbers.Real) and math.isfinite(value)
+    except OverflowError:  # of a large integer
+        return False

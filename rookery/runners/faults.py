@@ -2,11 +2,19 @@
 
 import enum
 import traceback
+from types import TracebackType
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from rookery.errors import RookeryError
+
+MAX_ERROR_LENGTH = 1_000
+"""Characters of an error text; an error may hold a whole log."""
+MAX_TRACEBACK_LENGTH = 20_000
+MAX_FRAMES = 30
+"""Frames of a traceback, the last ones."""
+MAX_CHAINED_ERRORS = 5
 
 
 class FaultKind(enum.StrEnum):
@@ -43,11 +51,7 @@ class Failed:
 
     @classmethod
     def by_exception(cls, error: BaseException, phase: Phase, kind: FaultKind = FaultKind.RAISED) -> Self:
-        try:
-            text = repr(error)
-        except Exception:
-            text = type(error).__name__
-        return cls(kind, phase, text, "".join(traceback.format_exception(error)))
+        return cls(kind, phase, error_text(error), shortened(_traceback_text(error), MAX_TRACEBACK_LENGTH))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,56 @@ class EnvFaultError(RookeryError):
 
 class EnvsLostError(EnvFaultError):
     """All environments were given up."""
+
+
+def error_text(error: BaseException) -> str:
+    """Return an exception as it would be written in code, or its type if that fails."""
+    try:
+        return shortened(repr(error), MAX_ERROR_LENGTH)
+    except Exception:
+        return type(error).__name__
+
+
+def shortened(text: str, max_length: int) -> str:
+    """Cut out the middle of a long text."""
+    if len(text) <= max_length:
+        return text
+    half = max_length // 2
+    return f"{text[:half]} ... ({len(text) - 2 * half:,} characters) ... {text[-half:]}"
+
+
+def _traceback_text(error: BaseException, num_after: int = 0) -> str:
+    """Format an exception and those that it comes from, as Python does."""
+    if isinstance(error, BaseExceptionGroup):
+        return "".join(traceback.format_exception(error))
+    before = ""
+    if num_after < MAX_CHAINED_ERRORS:
+        if error.__cause__ is not None:
+            before = _traceback_text(error.__cause__, num_after + 1) + AS_CAUSE
+        elif error.__context__ is not None and not error.__suppress_context__:
+            before = _traceback_text(error.__context__, num_after + 1) + IN_CONTEXT
+    message = "".join(traceback.format_exception_only(error))
+    return f"{before}Traceback (most recent call last):\n{_stack_text(error.__traceback__)}{message}"
+
+
+AS_CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
+IN_CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
+_stack_texts: dict[tuple, str] = {}
+"""Formatted stacks by place: formatting takes long, and an env that fails often does so in the same place."""
+
+
+def _stack_text(stack: TracebackType | None) -> str:
+    places, frame = [], stack
+    while frame is not None:
+        code = frame.tb_frame.f_code
+        places.append((code.co_filename, code.co_name, frame.tb_lineno, frame.tb_lasti))
+        frame = frame.tb_next
+    key = tuple(places[-MAX_FRAMES:])
+    if key not in _stack_texts:
+        if len(_stack_texts) == 100:
+            _stack_texts.clear()
+        _stack_texts[key] = "".join(traceback.format_tb(stack, -MAX_FRAMES))
+    return _stack_texts[key]
 
 
 def fault_report(counts: Mapping[str, int], num_lost_envs: int) -> dict[str, float]:

@@ -35,7 +35,7 @@ from rookery.runners.envs.validation import (
     zeros_of,
 )
 from rookery.runners.envs.vector_base_env import joined, polled_reset, polled_step
-from rookery.runners.envs.vector_env import Reset, VectorReset, VectorStep, rows_of
+from rookery.runners.envs.vector_env import Reset, VectorReset, VectorStep, rows_of, without_errors
 from rookery.runners.faults import Failed, FaultKind, Phase
 from rookery.spaces import ArraySpace, Box, Dict, Discrete, MultiDiscrete, Space, Tuple, from_gymnasium
 
@@ -78,6 +78,7 @@ class AutoresetBaseEnv(BaseEnv):
         self._observation_space = from_gymnasium(vector_env.single_observation_space)
         self._action_space = from_gymnasium(vector_env.single_action_space)
         self._checker = StepChecker(self._observation_space, sample_bounds)
+        self._first_checker = StepChecker(self._observation_space, sample_bounds=False)
         self._stacker = ObsStacker(self._observation_space, sample_bounds=False)
         self._idle_actions = _idle_actions(self._action_space, self.num_envs)
         self._actions: Any = None
@@ -107,10 +108,13 @@ class AutoresetBaseEnv(BaseEnv):
         if step is not None and not resets:
             return step
         self._wanted.difference_update(resets)
-        self._is_live[list(resets)] = True
         obs = rows_of([obs for obs, _ in resets.values()]) if resets else zeros_of(self._observation_space, 0)
         infos = {env: info for env, (_, info) in resets.items() if info}
-        polled = polled_reset(VectorReset(list(resets), obs, infos))
+        reset = without_errors(
+            VectorReset(list(resets), obs, infos), self._first_checker.check_values(obs, len(resets))
+        )
+        self._is_live[reset.envs] = True
+        polled = polled_reset(reset)
         return polled if step is None else joined(step, polled)
 
     def send_actions(self, actions: Actions) -> None:
@@ -214,7 +218,7 @@ class AutoresetBaseEnv(BaseEnv):
             errors = {int(over[row]): error for row, error in errors.items()}
             obs = jax.tree.map(lambda leaf, final: _replaced(leaf, over, final), obs, finals)
             final_infos = {env: VectorInfo(infos.get(FINAL_INFO, {}), env) for env in envs[over].tolist()}
-        errors = self._checker.sample_bounds(obs, len(envs)) | errors
+        errors = self._checker.check_values(obs, len(envs)) | errors
         failed = {env: failed for env, failed in step.failed.items() if self._is_live[env]}
         failed |= {int(envs[row]): as_failed(error, Phase.STEP) for row, error in errors.items()}
         by_env = infos_by_env(infos, envs.tolist()) | final_infos

@@ -2,6 +2,7 @@
 
 import contextlib
 import enum
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from rookery.runners.envs.validation import (
     row_of,
 )
 from rookery.runners.envs.vector_env import as_space, split_actions
-from rookery.runners.faults import Failed, Phase
+from rookery.runners.faults import Failed, FaultKind, Phase
 from rookery.runners.transports.transport import EnvTransport
 from rookery.spaces import Space
 
@@ -127,6 +128,7 @@ class MultiAgentBaseEnv(BaseEnv):
         self._stackers = {agent: ObsStacker(obs_space, sample_bounds) for agent, (obs_space, _) in self._spaces.items()}
         self._episodes = [_Episode() for _ in range(self.num_envs)]
         self._was_polled = False
+        self._has_warned = False
 
     @property
     def spaces(self) -> Mapping[AgentID, tuple[Space, Space]]:
@@ -224,6 +226,8 @@ class MultiAgentBaseEnv(BaseEnv):
         except EnvironmentCheckError as error:
             when = "at reset" if phase is Phase.RESET else f"at step {episode.step}"
             return as_failed(type(error)(f"{when}, {error}"), phase)
+        except Exception as error:  # of an object that only looks like a dict or a number
+            return Failed.by_exception(error, phase, FaultKind.INVALID)
 
     def _first_rows(self, episode: _Episode, obs: Any, infos: Any) -> list[_Row]:
         self._check_agents(observations=obs, infos=infos)
@@ -241,8 +245,11 @@ class MultiAgentBaseEnv(BaseEnv):
         )
         _check_infos(infos, obs)
         terminateds, truncateds = _flags("terminateds", terminateds), _flags("truncateds", truncateds)
-        is_over = terminateds[ALL] or truncateds[ALL]
         ending = {agent for flags in (terminateds, truncateds) for agent, flag in flags.items() if flag} - {ALL}
+        is_over = terminateds[ALL] or truncateds[ALL]
+        if not is_over and episode.ended | ending >= self._ranks.keys():
+            is_over = True
+            self._warn_of_no_end()
         named = obs.keys() | rewards.keys()
         for agent in self._in_order(named & episode.ended):
             what = "an observation" if agent in obs else "a reward"
@@ -262,6 +269,16 @@ class MultiAgentBaseEnv(BaseEnv):
         episode.stage = _Stage.OVER if is_over else _Stage.WAITING
         return rows
 
+    def _warn_of_no_end(self) -> None:
+        """Warn once that an episode goes on without agents, which ends it."""
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"{self.name}: all agents have ended, but neither terminateds nor truncateds has {ALL!r}: True. The "
+                f"episode is over; let the env say so.",
+                stacklevel=2,
+            )
+
     def _observed(self, agent: AgentID, obs: Any) -> Any:
         """Return a copy of an observation in the form of its space: the env may overwrite the original."""
         stacked, errors = self._stackers[agent].stack([obs])
@@ -278,13 +295,15 @@ class MultiAgentBaseEnv(BaseEnv):
         for name, entries in dicts.items():
             if not isinstance(entries, Mapping):
                 raise InvalidReplyError(f"{name} are {entries!r}; expected a dict by agent.")
-            unknown = entries.keys() - self._ranks.keys() - {ALL, COMMON}
+            unknown = entries.keys() - self._ranks.keys() - OTHER_ENTRIES.get(name, set())
             if unknown:
                 raise InvalidReplyError(
                     f"{name} has an entry {unknown.pop()!r}, which is not in possible_agents={list(self._ranks)}."
                 )
 
 
+OTHER_ENTRIES = {"terminateds": {ALL}, "truncateds": {ALL}, "infos": {COMMON}}
+"""The entries of dicts that are for no agent."""
 WITHOUT_OBSERVATION = {
     End.RUNNING: End.RUNNING,
     End.TERMINATED: End.GONE_TERMINATED,

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from rookery.errors import EnvironmentCheckError
-from rookery.runners.faults import Failed, FaultKind, Phase
+from rookery.runners.faults import MAX_ERROR_LENGTH, Failed, FaultKind, Phase, error_text, shortened
 from rookery.spaces import ArraySpace, Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from rookery.types import PyTreeDict
 
@@ -27,6 +27,12 @@ NUMBERS = {float, *INTEGERS, *(np.dtype(code).type for code in np.typecodes["Flo
 FLAGS = {bool, np.bool_}
 CALLS_PER_CHECK = 16
 """One of this many batches has the bounds of one row checked."""
+TOLERANCE = 1e-6
+"""How far a value may lie outside of its bounds, as a part of the bound or of the range: rounding does that."""
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+"""Larger numbers would be infinite on the device."""
+FEW = 64
+"""Numbers up to which a function of Python is faster than one of NumPy."""
 REMEDY = ": correct the observation or its space."
 
 
@@ -52,7 +58,7 @@ class InvalidObservationError(EnvironmentCheckError):
 
 def as_failed(error: EnvironmentCheckError, phase: Phase) -> Failed:
     """Convert an invalid value into a failure."""
-    return Failed(FaultKind.INVALID, phase, f"{type(error).__name__}: {error}")
+    return Failed(FaultKind.INVALID, phase, shortened(f"{type(error).__name__}: {error}", MAX_ERROR_LENGTH))
 
 
 def check_reply(reply: Any, phase: Phase) -> None:
@@ -66,6 +72,21 @@ def check_reply(reply: Any, phase: Phase) -> None:
 
 def check_reward(reward: Any) -> float:
     """Return a reward as a float; raise unless it is a finite real number, alone or in an array of shape `(1,)`."""
+    try:
+        number = _as_number(reward)
+    except InvalidRewardError:
+        raise
+    except Exception as error:
+        raise InvalidRewardError(
+            f"reward of type {type(reward).__name__} cannot be read: {error_text(error)}; expected a real number."
+        ) from error
+    if not abs(number) <= FLOAT32_MAX:
+        limit = f" of at most {FLOAT32_MAX:.3g}, as float32 holds" if math.isfinite(number) else ""
+        raise InvalidRewardError(f"reward is {number}; expected a finite number{limit}.")
+    return number
+
+
+def _as_number(reward: Any) -> float:
     value = reward
     if hasattr(reward, "__array__") and not isinstance(reward, np.generic):
         array = np.asarray(reward)
@@ -75,12 +96,9 @@ def check_reward(reward: Any) -> float:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise InvalidRewardError(f"reward is {reward!r} ({type(reward).__name__}); expected a real number.")
     try:
-        number = float(value)
+        return float(value)
     except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise InvalidRewardError(f"reward is {number}; expected a finite number.")
-    return number
+        return math.inf
 
 
 def check_flag(name: str, flag: Any) -> bool:
@@ -113,12 +131,11 @@ def stack_rewards(rewards: Sequence[Any]) -> tuple[np.ndarray, Errors]:
     """Put rewards into one float64 array."""
     if set(map(type, rewards)) <= NUMBERS:
         try:
-            stacked = np.array(rewards, np.float64)
+            # The norm is no smaller than any of them, and NaN if one of them is.
+            if math.hypot(*rewards) <= FLOAT32_MAX:
+                return np.array(rewards, np.float64), {}
         except OverflowError:
             pass
-        else:
-            if all(map(math.isfinite, rewards)):
-                return stacked, {}
     return _one_by_one(check_reward, rewards, np.zeros(len(rewards)))
 
 
@@ -150,23 +167,37 @@ def wrong_infos(infos: Sequence[Any]) -> Errors:
 class ObsStacker:
     """Copies observations into new arrays `[N, ...]`, so that an env cannot overwrite them.
 
-    Structure, shapes and dtypes are always checked. Bounds are checked for one observation now and then, in turn, and
-    never without `sample_bounds`.
+    Structure, shapes, dtypes and finiteness are always checked. Bounds are checked for one observation now and then, in
+    turn, and never without `sample_bounds`. What is outside of them by no more than rounding is clipped and counted.
     """
 
     def __init__(self, space: Space, sample_bounds: bool = True) -> None:
         self._space = space
         self._stack = _stack_fn(space)
-        self._bounds = _Bounds(space) if sample_bounds else None
+        self._limits = _Limits(space, sample_bounds)
+
+    @property
+    def num_clipped(self) -> int:
+        """Observations that were clipped."""
+        return self._limits.num_clipped
 
     def stack(self, rows: Sequence[Any]) -> tuple[Any, Errors]:
         """Copy the observations into one tree of arrays in the dtypes of their space."""
-        stacked = self._stack(rows)
-        if stacked is None:
-            errors = _errors_of(lambda obs: _check_obs(self._space, obs, "observation"), rows)
-            blank = zeros_of(self._space)
-            return self._stack([blank if k in errors else obs for k, obs in enumerate(rows)]), errors
-        return stacked, {} if self._bounds is None else self._bounds.check_next_row(stacked, len(rows))
+        try:
+            stacked = self._stack(rows)
+        except Exception:  # of an object that only looks like an array or a dict
+            stacked = None
+        if stacked is not None:
+            return stacked, self._limits.check(stacked, len(rows), clips=True)
+        errors = _errors_of(self._check_one, rows)
+        blank = zeros_of(self._space)
+        stacked = self._stack([blank if k in errors else obs for k, obs in enumerate(rows)])
+        return stacked, self._limits.check(stacked, len(rows), clips=True) | errors
+
+    def _check_one(self, obs: Any) -> None:
+        _check_obs(self._space, obs, "observation")
+        if self._stack([obs]) is None:
+            raise InvalidObservationError(f"observation is {_kind(obs)}, which cannot be stacked{REMEDY}")
 
 
 class StepChecker:
@@ -174,16 +205,16 @@ class StepChecker:
 
     def __init__(self, space: Space, sample_bounds: bool = True) -> None:
         self._space = space
-        self._bounds = _Bounds(space) if sample_bounds else None
+        self._limits = _Limits(space, sample_bounds)
 
     def check_obs(self, obs: Any, num_rows: int) -> Any:
         """Return observations as a tree; raise unless they are arrays `[N, ...]` of their space."""
         _check_obs(self._space, obs, "the batch of observations", (num_rows,))
         return _as_tree(self._space, obs)
 
-    def sample_bounds(self, obs: Any, num_rows: int) -> Errors:
-        """Check the bounds of one row, in turn."""
-        return {} if self._bounds is None else self._bounds.check_next_row(obs, num_rows)
+    def check_values(self, obs: Any, num_rows: int) -> Errors:
+        """Check that all rows are finite, and the bounds of one row, in turn."""
+        return self._limits.check(obs, num_rows, clips=False)
 
     def check_rewards(self, rewards: Any, num_rows: int) -> tuple[np.ndarray, Errors]:
         """Return rewards as a float64 array `[N]` and the rows that are not finite; raise if they are not numbers."""
@@ -193,7 +224,7 @@ class StepChecker:
                 f"rewards are {rewards.dtype}{list(rewards.shape)}; expected real numbers [{num_rows}]."
             )
         rewards = rewards.astype(np.float64, copy=False)
-        if np.isfinite(rewards).all():
+        if np.all(np.abs(rewards) <= FLOAT32_MAX):
             return rewards, {}
         return _one_by_one(check_reward, rewards, np.zeros(num_rows))
 
@@ -246,6 +277,8 @@ def _errors_of(check: Callable[[Any], Any], values: Sequence[Any]) -> Errors:
             check(value)
         except EnvironmentCheckError as error:
             errors[position] = error
+        except Exception as error:  # of an object that only looks like a number, an array or a dict
+            errors[position] = EnvironmentCheckError(f"reading what it returned raised {error_text(error)}.")
     return errors
 
 
@@ -299,40 +332,90 @@ def _as_tree(space: Space, obs: Any) -> Any:
     return as_numpy(obs)
 
 
-class _Bounds:
-    """The bounds of all arrays of an observation."""
+class _Limits:
+    """The limits of the values of an observation: they are finite and lie in the bounds of their space."""
 
-    def __init__(self, space: Space) -> None:
-        self._leaves = [(path, leaf, *_low_and_high(leaf)) for path, leaf in _leaves(space)]
+    def __init__(self, space: Space, sample_bounds: bool) -> None:
+        self.num_clipped = 0
+        leaves = list(_leaves(space))
+        self._float_leaves = [(path, leaf) for path, leaf in leaves if leaf.dtype.kind == "f"]
+        self._bounded_leaves = [(path, leaf, *_low_and_high(leaf)) for path, leaf in leaves] if sample_bounds else []
         self._num_calls = -1
 
-    def check(self, obs: Any, row: int | None = None) -> None:
-        """Raise unless `obs`, or one row of a batch, lies in its bounds."""
-        for path, space, low, high in self._leaves:
-            value = obs
-            for key in path:
-                value = value[key]
-            value = np.asarray(value) if row is None else value[row]
-            inside = (value >= low) & (value <= high)
-            if not inside.all():
-                first = tuple(np.argwhere(~inside)[0].tolist())
-                what = "observation" + "".join(f"[{key!r}]" for key in path)
-                where = f" at {list(first)}" if first else ""
-                raise InvalidObservationError(f"{what} is {value[first]}{where}, which is outside of {space}.")
+    def check(self, obs: Any, num_rows: int, clips: bool) -> Errors:
+        """Check that all rows are finite and, in every few calls, the bounds of one row; maybe clip that row."""
+        errors: Errors = {}
+        for path, space in self._float_leaves:
+            values = _at(obs, path) if path else obs
+            flat = values.ravel()
+            # One fast call: no value exceeds the result, which is NaN if one of them is.
+            if not (math.hypot(*flat.tolist()) if len(flat) <= FEW else flat.dot(flat)) <= FLOAT32_MAX:
+                errors |= _not_finite(values, path, space)
+        if num_rows:
+            self._num_calls += 1
+            if self._num_calls % CALLS_PER_CHECK == 0 and self._bounded_leaves:
+                row = self._num_calls // CALLS_PER_CHECK % num_rows
+                try:
+                    self._check_bounds(obs, row, clips)
+                except InvalidObservationError as error:
+                    errors.setdefault(row, error)
+        return errors
 
-    def check_next_row(self, obs: Any, num_rows: int) -> Errors:
-        """Check one row of a batch, in turn, in the first call and in every few after it."""
-        if num_rows == 0:
-            return {}
-        self._num_calls += 1
-        if self._num_calls % CALLS_PER_CHECK:
-            return {}
-        row = self._num_calls // CALLS_PER_CHECK % num_rows
-        try:
-            self.check(obs, row)
-        except InvalidObservationError as error:
-            return {row: error}
-        return {}
+    def _check_bounds(self, obs: Any, row: int, clips: bool) -> None:
+        was_clipped = False
+        for path, space, low, high in self._bounded_leaves:
+            values = _at(obs, path)
+            value = values[row]
+            if _is_between(low, value, high):
+                continue
+            is_outside = ~((value >= low - _rounding(low, high)) & (value <= high + _rounding(high, low)))
+            if is_outside.any():
+                raise _outside(value, is_outside, path, f", which is outside of {space}")
+            was_clipped = True
+            if clips:
+                values[row] = np.clip(value, low, high)
+        self.num_clipped += was_clipped
+
+
+def _at(tree: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def _is_between(low: np.ndarray, value: Any, high: np.ndarray) -> bool:
+    if low.size <= FEW:
+        numbers = value.ravel().tolist()
+        return all(map(operator.le, low.ravel().tolist(), numbers)) and all(
+            map(operator.le, numbers, high.ravel().tolist())
+        )
+    return bool(np.all((value >= low) & (value <= high)))
+
+
+def _not_finite(values: np.ndarray, path: tuple[Any, ...], space: Space) -> Errors:
+    """Return the errors of rows with values that float32 cannot hold."""
+    is_wrong = ~(np.abs(values) <= FLOAT32_MAX)
+    rows = np.flatnonzero(is_wrong.reshape(len(values), -1).any(axis=1)).tolist()
+    return {row: _outside(values[row], is_wrong[row], path, f"; expected finite values of {space}") for row in rows}
+
+
+def _outside(value: Any, is_outside: Any, path: tuple[Any, ...], why: str) -> InvalidObservationError:
+    """Return the error for the first wrong entry of an array."""
+    first = tuple(np.argwhere(is_outside)[0].tolist())
+    what = "observation" + "".join(f"[{key!r}]" for key in path)
+    where = f" at {list(first)}" if first else ""
+    return InvalidObservationError(f"{what} is {value[first]}{where}{why}.")
+
+
+def _rounding(bound: Any, other: Any) -> Any:
+    """Return how far a value may lie beyond a bound; integers are exact."""
+    if np.asarray(bound).dtype.kind != "f":
+        return 0
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = np.abs(np.asarray(other, np.float64) - bound)
+    return TOLERANCE * np.maximum(
+        np.where(np.isfinite(bound), np.abs(bound), 0.0), np.where(np.isfinite(size), size, 1.0)
+    )
 
 
 def _leaves(space: Space, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], ArraySpace]]:
@@ -347,17 +430,21 @@ def _leaves(space: Space, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[An
             yield path, space
 
 
-def _low_and_high(space: ArraySpace) -> tuple[Any, Any]:
+def _low_and_high(space: ArraySpace) -> tuple[np.ndarray, np.ndarray]:
+    low: Any
+    high: Any
     match space:
         case Box():
-            return space.low, space.high
+            low, high = space.low, space.high
         case Discrete():
-            return space.start, space.start + space.n - 1
+            low, high = space.start, space.start + space.n - 1
         case MultiDiscrete():
-            return space.start, space.start + space.nvec - 1
+            low, high = space.start, space.start + space.nvec - 1
         case MultiBinary():
-            return 0, 1
-    raise AssertionError(f"no bounds are known for {space}")
+            low, high = 0, 1
+        case _:
+            raise AssertionError(f"no bounds are known for {space}")
+    return np.broadcast_to(low, space.shape), np.broadcast_to(high, space.shape)
 
 
 def _stack_fn(space: Space) -> Callable[[Sequence[Any]], Any]:

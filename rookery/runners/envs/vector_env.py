@@ -187,13 +187,14 @@ class VectorEnv(ABC):
             obs, infos = self.vector_reset(seeds)
             obs = self._step_checker.check_obs(obs, self.num_envs)
             errors = self._step_checker.check_infos(infos, everyone)
+            errors |= self._step_checker.check_values(obs, self.num_envs)
         except EnvironmentCheckError as error:
             failure = as_failed(error, Phase.RESET)
         except Exception as error:
             failure = Failed.by_exception(error, Phase.RESET)
         else:
             kept = {env: info for env, info in infos.items() if env not in errors and info}
-            return _without_errors(VectorReset(list(everyone), obs, kept), errors)
+            return without_errors(VectorReset(list(everyone), obs, kept), errors)
         return VectorReset([], zeros_of(self.observation_space, 0), failed=dict.fromkeys(everyone, failure))
 
     def _reset_one(self, index: int, seed: int | None) -> Reset | Failed:
@@ -211,12 +212,12 @@ class VectorEnv(ABC):
             replies = {index: reply for index, reply in replies.items() if index not in failed}
         obs, errors = self._first_stacker.stack([reply[0] for reply in replies.values()])
         infos = {index: reply[1] for index, reply in replies.items() if reply[1]}
-        return _without_errors(VectorReset(list(replies), obs, infos, failed), errors)
+        return without_errors(VectorReset(list(replies), obs, infos, failed), errors)
 
     def _checked_step(self, step: VectorStep, rows: Sequence[int]) -> VectorStep:
         checker, num_rows = self._step_checker, len(rows)
         obs = checker.check_obs(step.obs, num_rows)
-        wrong_obs = checker.sample_bounds(obs, num_rows)
+        wrong_obs = checker.check_values(obs, num_rows)
         rewards, wrong_rewards = checker.check_rewards(step.rewards, num_rows)
         terminated = checker.check_flags("terminated", step.terminated, num_rows)
         truncated = checker.check_flags("truncated", step.truncated, num_rows)
@@ -454,7 +455,7 @@ def rows_of(trees: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
-def _without_errors(reset: VectorReset, errors: Errors) -> VectorReset:
+def without_errors(reset: VectorReset, errors: Errors) -> VectorReset:
     """Count the envs whose rows have errors as failed."""
     if not errors:
         return reset

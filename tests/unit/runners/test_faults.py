@@ -1,6 +1,7 @@
 """Faults as values: what they say, and what they do to the health of an env, on a clock that nobody waits for."""
 
 import pickle
+import traceback
 
 from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phase
 
@@ -46,3 +47,39 @@ def test_the_final_error_holds_the_traceback_and_the_fault() -> None:
 def test_a_failure_can_be_sent_to_another_process() -> None:
     failed = failure_of(ValueError("bad leg"))
     assert pickle.loads(pickle.dumps(failed)) == failed
+
+
+def test_the_text_of_a_failure_is_bounded() -> None:
+    failed = failure_of(ValueError("x" * 10_000_000))
+    assert len(failed.error) < 1_100
+    assert len(failed.traceback) < 21_000
+    assert "in failure_of" in failed.traceback
+
+
+def test_a_failure_in_a_known_place_has_the_same_stack_and_its_own_message() -> None:
+    first, second = (failure_of(ValueError(text)) for text in ("one leg", "two legs"))
+    assert first.traceback.replace("one leg", "two legs") == second.traceback
+
+
+def test_a_traceback_is_written_as_python_does_with_the_errors_it_comes_from() -> None:
+    try:
+        try:
+            {}["leg"]
+        except KeyError as cause:
+            try:
+                raise ValueError("bad leg") from cause
+            finally:
+                1 / 0  # noqa: B018
+    except ZeroDivisionError as error:
+        expected = "".join(traceback.format_exception(error))
+        assert Failed.by_exception(error, Phase.STEP).traceback == expected
+
+
+def test_a_deep_recursion_is_told_by_its_last_frames() -> None:
+    def fall() -> None:
+        fall()
+
+    try:
+        fall()
+    except RecursionError as error:
+        assert Failed.by_exception(error, Phase.STEP).traceback.count("in fall") < 40

@@ -236,6 +236,7 @@ def test_random_societies_give_each_row_once(settings: dict[str, Any], seed: int
     assert sum(len(sample.episodes) for sample in samples) > 20
 
 
+@pytest.mark.filterwarnings("ignore:.* all agents have ended")
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
 def test_random_societies_that_fail_lose_only_what_failed(seed: int, batch_mode: str) -> None:
@@ -847,7 +848,7 @@ def test_a_fault_names_the_action_that_led_to_it_also_later() -> None:
     assert [int(fault.action) for fault in faults] == actions[3::4][: len(faults)]
 
 
-@pytest.mark.parametrize("report", [None, 3, {"score": "high", "won": 1}])
+@pytest.mark.parametrize("report", [None, 3, {"score": "high", "huge": 10**400, "nan": np.nan, "won": 1}])
 def test_what_an_env_reports_of_its_episode_and_is_no_number_is_left_out(report: Any) -> None:
     class ReportingEnv(CountingEnv):
         def step(self, action: Any) -> Any:

@@ -251,6 +251,45 @@ def test_data_for_an_agent_that_is_done_is_an_error_that_names_agent_and_step(
     assert error == f"EndedAgentError: at step 1, agent 'b' gets {what}, but has ended before."
 
 
+class RaisingReward:
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise ZeroDivisionError("no reward")
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        (({"__all__": seen(1)}, {}, GOES_ON, GOES_ON, {}), "observations has an entry '__all__'"),
+        (({"__common__": seen(1)}, {}, GOES_ON, GOES_ON, {}), "observations has an entry '__common__'"),
+        (({}, {"__all__": 1.0}, GOES_ON, GOES_ON, {}), "rewards has an entry '__all__'"),
+        (({}, {"__common__": 1.0}, GOES_ON, GOES_ON, {}), "rewards has an entry '__common__'"),
+        (({}, {}, {"__common__": True, **GOES_ON}, GOES_ON, {}), "terminateds has an entry '__common__'"),
+        (({}, {}, GOES_ON, GOES_ON, {"__all__": {}}), "infos has an entry '__all__'"),
+        (({"a": seen(1)}, {"a": RaisingReward()}, GOES_ON, GOES_ON, {}), "ZeroDivisionError('no reward')"),
+        (({"a": seen(1)}, {"a": 1e300}, GOES_ON, GOES_ON, {}), "agent 'a': reward is 1e+300"),
+        (({"a": seen(np.nan)}, {}, GOES_ON, GOES_ON, {}), "agent 'a': observation is nan"),
+        (({}, {}, {(): True, **GOES_ON}, GOES_ON, {}), "terminateds has an entry ()"),
+    ],
+)
+def test_every_lie_is_a_fault_of_its_env(reply: Any, text: str) -> None:
+    assert text in failure_of(({"a": seen(0)}, {}), reply)
+
+
+def test_an_episode_is_over_when_all_agents_have_ended_although_the_env_goes_on() -> None:
+    script = (
+        ({"a": seen(0), "b": seen(0)}, {}),
+        ({"b": seen(1)}, {}, {"a": True, "c": True, **GOES_ON}, GOES_ON, {}),
+        ({"b": seen(2)}, {}, GOES_ON, {"b": True, **GOES_ON}, {}),
+    )
+    base_env = base_env_of(ScriptedEnv(*script))
+    base_env.poll()
+    assert list(step(base_env).over) == []
+    with pytest.warns(UserWarning, match="all agents have ended, but neither terminateds nor truncateds has '__all__'"):
+        polled = step(base_env)
+    assert list(polled.over) == [0]
+    assert rows(polled) == [(0, "b", 2.0, 0.0, End.TRUNCATED)]
+
+
 def test_an_env_that_raises_fails_alone_and_is_restarted() -> None:
     good_script = (({"a": seen(0)}, {}), *[({"a": seen(k)}, {}, GOES_ON, GOES_ON, {}) for k in (1, 2)])
     bad_script = (({"a": seen(0)}, {}), KeyError())

@@ -50,6 +50,8 @@ BAD_REWARDS = [
     float("inf"),
     np.float32("-inf"),
     10**400,
+    1e300,
+    np.float64(-4e38),
     "1.0",
     None,
     [1.0],
@@ -167,7 +169,7 @@ IMAGES = from_gymnasium(gym_spaces.Dict(left=gym_spaces.Box(0, 255, (2,), np.uin
         (VECTOR, np.zeros(2), "observation has dtype float64; expected float32[2]"),
         (VECTOR, np.zeros(2, np.int8), "observation has dtype int8; expected float32[2]"),
         (VECTOR, [0.0, 0.0], "observation is of type list; expected an array float32[2]"),
-        (VECTOR, np.array([0.0, np.nan], np.float32), "observation is nan at [1], which is outside of Box"),
+        (VECTOR, np.array([0.0, np.nan], np.float32), "observation is nan at [1]; expected finite values of Box"),
         (VECTOR, np.array([-3.0, 0.0], np.float32), "observation is -3.0 at [0], which is outside of Box"),
         (IMAGES, {"left": np.zeros(2, np.uint8)}, "observation is a dict with ['left']; expected a dict with"),
         (IMAGES, {"left": np.zeros(2), "right": 1}, "observation['left'] has dtype float64; expected uint8[2]"),
@@ -208,6 +210,73 @@ def test_integers_of_any_width_are_stacked_and_those_that_do_not_fit_are_refused
     for wrong in (2**70, 2**40, np.int64(2**40), True, 1.0, np.float32(1), np.array([1])):
         stacked, errors = stacker.stack([3, wrong])
         assert (stacked.tolist()[0], list(errors)) == (3, [1])
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("sample_bounds", [True, False])
+def test_an_observation_that_is_not_finite_is_found_in_every_row_of_every_batch(
+    wrong: float, sample_bounds: bool
+) -> None:
+    space = from_gymnasium(
+        gym_spaces.Dict(a=gym_spaces.Discrete(3), b=gym_spaces.Tuple([gym_spaces.Box(-np.inf, np.inf, (2,))]))
+    )
+    good = {"a": 1, "b": (np.full(2, 1e30, np.float32),)}
+    bad = {"a": 1, "b": (np.array([0.0, wrong], np.float32),)}
+    stacker, checker = ObsStacker(space, sample_bounds), StepChecker(space, sample_bounds)
+    for row in range(5):
+        stacked, errors = stacker.stack([bad if k == row else good for k in range(5)])
+        assert str(errors.pop(row)).startswith(f"observation['b'][0] is {wrong} at [1]; expected finite values of Box")
+        assert errors == {}
+        assert list(checker.check_values(stacked, 5)) == [row]
+
+
+def test_an_observation_that_float32_cannot_hold_is_not_finite() -> None:
+    stacker = ObsStacker(Box(-np.inf, np.inf, (1,), np.float64))
+    assert list(stacker.stack([np.array([1e38]), np.array([1e300])])[1]) == [1]
+
+
+def test_an_observation_outside_of_its_bounds_by_rounding_is_clipped_and_counted() -> None:
+    space = Box(np.array([-1.0, 0.0, 100.0]), np.array([1.0, np.inf, 101.0]), dtype=np.float64)
+    stacker = ObsStacker(space)
+    stacked, errors = stacker.stack([np.array([1.0000000000000002, -1e-9, 99.9999])])
+    assert (errors, stacked.tolist(), stacker.num_clipped) == ({}, [[1.0, 0.0, 100.0]], 1)
+    for outside in ([1.00001, 0.0, 100.0], [0.0, -1e-5, 100.0], [0.0, 0.0, 99.999]):
+        _, errors = ObsStacker(space).stack([np.array(outside)])
+        assert "which is outside of Box" in str(errors[0])
+    integers = ObsStacker(Box(0, 2_000_000_000, (1,), np.int32))
+    assert list(integers.stack([np.array([-1], np.int32)])[1]) == [0], "integers are not rounded"
+
+
+class RaisingReward:
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise ZeroDivisionError("no reward")
+
+    def __repr__(self) -> str:
+        raise ZeroDivisionError("no text")
+
+
+class RaisingMapping(UserDict):
+    def keys(self) -> Any:
+        raise ZeroDivisionError("no keys")
+
+
+def test_values_that_raise_when_they_are_read_cost_their_own_row() -> None:
+    rewards, errors = stack_rewards([1.0, RaisingReward()])
+    assert (rewards.tolist(), list(errors)) == ([1.0, 0.0], [1])
+    assert str(errors[1]) == (
+        "reward of type RaisingReward cannot be read: ZeroDivisionError('no reward'); expected a real number."
+    )
+    good = {"left": np.zeros(2, np.uint8), "right": 1}
+    stacked, errors = ObsStacker(IMAGES).stack([good, RaisingMapping(good), good])
+    assert (stacked.right.tolist(), list(errors)) == ([1, 0, 1], [1])
+    assert "ZeroDivisionError('no keys')" in str(errors[1])
+    assert list(wrong_infos([{}, RaisingReward()])) == [1]
+
+
+def test_the_text_of_an_invalid_value_is_bounded() -> None:
+    with pytest.raises(InvalidRewardError) as raised:
+        check_reward("x" * 10_000_000)
+    assert len(as_failed(raised.value, Phase.STEP).error) < 1_100
 
 
 def test_the_bounds_of_all_envs_are_checked_in_turn() -> None:

@@ -19,11 +19,11 @@ from rookery.testing.misbehaving_envs import (
     CountingEnv,
     FaultyEnv,
     LyingEnv,
+    StepResult,
     ReusedBufferEnv,
     raise_without_arguments,
     with_four_values,
     with_list_info,
-    with_nan_obs,
     with_nan_reward,
     with_two_rewards,
     with_wrong_dtype,
@@ -173,7 +173,11 @@ def test_bounds_are_checked_unless_given_not_to() -> None:
 
 
 def test_resets_do_not_change_whose_turn_it_is_to_have_its_bounds_checked() -> None:
-    vector_env = VectorEnv.wrap(lambda index: LyingEnv(with_nan_obs) if index == 3 else CountingEnv(), num_envs=4)
+    def with_negative_obs(truth: StepResult) -> StepResult:
+        obs, *others = truth
+        return (-obs, *others)
+
+    vector_env = VectorEnv.wrap(lambda index: LyingEnv(with_negative_obs) if index == 3 else CountingEnv(), num_envs=4)
     vector_env.vector_reset()
     failed = []
     for _ in range(4 * CALLS_PER_CHECK):
