@@ -2,9 +2,9 @@
 
 import enum
 import traceback
-from types import TracebackType
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Self
 
 from rookery.errors import RookeryError

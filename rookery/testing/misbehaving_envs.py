@@ -142,6 +142,42 @@ def fork_child() -> None:
             signal.pause()
 
 
+def start_session() -> None:
+    """Start a process in a session of its own, without a parent, which runs forever and ignores polite signals."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            for ignored in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                signal.signal(ignored, signal.SIG_IGN)
+            while True:
+                signal.pause()
+        os._exit(0)
+
+
+def close_descriptors() -> None:
+    """Close everything that is open, as a careless daemon does."""
+    os.closerange(3, 1024)
+
+
+def eat_memory() -> None:
+    """Use more and more memory, for at most a gigabyte."""
+    eaten = []
+    for _ in range(100):
+        eaten.append(np.ones(10_000_000, np.uint8))
+        threading.Event().wait(0.02)
+    threading.Event().wait()
+
+
+def raise_keyboard_interrupt() -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def kill_parent_group() -> None:
+    """Kill the process group of the parent process, and wait."""
+    os.killpg(os.getpgid(os.getppid()), signal.SIGKILL)
+    threading.Event().wait()
+
+
 class FlakyEnv(CountingEnv):
     """Fails in its constructor or in resets the first `num_failures` times, over all envs that share `log`.
 

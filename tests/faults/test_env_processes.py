@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -20,18 +21,25 @@ import pytest
 
 from rookery.errors import InvalidInputError
 from rookery.runners.faults import Failed, FaultKind, Phase
+from rookery.runners.transports import subprocesses
 from rookery.runners.transports.subprocesses import ProcessTransport
 from rookery.runners.transports.transport import EnvCallError
+from rookery.runners.transports.worker import Command
 from rookery.testing.misbehaving_envs import (
     CountingEnv,
     FaultyEnv,
+    close_descriptors,
+    eat_memory,
     exit_process,
     fork_child,
     hang,
     hang_in_c,
+    kill_parent_group,
     kill_process,
     raise_error,
+    raise_keyboard_interrupt,
     segfault,
+    start_session,
 )
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc and waits on pidfds")
@@ -88,6 +96,10 @@ def wait_for_end(pid: int) -> None:
 
 def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def guardian_of(transport: ProcessTransport, index: int) -> int:
+    return transport.apply(index, lambda env: os.getppid())
 
 
 def shared_memory() -> set[str]:
@@ -239,8 +251,8 @@ def test_a_late_reply_is_not_taken_for_the_answer_to_the_next_request(
     gate = tmp_path / "gate"
     os.mkfifo(gate)
 
-    def interrupt_parent() -> None:
-        os.kill(os.getppid(), signal.SIGINT)
+    def interrupt_parent(trainer: int = os.getpid()) -> None:
+        os.kill(trainer, signal.SIGINT)
         gate.read_text()
 
     transport = make_transport(lambda: FaultyEnv(interrupt_parent, at_step=0))
@@ -321,6 +333,112 @@ def test_a_child_that_an_env_forked_hides_no_death_and_does_not_outlive_it(make_
     wait_for_end(children[1])
 
 
+@pytest.mark.parametrize("way", ["it is killed", "it is replaced", "it hangs", "it is closed"])
+def test_a_session_that_an_env_started_ends_with_its_process(make_transport: MakeTransport, way: str) -> None:
+    transport = make_transport(lambda: FaultyEnv(start_session, at_step=0), step_timeout=None)
+    reset(transport, 0)
+    worker, guardian = process_of(transport, 0), guardian_of(transport, 0)
+    step(transport, 0)
+    until = time.monotonic() + DEADLINE_SECONDS
+    while len(children_of(guardian)) < 2:
+        assert time.monotonic() < until, "the new session has another parent"
+        time.sleep(0.01)
+    (daemon,) = [pid for pid in children_of(guardian) if pid != worker]
+    assert os.getsid(daemon) != os.getsid(worker)
+    match way:
+        case "it is killed":
+            os.kill(worker, signal.SIGKILL)
+            assert step(transport, 0)[0].kind is FaultKind.KILLED
+        case "it is replaced":
+            transport.rebuild(0)
+        case "it hangs":
+            transport._timeouts[Command.APPLY] = 0.2
+            assert transport.apply(0, lambda env: hang_in_c()).kind is FaultKind.HUNG
+        case "it is closed":
+            transport.close()
+    for pid in (daemon, worker, guardian):
+        wait_for_end(pid)
+
+
+def test_an_env_that_uses_too_much_memory_is_ended_and_told_so(make_transport: MakeTransport) -> None:
+    transport = make_transport(lambda: FaultyEnv(eat_memory, at_step=0), CountingEnv, max_memory=300)
+    reset(transport, 0, 1)
+    replies = step(transport, 0, 1)
+    assert replies[0].kind is FaultKind.KILLED
+    assert re.fullmatch(r"its process used [3-9]\d\d MB of memory, more than max_memory=300", replies[0].error)
+    assert num_steps(replies[1]) == 1
+
+
+def test_an_env_that_kills_the_group_of_its_parent_costs_itself(make_transport: MakeTransport) -> None:
+    transport = make_transport(lambda: FaultyEnv(kill_parent_group, at_step=0), CountingEnv)
+    reset(transport, 0, 1)
+    worker = process_of(transport, 0)
+    replies = step(transport, 0, 1)
+    assert (replies[0].kind, num_steps(replies[1])) == (FaultKind.KILLED, 1)
+    wait_for_end(worker)
+
+
+def test_an_env_that_closes_descriptors_is_not_taken_for_one_without_memory(make_transport: MakeTransport) -> None:
+    def close_and_hang() -> None:
+        close_descriptors()
+        hang()
+
+    transport = make_transport(*[partial(FaultyEnv, fault, at_step=0) for fault in (close_descriptors, close_and_hang)])
+    reset(transport, 0, 1)
+    for reply in step(transport, 0, 1).values():
+        assert "closed a file descriptor that it did not open" in reply.error
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_a_keyboard_interrupt_that_an_env_raises_is_its_fault(make_transport: MakeTransport, phase: Phase) -> None:
+    at = {Phase.MAKE: {"at_make": True}, Phase.RESET: {"at_reset": 0}, Phase.STEP: {"at_step": 0}, Phase.RENDER: {}}
+    transport = make_transport(lambda: FaultyEnv(raise_keyboard_interrupt, **at[phase]))
+    reply = reset(transport, 0)[0]
+    if phase is Phase.STEP:
+        reply = step(transport, 0)[0]
+    elif phase is Phase.RENDER:
+        reply = transport.apply(0, lambda env: raise_keyboard_interrupt())
+    assert (reply.kind, reply.phase) == (FaultKind.RAISED, phase)
+    assert "KeyboardInterrupt" in reply.error
+
+
+def test_no_more_processes_start_at_a_time_than_there_are_cores(
+    make_transport: MakeTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocesses, "NUM_CORES", 2)
+
+    class Slow(CountingEnv):
+        def __init__(self, index: int) -> None:
+            super().__init__()
+            mark = tmp_path / str(index)
+            mark.touch()
+            time.sleep(0.1)
+            (tmp_path / f"seen by {index}").write_text(str(len(list(tmp_path.glob("?")))))
+            mark.unlink()
+
+    transport = make_transport(*[partial(Slow, index) for index in range(5)], start_timeout=30.0)
+    assert sum(worker.is_started for worker in transport._workers.values()) == 2
+    assert {num_steps(reply) for reply in reset(transport, *range(5)).values()} == {0}
+    counts = [int(seen.read_text()) for seen in tmp_path.glob("seen by *")]
+    assert len(counts) == 5
+    assert max(counts) <= 2
+
+
+def test_an_env_that_is_closed_or_replaced_before_its_process_starts_leaves_nothing(
+    make_transport: MakeTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocesses, "NUM_CORES", 1)
+    transport = make_transport(*[CountingEnv] * 3)
+    transport.rebuild(2)
+    transport.send_reset(1, seed=None)
+    transport.rebuild(1)
+    assert {num_steps(reply) for reply in reset(transport, 0, 1, 2).values()} == {0}
+    transport = make_transport(*[CountingEnv] * 3)
+    transport.send_reset(2, seed=None)
+    transport.close()
+    assert transport.receive([])[2].error == "the envs were closed"
+
+
 def test_what_an_env_returns_and_cannot_be_sent_is_invalid(make_transport: MakeTransport) -> None:
     class Unsendable(CountingEnv):
         def reset(self, **kwargs: Any) -> Any:
@@ -390,9 +508,9 @@ def test_closing_leaves_no_process_and_no_shared_memory_in_a_program_that_goes_o
 
 
 PARENT = """
-    import json, os, signal, sys
+    import json, os, signal, sys, time
     from rookery.runners.transports.subprocesses import ProcessTransport
-    from rookery.testing.misbehaving_envs import CountingEnv, FaultyEnv, fork_child, hang_in_c
+    from rookery.testing.misbehaving_envs import CountingEnv, FaultyEnv, fork_child, hang_in_c, start_session
 
     envs = ProcessTransport(
         [CountingEnv, lambda: FaultyEnv(fork_child, at_step=0), lambda: FaultyEnv(hang_in_c, at_step=0)],
@@ -404,11 +522,19 @@ PARENT = """
     workers = [envs.apply(index, lambda env: os.getpid()) for index in range(3)]
     envs.send_steps(range(3), [0, 0, 0])
     envs.receive([0, 1])
-    [forked] = open(f"/proc/{workers[1]}/task/{workers[1]}/children").read().split()
+    envs.apply(0, lambda env: start_session())
+    guardian = envs.apply(0, lambda env: os.getppid())
+
+    def children_of(pid):
+        return [int(child) for child in open(f"/proc/{pid}/task/{pid}/children").read().split()]
+
+    while len(with_daemon := children_of(guardian)) < 2:
+        time.sleep(0.01)
+    [forked] = children_of(workers[1])
     if (child := os.fork()) == 0:
         while True:
             signal.pause()
-    print(json.dumps({"workers": [*workers, int(forked)], "child": child}), flush=True)
+    print(json.dumps({"workers": [*workers, forked, guardian, *with_daemon], "child": child}), flush=True)
 """
 WAYS_TO_END = {
     "kill -9": ("envs.receive([2])", signal.SIGKILL, -signal.SIGKILL),

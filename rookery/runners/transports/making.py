@@ -16,6 +16,8 @@ def make_transport(
     processes: bool = False,
     envs_per_process: int = 1,
     step_timeout: float | None = None,
+    start_timeout: float | None = 60.0,
+    max_memory: float | None = None,
 ) -> EnvTransport:
     """Make a transport, here or in other processes: of the existing environments, then of those from `make_env`."""
     if processes and existing_envs:
@@ -32,4 +34,10 @@ def make_transport(
         return LocalTransport(make_env_fns, existing_envs)
     from rookery.runners.transports.subprocesses import ProcessTransport
 
-    return ProcessTransport(make_env_fns, envs_per_process=envs_per_process, step_timeout=step_timeout)
+    return ProcessTransport(
+        make_env_fns,
+        envs_per_process=envs_per_process,
+        step_timeout=step_timeout,
+        start_timeout=start_timeout,
+        max_memory=max_memory,
+    )

@@ -8,6 +8,7 @@ import selectors
 import sys
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,14 +16,14 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from rookery.errors import InvalidInputError, check_count
-from rookery.runners.faults import Failed, FaultKind, Phase
+from rookery.runners.faults import Failed, FaultKind, Phase, error_text
 from rookery.runners.transports.transport import EnvTransport, MakeEnvFn, Reply, check_all_asked
 from rookery.runners.transports.worker import PHASES, Command
-from rookery.runners.transports.worker_process import WorkerProcess
+from rookery.runners.transports.worker_process import REPLACED, WorkerProcess
 
 PATIENCE = 0.1
 """The share of `step_timeout` after which a silent env is late."""
-REPLACED = "its process was replaced because "
+NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 INTERRUPTED = (FaultKind.KILLED, f"{REPLACED}the exchange with it was interrupted")
 
 
@@ -31,8 +32,10 @@ class ProcessTransport(EnvTransport):
 
     The functions that make them are sent by cloudpickle, and messages are pickled: both ends are ours, and nothing is
     written to a file or read from elsewhere. An env that does not answer within `step_timeout` seconds, or is not built
-    within `start_timeout`, is killed with its process, and the other envs there fail too. Envs that share a process
-    take turns; the time of each counts from the start of its turn. `close` gives them `close_timeout` seconds.
+    within `start_timeout`, is killed with its process, and the other envs there fail too; so are those whose process
+    and its children use more than `max_memory` megabytes. Envs that share a process take turns; the time of each counts
+    from the start of its turn. As many processes start at a time as there are cores. `close` gives them `close_timeout`
+    seconds.
     """
 
     is_asynchronous = True
@@ -44,19 +47,27 @@ class ProcessTransport(EnvTransport):
         envs_per_process: int = 1,
         step_timeout: float | None = None,
         start_timeout: float | None = 60.0,
+        max_memory: float | None = None,
         close_timeout: float = 5.0,
     ) -> None:
         if os.name != "posix":
             raise InvalidInputError(f"envs in processes need Linux or macOS, not {sys.platform}: use processes=False.")
         check_count("the number of envs", len(make_env_fns))
         check_count("envs_per_process", envs_per_process)
-        for name, seconds in [("step_timeout", step_timeout), ("start_timeout", start_timeout)]:
-            if seconds is not None and not seconds > 0:
-                raise InvalidInputError(f"{name}={seconds} must be more than 0 seconds, or None for no limit.")
+        for name, limit, unit in [
+            ("step_timeout", step_timeout, "seconds"),
+            ("start_timeout", start_timeout, "seconds"),
+            ("max_memory", max_memory, "megabytes"),
+        ]:
+            if limit is not None and not limit > 0:
+                raise InvalidInputError(f"{name}={limit} must be more than 0 {unit}, or None for no limit.")
+        if max_memory is not None and sys.platform != "linux":
+            raise InvalidInputError(f"max_memory={max_memory} needs Linux, not {sys.platform}: set it to None.")
         self.num_envs = len(make_env_fns)
         self.patience = None if step_timeout is None else PATIENCE * step_timeout
         self._factories = [_pickled_factory(index, make_env_fn) for index, make_env_fn in enumerate(make_env_fns)]
         self._envs_per_process = envs_per_process
+        self._max_memory = max_memory
         self._timeouts = dict.fromkeys(Command, step_timeout) | {Command.MAKE: start_timeout}
         self._next_check = math.inf
         """No process is overdue before this time."""
@@ -69,7 +80,9 @@ class ProcessTransport(EnvTransport):
         self._down: dict[int, Failed] = {}
         """The failures of envs that are gone, until they are rebuilt."""
         self._workers: dict[int, WorkerProcess] = {}
-        """The running processes, by their first slot."""
+        """The processes, by their first slot."""
+        self._unstarted: deque[WorkerProcess] = deque()
+        """Those of them that wait until others have started."""
         self._selector = selectors.DefaultSelector()
         self._finalizer = weakref.finalize(self, _shut_down, os.getpid(), self._workers, self._selector, close_timeout)
         for index in range(self.num_envs):
@@ -146,14 +159,22 @@ class ProcessTransport(EnvTransport):
             what_was.pop(index, None)
         first = self._first(index)
         if first not in self._workers:
-            try:
-                slots = range(first, min(first + self._envs_per_process, self.num_envs))
-                self._workers[first] = WorkerProcess(slots, self._selector)
-            except OSError as error:
-                self._down[index] = Failed.by_exception(error, Phase.MAKE)
-                return
+            slots = range(first, min(first + self._envs_per_process, self.num_envs))
+            self._workers[first] = WorkerProcess(slots, self._selector, self._max_memory)
+            self._unstarted.append(self._workers[first])
         worker, _ = self._put(index, Command.MAKE, _message(Command.MAKE, index, self._factories[index]))
         worker.flush()
+        self._start_some()
+
+    def _start_some(self) -> None:
+        """Start processes that wait, as long as fewer are starting than there are cores."""
+        while self._unstarted and sum(worker.is_starting for worker in self._workers.values()) < NUM_CORES:
+            worker = self._unstarted.popleft()
+            try:
+                worker.start()
+                self._expect(worker)
+            except OSError as error:
+                self._lose(worker, FaultKind.RAISED, error_text(error))
 
     def _ask(self, index: int, command: Command, message: bytes) -> WorkerProcess | None:
         """Queue a request whose reply is received later; an env that is gone replies at once."""
@@ -202,6 +223,8 @@ class ProcessTransport(EnvTransport):
                 self._lose(worker, *worker.end())
             else:
                 self._expect(worker)
+        if self._unstarted:
+            self._start_some()
 
     def _deliver(self, number: int, index: int, command: Command, content: bytes) -> None:
         if command is Command.APPLY:
@@ -212,7 +235,7 @@ class ProcessTransport(EnvTransport):
 
     def _expect(self, worker: WorkerProcess) -> None:
         """Update the time at which a process is overdue with its oldest request."""
-        if worker.oldest is not None:
+        if worker.oldest is not None and worker.is_started:
             _, command = worker.oldest
             timeout = self._timeouts[command]
             if timeout is not None:
@@ -221,7 +244,7 @@ class ProcessTransport(EnvTransport):
     def _end_overdue(self) -> None:
         self._next_check = math.inf
         for worker in list(self._workers.values()):
-            if worker.oldest is None:
+            if worker.oldest is None or not worker.is_started:
                 continue
             index, command = worker.oldest
             timeout = self._timeouts[command]
@@ -250,6 +273,8 @@ class ProcessTransport(EnvTransport):
             if command is Command.APPLY:
                 self._answers[number] = self._down[index]
         del self._workers[worker.slots.start]
+        if worker in self._unstarted:
+            self._unstarted.remove(worker)
 
 
 def _shut_down(
@@ -262,7 +287,7 @@ def _shut_down(
     if os.getpid() != owner:  # in a fork of the parent
         return
     until = time.monotonic() + close_timeout
-    running = {worker for worker in workers.values() if worker.is_intact}
+    running = {worker for worker in workers.values() if worker.is_intact and worker.is_started}
     try:
         for worker in running:
             worker.put(0, worker.slots.start, Command.CLOSE, _message(Command.CLOSE, worker.slots.start, None))

@@ -7,11 +7,9 @@ import contextlib
 import enum
 import os
 import pickle
-import select
 import signal
 import struct
 import sys
-import threading
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -42,40 +40,21 @@ PHASES = {
 }
 
 
-def main(channel: int, lifeline: int) -> None:
+CHANNEL_LOST = 113
+"""The exit code of a worker whose env closed the socket to the parent."""
+
+
+def main(channel: int) -> None:
     """Serve the parent until it closes the envs or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
-    for descriptor in (channel, lifeline):
-        os.set_inheritable(descriptor, False)
-    die_with_parent(lifeline)
+    os.set_inheritable(channel, False)
     del sys.argv[1:]
-    with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone
+    try:
         serve(channel)
-
-
-def die_with_parent(lifeline: int) -> None:
-    """Make sure that this process and its children are killed when the parent is gone.
-
-    The lifeline is a pipe that only the parent can write to, and never does: it closes when the parent is gone. Linux
-    then sends the signal, so this works even if an env hangs in C code.
-    """
-    if sys.platform != "linux":
-        threading.Thread(target=_kill_when_hung_up, args=(lifeline,), daemon=True).start()
-        return
-    import fcntl
-
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    already = select.poll()
-    already.register(lifeline, select.POLLIN)
-    if already.poll(0):
-        _kill_when_hung_up(lifeline)
-
-
-def _kill_when_hung_up(lifeline: int) -> None:
-    os.read(lifeline, 1)
-    os.killpg(os.getpgrp(), signal.SIGKILL)
+    except (EOFError, ConnectionError):
+        pass  # the parent is gone
+    except OSError:
+        os._exit(CHANNEL_LOST)
 
 
 def serve(channel: int) -> None:
@@ -92,16 +71,21 @@ def serve(channel: int) -> None:
         command = Command(command_value)
         if command is Command.CLOSE:
             for envs in slots.values():
-                envs.close()
+                with contextlib.suppress(KeyboardInterrupt):
+                    envs.close()
             return
-        _write(channel, number, _pickled(_answer(slots, command, index, argument), PHASES[command]))
+        try:
+            reply = _answer(slots, command, index, argument)
+        except KeyboardInterrupt as error:  # of the env: this process ignores SIGINT
+            reply = Failed.by_exception(error, PHASES[command])
+        _write(channel, number, _pickled(reply, PHASES[command]))
 
 
 def _answer(slots: dict[int, LocalTransport], command: Command, index: int, argument: Any) -> Reply:
     if command is Command.MAKE:
         if index in slots:
             slots[index].close()
-        slots[index] = LocalTransport([lambda: cloudpickle.loads(argument)()])
+        slots[index] = LocalTransport([lambda: _made(argument)])
         slots[index].build(0)
         return None
     envs = slots[index]
@@ -113,6 +97,13 @@ def _answer(slots: dict[int, LocalTransport], command: Command, index: int, argu
         case _:
             return envs.apply(0, lambda env: cloudpickle.loads(argument)(env))
     return envs.receive((0,))[0]
+
+
+def _made(factory: bytes) -> Any:
+    try:
+        return cloudpickle.loads(factory)()
+    except KeyboardInterrupt as error:
+        raise RuntimeError(f"the env raised {error!r}") from error
 
 
 def _pickled(reply: Reply, phase: Phase) -> bytes:

@@ -11,21 +11,29 @@ import time
 from collections.abc import Callable, Iterator
 
 from rookery.runners.faults import FaultKind
-from rookery.runners.transports.worker import HEADER, Command
+from rookery.runners.transports.guardian import EXITED, MEMORY
+from rookery.runners.transports.worker import CHANNEL_LOST, HEADER, Command
 
 START = (
-    "import sys; sys.path[:] = sys.argv[3:]; from rookery.runners.transports.worker import main; "
-    "main(int(sys.argv[1]), int(sys.argv[2]))"
+    "import sys; channel, lifeline, max_memory = map(int, sys.argv[1:4]); sys.path[:] = sys.argv[4:]; "
+    "from rookery.runners.transports.guardian import fork_worker; fork_worker(channel, lifeline, max_memory); "
+    "from rookery.runners.transports.worker import main; main(channel)"
 )
 """The command of the process. It does not use `multiprocessing`, which would run the user's script again."""
+REPLACED = "its process was replaced because "
+CLOSED = "the env closed a file descriptor that it did not open, the connection to the trainer"
+SECONDS_TO_END = 5.0
+SECONDS_TO_EXIT = 1.0
+"""Time for a process that has closed its socket to end."""
+MEGABYTE = 1_000_000
 
-_LIFELINES: set[int] = set()
-"""Pipe ends that this process holds while it lives; forked children close them."""
+_LIFELINES: set[socket.socket] = set()
+"""Sockets that this process holds while it lives; forked children close them."""
 
 
 def _let_go_of_lifelines() -> None:
-    for descriptor in _LIFELINES:
-        os.close(descriptor)
+    for lifeline in _LIFELINES:
+        lifeline.close()
     _LIFELINES.clear()
 
 
@@ -36,10 +44,11 @@ if hasattr(os, "register_at_fork"):
 class WorkerProcess:
     """One process with the envs of some slots, and its unanswered requests, oldest first.
 
-    Reading and writing never block. The process leads its own process group, so that its children are killed with it.
+    Reading and writing never block. Requests wait until the process is started. It consists of a guardian and the
+    worker, its child: the guardian ends the worker and all that this has started. `max_memory` is in megabytes.
     """
 
-    def __init__(self, slots: range, selector: selectors.BaseSelector) -> None:
+    def __init__(self, slots: range, selector: selectors.BaseSelector, max_memory: float | None = None) -> None:
         self.slots = slots
         self.open: dict[int, tuple[int, Command]] = {}
         """The slot and command of each request, by number."""
@@ -49,17 +58,27 @@ class WorkerProcess:
         """True when nothing more can come from the process."""
         self.is_intact = True
         """False during an exchange; if it stays False, as after Ctrl-C, messages may be lost."""
+        self.is_started = False
+        self.sentinel: int | None = None
+        self._cause: tuple[FaultKind, str] | None = None
+        """How the process ended."""
+        self._max_memory = max_memory
         self._unsent = bytearray()
         self._received = bytearray()
+        self._selector = selector
+
+    def start(self) -> None:
+        """Start the process; raise `OSError` if that fails."""
         self._channel, their_channel = socket.socketpair()
+        self._lifeline, their_lifeline = socket.socketpair()
         self._channel.setblocking(False)
-        # One pipe per process, because the receiver of the signal is a property of the pipe.
-        their_lifeline, self._lifeline = os.pipe()
+        self._lifeline.setblocking(False)
         _LIFELINES.add(self._lifeline)
-        descriptors = (their_channel.fileno(), their_lifeline)
+        descriptors = (their_channel.fileno(), their_lifeline.fileno())
+        arguments = (*descriptors, int((self._max_memory or 0) * MEGABYTE), *sys.path)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", START, *map(str, descriptors), *map(str, sys.path)],
+                [sys.executable, "-c", START, *map(str, arguments)],
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 env={"OMP_NUM_THREADS": "1"} | os.environ,
@@ -70,13 +89,19 @@ class WorkerProcess:
             raise
         finally:
             their_channel.close()
-            os.close(their_lifeline)
+            their_lifeline.close()
+        self.is_started = True
         # Outside Linux only the socket shows that a process ended, unless a child of it holds it open.
         self.sentinel = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else None
-        self._selector = selector
-        selector.register(self._channel, selectors.EVENT_READ, self)
+        self._selector.register(self._channel, selectors.EVENT_READ, self)
         if self.sentinel is not None:
-            selector.register(self.sentinel, selectors.EVENT_READ, self)
+            self._selector.register(self.sentinel, selectors.EVENT_READ, self)
+        self.flush()
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the process builds its envs."""
+        return self.is_started and any(command is Command.MAKE for _, command in self.open.values())
 
     @property
     def oldest(self) -> tuple[int, Command] | None:
@@ -99,6 +124,8 @@ class WorkerProcess:
 
     def flush(self) -> None:
         """Send as much as possible; the selector reports when the rest can be sent."""
+        if not self.is_started:
+            return
         self.is_intact = False
         events = selectors.EVENT_READ
         try:
@@ -122,12 +149,16 @@ class WorkerProcess:
         self.is_intact = True
 
     def end(self) -> tuple[FaultKind, str]:
-        """Kill the process if it has not ended, and its children; return how it ended."""
-        if self._process.returncode is None:  # until it is waited for, its id belongs to no other process
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=5.0)
+        """End the process, if it has not ended, with all that it started; return how it ended."""
+        if not self.is_started:
+            return FaultKind.KILLED, f"{REPLACED}it had not started"
+        if self._cause is None:
+            if not (self.is_cut and self._has_ended_within(SECONDS_TO_EXIT)):
+                with contextlib.suppress(OSError):
+                    self._lifeline.shutdown(socket.SHUT_WR)
+                if not self._has_ended_within(SECONDS_TO_END):
+                    self._process.kill()
+            self._cause = self._read_cause()
         if self._channel.fileno() >= 0:
             self._selector.unregister(self._channel)
             self._let_go()
@@ -135,12 +166,32 @@ class WorkerProcess:
             self._selector.unregister(self.sentinel)
             os.close(self.sentinel)
             self.sentinel = None
+        return self._cause
+
+    def _has_ended_within(self, seconds: float) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self._process.returncode is not None
+
+    def _read_cause(self) -> tuple[FaultKind, str]:
+        """Read how the process ended: from its guardian, unless this was killed."""
+        try:
+            what, _, number = self._lifeline.recv(100).decode().partition(" ")
+        except OSError:
+            what = ""
+        if what == MEMORY:
+            used, limit = int(number) / MEGABYTE, self._max_memory
+            return FaultKind.KILLED, f"its process used {used:,.0f} MB of memory, more than max_memory={limit:,g}"
+        if what == EXITED:
+            return _cause(int(number))
+        if self.is_cut and self._process.returncode == 0:
+            return FaultKind.KILLED, f"{REPLACED}{CLOSED}"
         return _cause(self._process.returncode)
 
     def _let_go(self) -> None:
         self._channel.close()
         _LIFELINES.discard(self._lifeline)
-        os.close(self._lifeline)
+        self._lifeline.close()
 
     def _read_bytes(self) -> None:
         try:
@@ -168,6 +219,8 @@ def _cause(exit_code: int | None) -> tuple[FaultKind, str]:
     """Describe how a process ended."""
     if exit_code is None:
         return FaultKind.HUNG, "its process cannot be ended"
+    if exit_code == CHANNEL_LOST:
+        return FaultKind.EXITED, f"its process ended because {CLOSED}"
     if exit_code >= 0:
         return FaultKind.EXITED, f"its process exited with code {exit_code}"
     try:

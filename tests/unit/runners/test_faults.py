@@ -3,6 +3,8 @@
 import pickle
 import traceback
 
+import pytest
+
 from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phase
 
 
@@ -62,7 +64,7 @@ def test_a_failure_in_a_known_place_has_the_same_stack_and_its_own_message() -> 
 
 
 def test_a_traceback_is_written_as_python_does_with_the_errors_it_comes_from() -> None:
-    try:
+    def fail() -> None:
         try:
             {}["leg"]
         except KeyError as cause:
@@ -70,16 +72,17 @@ def test_a_traceback_is_written_as_python_does_with_the_errors_it_comes_from() -
                 raise ValueError("bad leg") from cause
             finally:
                 1 / 0  # noqa: B018
-    except ZeroDivisionError as error:
-        expected = "".join(traceback.format_exception(error))
-        assert Failed.by_exception(error, Phase.STEP).traceback == expected
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        fail()
+    expected = "".join(traceback.format_exception(raised.value))
+    assert Failed.by_exception(raised.value, Phase.STEP).traceback == expected
 
 
 def test_a_deep_recursion_is_told_by_its_last_frames() -> None:
     def fall() -> None:
         fall()
 
-    try:
+    with pytest.raises(RecursionError) as raised:
         fall()
-    except RecursionError as error:
-        assert Failed.by_exception(error, Phase.STEP).traceback.count("in fall") < 40
+    assert Failed.by_exception(raised.value, Phase.STEP).traceback.count("in fall") < 40
