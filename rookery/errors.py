@@ -2,6 +2,8 @@
 
 import difflib
 import numbers
+import re
+import traceback
 from collections.abc import Iterable
 
 
@@ -27,6 +29,13 @@ class MissingExtraError(RookeryError, ImportError):
 
 class EnvironmentCheckError(RookeryError):
     """An environment violates its interface."""
+
+
+def place_of(error: BaseException | str) -> str:
+    """Return where an error was raised, of itself or of its traceback: `corridor.py, line 12: assert is_open`."""
+    text = error if isinstance(error, str) else "".join(traceback.format_exception(error))
+    places = re.findall(r'File "(?:.*[/\\])?(.*?)", line (\d+), in .*\n +(.*)', text)
+    return "{}, line {}: {}".format(*places[-1]) if places else "an unknown place"
 
 
 def check_count(name: str, value: object) -> None:

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rookery.errors import RookeryError
+from rookery.errors import RookeryError, place_of
 from rookery.runners.faults import EnvFaultError
 
 if TYPE_CHECKING:  # imported when something is printed: it takes long
@@ -77,7 +77,9 @@ def one_line(error: Exception) -> str:
     """Return the message of an error in one line; with its type unless it is a `RookeryError`."""
     words = " ".join(str(error).removesuffix(env_traceback(error)).split())
     message = "".join(letter if letter.isprintable() else "?" for letter in words)  # no commands to the terminal
-    return message if isinstance(error, RookeryError) else f"{type(error).__name__}: {message}"
+    if isinstance(error, RookeryError):
+        return message
+    return f"{type(error).__name__}: {message}" if message else f"{type(error).__name__} in {place_of(error)}"
 
 
 def indented_traceback(error: Exception) -> str:

@@ -10,6 +10,7 @@ from rookery.envs.wrappers import AutoresetMode
 from rookery.errors import InvalidInputError
 
 RESERVED_KWARGS = {"episode_length", "parallel", "autoreset_mode", "discount", "record_ori_obs", "pool_size"}
+PROCESS_SETTINGS = ("envs_per_process", "step_timeout", "start_timeout", "max_memory")
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,13 @@ class RunnerSettings:
     processes: bool = setting(False, help="run environments in other processes, where they may crash")
     envs_per_process: int = setting(1, low=1, help="environments in each process")
     step_timeout: float | None = setting(
-        None, help="seconds after which a process that does not answer is replaced; null: wait"
+        60.0, help="seconds after which a process that does not answer is replaced; null: no limit"
+    )
+    start_timeout: float | None = setting(
+        60.0, help="seconds after which a process that has not built its environment is replaced; null: no limit"
+    )
+    max_memory: float | None = setting(
+        None, help="megabytes above which a process and its children are replaced; null: no limit"
     )
     max_restarts: int = setting(5, low=0, help="restarts of a failing environment in a row before it is given up")
     on_invalid: Literal["abort", "raise"] = setting(
@@ -32,12 +39,20 @@ class RunnerSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.step_timeout is not None and self.step_timeout <= 0:
-            raise InvalidInputError(f"step_timeout={self.step_timeout:g} must be more than 0 seconds, or null.")
-        for name in ("envs_per_process", "step_timeout"):
+        for name, unit in {"step_timeout": "seconds", "start_timeout": "seconds", "max_memory": "megabytes"}.items():
+            limit = getattr(self, name)
+            if limit is not None and not limit > 0:
+                raise InvalidInputError(f"{name}={limit:g} must be more than 0 {unit}, or null.")
+        for name in PROCESS_SETTINGS:
             value = getattr(self, name)
             if not self.processes and value != getattr(type(self), name):
-                raise InvalidInputError(f"{name}={value:g} has no effect without processes=true.")
+                given = "null" if value is None else f"{value:g}"
+                raise InvalidInputError(f"{name}={given} has no effect without processes=true.")
+
+    @property
+    def process_options(self) -> dict[str, Any]:
+        """The options of environments in processes; none if they are in this one."""
+        return {name: getattr(self, name) for name in PROCESS_SETTINGS} if self.processes else {}
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,8 @@ def _stack_text(stack: TracebackType | None) -> str:
 
 
 def fault_report(counts: Mapping[str, int], num_lost_envs: int) -> dict[str, float]:
-    """Return counts of faults and of discarded steps under their names in records."""
+    """Return counts of faults, discarded steps and clipped observations under their names in records."""
     report: dict[str, float] = {"faults/total": sum(counts[kind] for kind in FaultKind)}
     report |= {f"faults/{name}": counts[name] for name in (*FaultKind, "restarts")}
-    return report | {"faults/lost_envs": num_lost_envs, "rollout/steps_discarded": counts["steps_discarded"]}
+    report |= {f"rollout/{name}": counts[name] for name in ("steps_discarded", "obs_clipped")}
+    return report | {"faults/lost_envs": num_lost_envs}

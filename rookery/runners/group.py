@@ -134,7 +134,7 @@ class RunnerReport:
 
     state: RunnerState
     counts: Counter[str]
-    """All its faults by kind, `restarts` and `steps_discarded`."""
+    """All its faults by kind, `restarts`, `steps_discarded` and `obs_clipped`."""
     num_lost_envs: int
     milliseconds: Mapping[str, float]
     """The mean time of each phase of a step."""
@@ -271,7 +271,9 @@ class LocalRunners(RunnerGroup):
 
 
 def _report(runner: EnvRunner) -> RunnerReport:
-    counts = runner.fault_counts + Counter(steps_discarded=runner.ledger.env_steps.discarded)
+    counts = runner.fault_counts + Counter(
+        steps_discarded=runner.ledger.env_steps.discarded, obs_clipped=runner.base_env.num_clipped
+    )
     return RunnerReport(runner.get_state(), counts, runner.num_lost_envs, runner.perf.milliseconds())
 
 

@@ -19,7 +19,7 @@ from rookery.runners.transports.transport import EnvTransport
 TRIAL_SEED = 0
 """The seed of the reset that is tried before training; every episode of a run begins with its own."""
 RENDER_TIMEOUT = 60.0
-"""Seconds to wait for an environment that is rendered, unless `step_timeout` is set."""
+"""Seconds to wait for an environment that is rendered, if `step_timeout` sets no limit."""
 
 
 def make_envs(
@@ -33,11 +33,7 @@ def make_envs(
     from rookery.runners.envs.libraries import load_host_library, make_host_env
 
     library = load_host_library(env.name.partition("/")[0])
-    settings: dict[str, Any] = {
-        "processes": env.runner.processes,
-        "envs_per_process": env.runner.envs_per_process,
-        "step_timeout": env.runner.step_timeout,
-    }
+    settings: dict[str, Any] = {"processes": env.runner.processes, **env.runner.process_options}
     return make_host_env(
         env.name,
         num_envs,

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rookery.errors import place_of
 from rookery.spaces import ArraySpace, Box, Dict, Shape, Space, Tuple
 from rookery.types import PyTree
 
@@ -15,9 +16,13 @@ TOLERANCE = 1e-4
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type of an exception and the first line of its message."""
+    """Return the type of an exception and the first line of its message, or where it was raised."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].strip().rstrip('.')}" if lines else type(error).__name__
+    return (
+        f"{type(error).__name__}: {lines[0].strip().rstrip('.')}"
+        if lines
+        else f"{type(error).__name__} in {place_of(error)}"
+    )
 
 
 def one_line(text: str) -> str:

@@ -111,6 +111,11 @@ class BaseEnv(ABC):
     def is_multi_agent(self) -> bool:
         return set(self.spaces) != {SINGLE_AGENT}
 
+    @property
+    def num_clipped(self) -> int:
+        """Sampled observations that were outside of their bounds by rounding, and were clipped."""
+        return 0
+
     @abstractmethod
     def poll(self, timeout: float | None = None) -> EnvOutputs:
         """Wait until an env is ready, at most `timeout` seconds, and return the outputs of all that are."""

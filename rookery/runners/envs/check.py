@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from rookery.agent import action_mask_of, sample_allowed
-from rookery.errors import EnvironmentCheckError
+from rookery.errors import EnvironmentCheckError, place_of
 from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, AgentID, BaseEnv, End, EnvOutputs
 from rookery.runners.envs.libraries import gymnasium_spec, make_host_env
 from rookery.spaces import Discrete, MultiDiscrete, Space
@@ -115,7 +115,9 @@ class HostSubject:
     def _take_in(self, polled: EnvOutputs, play: Play) -> None:
         for fault in polled.failed.values():
             when = f"after {count_text(play.num_steps, 'step')}"
-            raise EnvironmentCheckError(f"{fault.phase} failed {when} ({fault.kind}): {fault.error.removesuffix('.')}.")
+            where = f" in {place_of(fault.traceback)}" if fault.error.endswith("()") else ""
+            text = f"{fault.error.removesuffix('.')}{where}"
+            raise EnvironmentCheckError(f"{fault.phase} failed {when} ({fault.kind}): {text}.")
         play.num_steps += len(polled.stepped)
         if polled.over:
             play.lengths.append(play.num_steps - sum(play.lengths))

@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +21,7 @@ from rookery.runners.envs.threaded import make_only_env
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
 from rookery.runners.envs.vector_env import TransportVectorEnv
 from rookery.runners.transports.making import make_transport
+from rookery.runners.transports.transport import EnvCallError
 from rookery.trust import check_kwargs, import_named
 
 
@@ -42,6 +44,8 @@ def make_host_env(
     processes: bool = False,
     envs_per_process: int = 1,
     step_timeout: float | None = None,
+    start_timeout: float | None = 60.0,
+    max_memory: float | None = None,
     render: bool = False,
     sample_bounds: bool = True,
     **kwargs: Any,
@@ -49,9 +53,10 @@ def make_host_env(
     """Make `num_envs` host environments by their name: `make_host_env("gymnasium/CartPole-v1", 8)`.
 
     `episode_length` replaces the time limit of the env; `longest_episode` is that of an env without one. `processes`,
-    `envs_per_process` and `step_timeout` are explained at `to_base_env`. Environments render only with `render`.
-    Without `sample_bounds` observations may leave the bounds of their space. `kwargs` go to the library. A library that
-    steps its envs in threads has them in other processes only to render one.
+    `envs_per_process` and `step_timeout` are explained at `to_base_env`. A process is also replaced if it is not built
+    within `start_timeout` seconds, or if it and its children use more than `max_memory` megabytes. Environments render
+    only with `render`. Without `sample_bounds` observations may leave the bounds of their space. `kwargs` go to the
+    library. A library that steps its envs in threads has them in other processes only to render one.
     """
     check_count("num_envs", num_envs)
     if episode_length is not None:
@@ -65,8 +70,9 @@ def make_host_env(
     check_kwargs(name, kwargs)
     if processes and library.has_threads and not (render and num_envs == 1):
         raise InvalidInputError(f"{name} is stepped in its own threads: set processes=False.")
-    if step_timeout is not None and not processes:
-        raise InvalidInputError(f"step_timeout={step_timeout} needs other processes: set processes=True.")
+    for limit_name, limit in (("step_timeout", step_timeout), ("max_memory", max_memory)):
+        if limit is not None and not processes:
+            raise InvalidInputError(f"{limit_name}={limit} needs other processes: set processes=True.")
     if render:
         _render_without_a_screen()
     make_fn = getattr(library.load(), library.make_fn)
@@ -84,6 +90,8 @@ def make_host_env(
         processes=processes,
         envs_per_process=envs_per_process,
         step_timeout=step_timeout,
+        start_timeout=start_timeout,
+        max_memory=max_memory,
     )
     try:
         if library.has_several_agents:
@@ -92,9 +100,20 @@ def make_host_env(
         if not library.has_threads:
             time_limit = episode_length or gymnasium_spec(name).max_episode_steps or longest_episode
         return VectorBaseEnv(TransportVectorEnv(transport, sample_bounds, time_limit), name)
-    except BaseException:
+    except BaseException as error:
         transport.close()
+        if isinstance(error, EnvCallError):
+            _check_arguments(name, kwargs, error)
         raise
+
+
+def _check_arguments(name: str, kwargs: dict[str, Any], error: EnvCallError) -> None:
+    """Raise an error that names the argument, if an env could not be made because it does not take one."""
+    found = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
+    if found is not None and (argument := found[1]) in kwargs:
+        raise InvalidInputError(
+            f"env.kwargs.{argument}={kwargs[argument]!r} is not an argument of {name}: remove it, or correct its name."
+        ) from None
 
 
 def _render_without_a_screen() -> None:

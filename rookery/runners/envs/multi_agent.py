@@ -138,6 +138,10 @@ class MultiAgentBaseEnv(BaseEnv):
     def is_multi_agent(self) -> bool:
         return True
 
+    @property
+    def num_clipped(self) -> int:
+        return sum(stacker.num_clipped for stacker in self._stackers.values())
+
     def poll(self, timeout: float | None = None) -> EnvOutputs:
         envs: list[int] = []
         rows: list[_Row] = []

@@ -188,10 +188,16 @@ def pettingzoo_factory(
     it, `longest_episode` is added.
     """
     module = _module(name)
-    make_fn = getattr(module, "parallel_env", None) or module.env
+    make_fn = getattr(module, "parallel_env", None) or getattr(module, "env", None)
+    if make_fn is None:
+        raise InvalidInputError(
+            f"pettingzoo/{name}: the module {module.__name__} has neither parallel_env nor env; expected the module of "
+            "a PettingZoo environment."
+        )
     arguments = {**kwargs, "render_mode": "rgb_array"} if render else dict(kwargs)
     time_limit = episode_length or longest_episode
-    if episode_length is not None and "max_cycles" in inspect.signature(module.raw_env).parameters:
+    takes_time_limit = "max_cycles" in inspect.signature(getattr(module, "raw_env", make_fn)).parameters
+    if episode_length is not None and takes_time_limit:
         arguments["max_cycles"], time_limit = episode_length, None
 
     def make_env(index: int) -> PettingZooEnv:

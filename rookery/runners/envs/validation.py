@@ -207,6 +207,11 @@ class StepChecker:
         self._space = space
         self._limits = _Limits(space, sample_bounds)
 
+    @property
+    def num_clipped(self) -> int:
+        """Observations that were outside of their bounds by rounding; they belong to the env and stay as they are."""
+        return self._limits.num_clipped
+
     def check_obs(self, obs: Any, num_rows: int) -> Any:
         """Return observations as a tree; raise unless they are arrays `[N, ...]` of their space."""
         _check_obs(self._space, obs, "the batch of observations", (num_rows,))

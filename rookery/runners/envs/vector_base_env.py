@@ -39,6 +39,10 @@ class VectorBaseEnv(BaseEnv):
     def spaces(self) -> Mapping[AgentID, tuple[Space, Space]]:
         return {SINGLE_AGENT: (self.vector_env.observation_space, self.vector_env.action_space)}
 
+    @property
+    def num_clipped(self) -> int:
+        return self.vector_env.num_clipped
+
     def poll(self, timeout: float | None = None) -> EnvOutputs:
         awaited: Collection[int] = ()
         if not self._is_started:

@@ -130,6 +130,11 @@ class VectorEnv(ABC):
     def close(self) -> None:  # noqa: B027
         """Close the environments; calling it twice does no harm."""
 
+    @property
+    def num_clipped(self) -> int:
+        """Sampled observations that were outside of their bounds by rounding, and were clipped."""
+        return self._first_stacker.num_clipped + self._step_checker.num_clipped
+
     def begin_reset(self, index: int, seed: int | None = None) -> None:
         """Begin to reset one env."""
         self._begun_resets[index] = seed
@@ -269,6 +274,10 @@ class TransportVectorEnv(VectorEnv):
         """The replies of envs in this process."""
         self._resetting: set[int] = set()
         self._replies: dict[int, Any] = {}
+
+    @property
+    def num_clipped(self) -> int:
+        return super().num_clipped + self._stacker.num_clipped
 
     def vector_reset(self, seeds: Sequence[int | None] | None = None) -> tuple[Any, Mapping[int, Mapping]]:
         seeds = [None] * self.num_envs if seeds is None else seeds

@@ -885,6 +885,13 @@ def test_a_batch_is_split_over_two_devices() -> None:
         ({"num_seeds": 4, "seed": 3}, "one after the other with --multirun 'seed=range(3,7)'"),
         ({"env": {"autoreset_mode": "envpool"}}, "env.autoreset_mode=envpool is for environments on the device"),
         ({"env": {"runner": {"step_timeout": 3}}}, "env.runner.step_timeout=3 has no effect without processes=true"),
+        ({"env": {"runner": {"step_timeout": None}}}, "env.runner.step_timeout=null has no effect without"),
+        ({"env": {"runner": {"start_timeout": 3}}}, "env.runner.start_timeout=3 has no effect without processes=true"),
+        ({"env": {"runner": {"max_memory": 3}}}, "env.runner.max_memory=3 has no effect without processes=true"),
+        (
+            {"env": {"runner": {"processes": True, "max_memory": 0}}},
+            "env.runner.max_memory=0 must be more than 0 megabytes, or null",
+        ),
         ({"env": {"runner": {"envs_per_process": 2}}}, "env.runner.envs_per_process=2 has no effect without"),
         ({"env": {"runner": {"max_restarts": -1}}}, "env.runner.max_restarts=-1 must be an integer of at least 0"),
         ({"env": {"runner": {"on_invalid": "ignore"}}}, "env.runner.on_invalid='ignore': expected one of abort, raise"),

@@ -49,6 +49,13 @@ class Raising(Walk):
         return super().step(action)
 
 
+class Asserting(Walk):
+    def step(self, action: Any) -> Any:
+        if self.num_steps == 3:
+            raise AssertionError  # as `assert` does outside of tests
+        return super().step(action)
+
+
 class Paying(Walk):
     def step(self, action: Any) -> Any:
         obs, _, *rest = super().step(action)
@@ -133,6 +140,12 @@ def test_a_good_environment_passes_and_each_check_says_what_it_saw(check: Any) -
     ("make_env", "name", "outcome", "said"),
     [
         (Raising, "random steps run", Outcome.FAILED, "step failed after 3 steps (raised): ValueError('bad leg')."),
+        (
+            Asserting,
+            "random steps run",
+            Outcome.FAILED,
+            "AssertionError() in test_check.py, line ",
+        ),
         (Paying, "random steps run", Outcome.FAILED, "step failed after 0 steps (invalid)"),
         (FarAway, "observations are in the space", Outcome.FAILED, "at step 7 the observation[0] is "),
         (Unseeded, "same seed, same trajectory", Outcome.FAILED, "differ in the observation after reset"),

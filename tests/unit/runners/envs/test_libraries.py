@@ -169,6 +169,9 @@ def test_a_misspelt_name_is_an_error_with_the_nearest_one(name: str, advice: str
     [
         ("gymnasium", {}, "is the name of a library"),
         ("gymnasium/CartPole-v1", {"step_timeout": 2.0}, "step_timeout=2.0 needs other processes"),
+        ("gymnasium/CartPole-v1", {"max_memory": 500}, "max_memory=500 needs other processes"),
+        ("gymnasium/CartPole-v1", {"nonsense": 3}, "env.kwargs.nonsense=3 is not an argument of gymnasium/CartPole-v1"),
+        ("gymnasium/CartPole-v1", {"nonsense": 3, "processes": True}, "env.kwargs.nonsense=3 is not an argument of"),
         ("gymnasium/CartPole-v1", {"episode_length": 0}, "episode_length=0"),
         ("gymnasium/nowhere:CartPole-v1", {}, "the module 'nowhere' cannot be imported"),
         ("ale/Pong-v5", {"processes": True}, "stepped in its own threads"),

@@ -1,9 +1,11 @@
 """PettingZoo environments, stepped through the runner's interface and by hand."""
 
 import importlib
+import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any, ClassVar
 
 import gymnasium
@@ -279,6 +281,19 @@ def test_a_time_limit_truncates_a_game_that_has_none_of_its_own() -> None:
     assert len(polls) == 6
     ends = dict(zip(polls[-1].agents or (), polls[-1].ends.tolist(), strict=True))
     assert ends == {"player_0": End.GONE_TRUNCATED, "player_1": End.TRUNCATED}
+
+
+def test_a_time_limit_needs_no_raw_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("last_one_standing")
+    module.env = LastOneStanding  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "last_one_standing", module)
+    polls = play(make("last_one_standing", episode_length=2), seed=0)
+    assert len(polls) == 3
+
+
+def test_a_module_without_an_environment_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="pettingzoo/os: the module os has neither parallel_env nor env"):
+        make("os")
 
 
 def test_an_env_that_parallel_api_test_accepts_runs() -> None:

@@ -1,4 +1,5 @@
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 
 from rookery.errors import InvalidInputError, ShapeError
 from rookery.runners.envs.validation import CALLS_PER_CHECK
+from rookery.runners.envs.vector_base_env import VectorBaseEnv
 from rookery.runners.envs.vector_env import Reset, TransportVectorEnv, VectorEnv, VectorStep
-from rookery.runners.faults import EnvFaultError, Failed, FaultKind, Phase
+from rookery.runners.faults import EnvFaultError, Failed, FaultKind, Phase, fault_report
 from rookery.runners.transports.local import LocalTransport
 from rookery.spaces import Box, Dict, Discrete, from_gymnasium
 from rookery.testing.misbehaving_envs import (
@@ -170,6 +172,26 @@ def test_bounds_are_checked_unless_given_not_to() -> None:
     vector_env = VectorEnv.wrap(lambda index: NegativeEnv(), sample_bounds=False)
     assert vector_env.vector_reset()[0].tolist() == [[-1.0]]
     assert vector_env.vector_step(np.zeros(1, np.int64)).failed == {}
+
+
+class RoundingEnv(CountingEnv):
+    """Observes what its space does not hold, by rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float64)
+
+    def _obs(self) -> np.ndarray:
+        return np.array([1.0000000000000002])
+
+
+def test_what_is_outside_of_its_bounds_by_rounding_is_counted() -> None:
+    vector_env = VectorEnv.wrap(lambda index: RoundingEnv())
+    base_env = VectorBaseEnv(vector_env)
+    base_env.poll()
+    assert vector_env.vector_step(np.zeros(1, np.int64)).obs.tolist() == [[1.0]]
+    assert base_env.num_clipped == 2
+    assert fault_report(Counter(obs_clipped=base_env.num_clipped), 0)["rollout/obs_clipped"] == 2
 
 
 def test_resets_do_not_change_whose_turn_it_is_to_have_its_bounds_checked() -> None:
