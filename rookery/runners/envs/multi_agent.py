@@ -2,7 +2,7 @@
 
 import contextlib
 import enum
-import warnings
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +30,8 @@ from rookery.runners.envs.vector_env import as_space, split_actions
 from rookery.runners.faults import Failed, FaultKind, Phase
 from rookery.runners.transports.transport import EnvTransport
 from rookery.spaces import Space
+
+logger = logging.getLogger(__name__)
 
 
 class MultiAgentDictEnv(ABC):
@@ -277,10 +279,11 @@ class MultiAgentBaseEnv(BaseEnv):
         """Warn once that an episode goes on without agents, which ends it."""
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(
-                f"{self.name}: all agents have ended, but neither terminateds nor truncateds has {ALL!r}: True. The "
-                f"episode is over; let the env say so.",
-                stacklevel=2,
+            logger.warning(
+                "%s: all agents have ended, but neither terminateds nor truncateds has %r: True. The episode is over; "
+                "let the env say so.",
+                self.name,
+                ALL,
             )
 
     def _observed(self, agent: AgentID, obs: Any) -> Any:

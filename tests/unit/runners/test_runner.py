@@ -236,7 +236,6 @@ def test_random_societies_give_each_row_once(settings: dict[str, Any], seed: int
     assert sum(len(sample.episodes) for sample in samples) > 20
 
 
-@pytest.mark.filterwarnings("ignore:.* all agents have ended")
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
 def test_random_societies_that_fail_lose_only_what_failed(seed: int, batch_mode: str) -> None:
