@@ -31,7 +31,9 @@ from rookery.testing.misbehaving_envs import CountingEnv, FaultyEnv, LyingEnv, S
 
 NUM_ENVS = 3
 SICK_ENV = 1
-NUM_STEPS = 240
+NUM_STEPS = 600
+SECONDS_PER_STEP = 0.02
+"""The others must not be done before the sick env is found to hang."""
 AT_STEP, LENGTH = 30, 40
 """The sick env fails in this step of each episode, which would have this length."""
 MARK = "ROOKERY_CAMPAIGN"
@@ -57,6 +59,12 @@ def start_thread_that_exits() -> None:
     """End the process from another thread, as an engine that crashes does."""
     threading.Thread(target=sick.exit_process).start()
     sick.hang()
+
+
+class HealthyEnv(CountingEnv):
+    def step(self, action: Any) -> StepResult:
+        time.sleep(SECONDS_PER_STEP)
+        return super().step(action)
 
 
 class RaisingReward:
@@ -139,9 +147,9 @@ def train(kind: str, result: Path) -> None:
 
     def make_envs(env: Any, num_envs: int) -> VectorBaseEnv:
         def make_env(index: int) -> gymnasium.Env:
-            return make_sick_env() if index == SICK_ENV else CountingEnv(LENGTH)
+            return make_sick_env() if index == SICK_ENV else HealthyEnv(LENGTH)
 
-        transport = make_transport(make_env, num_envs=num_envs, processes=True, step_timeout=4.0, max_memory=400)
+        transport = make_transport(make_env, num_envs=num_envs, processes=True, step_timeout=3.0, max_memory=400)
         return VectorBaseEnv(TransportVectorEnv(transport), env.name)
 
     def watched(runner: EnvRunner, *args: Any, **kwargs: Any) -> Any:
