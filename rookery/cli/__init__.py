@@ -23,6 +23,7 @@ from rookery.cli.report import add_report
 from rookery.cli.resume import add_resume
 from rookery.cli.train import add_train
 from rookery.errors import RookeryError
+from rookery.recorders.lasting_stream import discard_output
 from rookery.trust import strangers_config
 
 COMMANDS = (add_train, add_resume, add_evaluate, add_report, add_list, add_check_env, add_bench, add_doctor)
@@ -30,6 +31,7 @@ COMMANDS = (add_train, add_resume, add_evaluate, add_report, add_list, add_check
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code; `argv=None` is the command line."""
+    open_closed_streams()
     parser = make_parser()
     arguments = parse_arguments(parser, argv)
     if arguments.command is None:
@@ -43,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         return exit_code
     except BrokenPipeError:
         # The reader of a pipe (`| head`) is gone: discard all further output, also when Python closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output(sys.stdout)
         return ERROR
     except KeyboardInterrupt:
         print("rookery: interrupted", file=sys.stderr)
@@ -58,6 +60,16 @@ def main(argv: list[str] | None = None) -> int:
             print(f"rookery: {kind}{one_line(error)}{hint}", file=sys.stderr)
             print(indented_traceback(error), end="", file=sys.stderr)
         return exit_code
+
+
+def open_closed_streams() -> None:
+    """Connect closed standard streams (`>&-`) to nothing; otherwise the next file that opens receives the output."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode))
 
 
 def trust_in(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[None]:

@@ -1,10 +1,13 @@
 """Output of the commands: aligned and colored on a terminal, plain elsewhere."""
 
+import contextlib
+import sys
 import textwrap
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from rookery.errors import RookeryError, place_of
+from rookery.recorders.lasting_stream import LastingStream, discard_output
 from rookery.runners.faults import EnvFaultError
 
 if TYPE_CHECKING:  # imported when something is printed: it takes long
@@ -16,6 +19,20 @@ def make_console() -> "Console":
     from rich.console import Console
 
     return Console(highlight=False)
+
+
+@contextlib.contextmanager
+def lasting_output() -> Iterator[None]:
+    """Ignore a standard output that is closed, full or gone while a command trains."""
+    stream: Any = LastingStream(sys.stdout)
+    try:
+        with contextlib.redirect_stdout(stream):
+            yield
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            discard_output(sys.stdout)
 
 
 def print_line(console: "Console", text: str, style: str = "") -> None:

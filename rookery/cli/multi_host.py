@@ -1,6 +1,7 @@
 """Training on several hosts: the same command on each, with the address of the first."""
 
 import argparse
+import socket
 
 from rookery.errors import InvalidInputError
 
@@ -34,7 +35,32 @@ def join_hosts(arguments: argparse.Namespace) -> bool:
             f"--process-id {arguments.process_id}: with --num-processes {arguments.num_processes} "
             f"the ids are 0 to {arguments.num_processes - 1}."
         )
+    check_address(arguments.coordinator, must_listen=arguments.process_id == 0)
     import jax
 
-    jax.distributed.initialize(arguments.coordinator, arguments.num_processes, arguments.process_id)
+    jax.distributed.initialize(
+        arguments.coordinator,
+        arguments.num_processes,
+        arguments.process_id,
+        coordinator_bind_address=arguments.coordinator,  # by default it listens on all interfaces
+    )
     return True
+
+
+def check_address(address: str, must_listen: bool) -> None:
+    """Raise unless `address` is HOST:PORT and, with `must_listen`, this host can listen there: JAX would abort."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise InvalidInputError(f"--coordinator {address}: expected HOST:PORT, like 10.0.0.1:1234.")
+    if not must_listen:
+        return
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        raise InvalidInputError(
+            f"--coordinator {address}: this host cannot listen there ({error.strerror}). Give an address of the host "
+            "with --process-id 0 and a free port."
+        ) from error

@@ -1,5 +1,7 @@
 """`rookery train --multirun`: several runs in sequence, each in its own directory."""
 
+import contextlib
+import os
 import re
 import time
 import traceback
@@ -10,9 +12,10 @@ import jax
 
 from rookery.cli.console import indented_traceback, make_console, one_line, print_heading, print_line, print_rows
 from rookery.cli.exit_codes import NOT_GOOD, SUCCESS
-from rookery.cli.training import describe_results, prepare_jax, train, unused
+from rookery.cli.training import describe_results, prepare_jax, train
 from rookery.configs import compose, sweep
 from rookery.errors import InvalidInputError
+from rookery.runs.directory import make_new_folder
 from rookery.runs.divergence import DivergedError
 from rookery.runs.interruption import Interrupted
 
@@ -29,7 +32,7 @@ def run_all(overrides: Sequence[str], debug: bool) -> int:
     prepare_jax(*configs)
     console = make_console()
     shared = set.intersection(*map(set, jobs))
-    folder = unused(Path("multirun") / time.strftime("%Y%m%d-%H%M%S"))
+    folder = make_new_folder(Path("multirun") / time.strftime("%Y%m%d-%H%M%S"))
     rows = []
     for number, (job, config) in enumerate(zip(jobs, configs, strict=True)):
         swept = [text for text in job if text not in shared]
@@ -48,6 +51,8 @@ def run_all(overrides: Sequence[str], debug: bool) -> int:
                 print_line(console, details.rstrip())
             rows.append((name, DIVERGED if isinstance(error, DivergedError) else FAILED))
         jax.clear_caches()
+    with contextlib.suppress(OSError):
+        os.removedirs(folder)  # empty if no run could start
     print_line(console, f"{len(rows)} runs in {folder}", style="bold")
     print_rows(console, rows)
     return NOT_GOOD if any(outcome in (FAILED, DIVERGED) for _, outcome in rows) else SUCCESS

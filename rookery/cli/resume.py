@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from rookery.cli.console import make_console
+from rookery.cli.console import lasting_output, make_console
 from rookery.cli.exit_codes import SUCCESS
 from rookery.cli.multi_host import add_multi_host, join_hosts
 from rookery.cli.run_argument import add_trust
@@ -21,6 +21,7 @@ def add_resume(commands: "argparse._SubParsersAction") -> None:
     command.add_argument(
         "--step", type=int, metavar="N", help="start from the checkpoint at this env step (default: the last)"
     )
+    command.add_argument("--yes", action="store_true", help="with --step: delete the checkpoints after step N")
     add_multi_host(command)
     add_trust(command)
     command.set_defaults(run_fn=run_resume)
@@ -29,5 +30,13 @@ def add_resume(commands: "argparse._SubParsersAction") -> None:
 def run_resume(arguments: argparse.Namespace) -> int:
     from rookery.cli.training import resume
 
-    resume(arguments.run, arguments.step, make_console(), join_hosts(arguments), arguments.overrides)
+    with lasting_output():
+        resume(
+            arguments.run,
+            arguments.step,
+            make_console(),
+            join_hosts(arguments),
+            arguments.overrides,
+            discard_later=arguments.yes,
+        )
     return SUCCESS

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from rookery.cli.console import make_console
+from rookery.cli.console import lasting_output, make_console
 from rookery.cli.exit_codes import SUCCESS
 from rookery.cli.multi_host import add_multi_host, join_hosts
 from rookery.errors import InvalidInputError
@@ -58,13 +58,14 @@ def run_train(arguments: argparse.Namespace) -> int:
             )
         from rookery.cli.multirun import run_all
 
-        return run_all(arguments.overrides, arguments.debug)
+        with lasting_output():
+            return run_all(arguments.overrides, arguments.debug)
     config = compose(arguments.overrides)
     if arguments.show_config:
         sys.stdout.write(explain(config))
         return SUCCESS
-    from rookery.cli.training import new_run_directory, train
+    from rookery.cli.training import train
 
-    config["run_dir"] = config["run_dir"] or new_run_directory(config)
-    train(config, make_console(), join_hosts(arguments))
+    with lasting_output():
+        train(config, make_console(), join_hosts(arguments))
     return SUCCESS

@@ -1,7 +1,6 @@
 """Training for the command line: in a run directory, with a recorded episode and a report at the end."""
 
 import contextlib
-import itertools
 import logging
 import shlex
 import time
@@ -23,7 +22,8 @@ from rookery.registry import build_workflow, workflow_class
 from rookery.report import write_report, write_video
 from rookery.report.statistics import bootstrap_interval, interquartile_mean
 from rookery.report.video import MAX_BYTES_IN_REPORT
-from rookery.runs.directory import RunDirectory
+from rookery.runs.checkpoint import Checkpoints
+from rookery.runs.directory import RunDirectory, make_new_folder
 from rookery.runs.divergence import DIVERGED, describe_diverged
 from rookery.trust import needs_trust
 from rookery.types import Key, index_tree, make_key
@@ -35,31 +35,61 @@ STEPS_IN_REPORT = 500
 
 
 def train(config: Mapping[str, Any], console: Console, on_all_hosts: bool = False) -> RunDirectory:
-    """Train with a composed config in its `run_dir`; `on_all_hosts` uses all devices of several hosts."""
-    run = RunDirectory(str(config["run_dir"]))
-    if run.config_path.exists():
+    """Train with a composed config in its `run_dir`, or in a new one; `on_all_hosts` uses the devices of all hosts."""
+    run_dir = config["run_dir"] or None
+    run = RunDirectory(str(run_dir))
+    if run_dir is not None and run.config_path.exists():
         raise InvalidInputError(
             f"run_dir={run.path} already contains a run: continue it with `{command('resume', run)}`."
         )
     if not on_all_hosts:
         prepare_jax(config)
     workflow = build_workflow(config, enable_multi_devices=on_all_hosts)
-    return _complete(workflow, lambda: workflow.learn(workflow.init(workflow.make_key())), console)
+
+    def learn() -> Any:
+        state = workflow.init(workflow.make_key())
+        if run_dir is None:
+            workflow.set_run_dir(new_run_directory(config))  # now that nothing can be refused any more
+        print_directory(workflow, console)
+        return workflow.learn(state)
+
+    return _complete(workflow, learn, console)
 
 
 def resume(
-    path: Path, step: int | None, console: Console, on_all_hosts: bool = False, overrides: Sequence[str] = ()
+    path: Path,
+    step: int | None,
+    console: Console,
+    on_all_hosts: bool = False,
+    overrides: Sequence[str] = (),
+    discard_later: bool = False,
 ) -> RunDirectory:
-    """Continue a run from its last checkpoint, or from the one at `step`; `overrides` change hyper-parameters."""
+    """Continue a run from its last checkpoint, or from the one at `step`.
+
+    `overrides` change hyper-parameters; `discard_later` deletes the checkpoints after `step`.
+    """
     run = RunDirectory.open(path)
     saved = run.config
     config = with_changes(saved, overrides) | {"run_dir": str(run.path)}
+    steps = Checkpoints(run.checkpoints_path).steps()
+    later = steps[steps.index(step) + 1 :] if step in steps else []
+    if later and not discard_later:
+        raise InvalidInputError(
+            f"--step {step} deletes {len(later)} later checkpoint{'s' * (len(later) > 1)} "
+            f"({', '.join(map(str, later[:5]))}{', ...' * (len(later) > 5)}) and the records after step {step}: "
+            f"add --yes, or copy {run.path} first."
+        )
     if not on_all_hosts:
         prepare_jax(config)
     workflow = build_workflow(config, enable_multi_devices=on_all_hosts)
     if restart := workflow.training.environments.describe_restart():
         print_line(console, restart)
-    return _complete(workflow, lambda: workflow.resume(step, changed_from=saved if overrides else None), console)
+
+    def learn() -> Any:
+        print_directory(workflow, console)
+        return workflow.resume(step, changed_from=saved if overrides else None)
+
+    return _complete(workflow, learn, console)
 
 
 def with_changes(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -138,15 +168,16 @@ def warnings_shown(console: Console) -> Iterator[None]:
 
 
 def new_run_directory(config: Mapping[str, Any]) -> str:
-    """Return the name of a new directory: runs/<agent>-<env>-<time>."""
+    """Make a new directory, runs/<agent>-<env>-<time>, and return its name; only one of several processes makes it."""
     env_name = str(config["env"]["name"]).replace("/", "-")
-    return str(unused(Path("runs") / f"{config['agent']['name']}-{env_name}-{time.strftime('%Y%m%d-%H%M%S')}"))
+    path = Path("runs") / f"{config['agent']['name']}-{env_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return str(make_new_folder(path) if jax.process_index() == 0 else path)
 
 
-def unused(path: Path) -> Path:
-    """Return `path`, with a number appended if it exists."""
-    candidates = (path if number == 1 else path.with_name(f"{path.name}-{number}") for number in itertools.count(1))
-    return next(candidate for candidate in candidates if not candidate.exists())
+def print_directory(workflow: Workflow, console: Console) -> None:
+    """Print where the run is written."""
+    if jax.process_index() == 0:
+        print_line(console, f"run directory {workflow.settings.train.run_dir}")
 
 
 def command(name: str, run: RunDirectory, *options: str) -> str:
@@ -216,14 +247,12 @@ def agent_state_of(workflow: Workflow, state: Any, index: int) -> AgentState:
 
 def _complete(workflow: Workflow, learn_fn: Callable[[], Any], console: Console) -> RunDirectory:
     """Train in the run directory and write the results there."""
-    run = RunDirectory(str(workflow.settings.train.run_dir))
-    if jax.process_index() == 0:
-        print_line(console, f"run directory {run.path}")
     try:
         with warnings_shown(console):
             state = learn_fn()
     finally:
         workflow.close()
+    run = RunDirectory(str(workflow.settings.train.run_dir))
     if jax.process_index() == 0:
         _write_results(workflow, state, run, console)
     return run

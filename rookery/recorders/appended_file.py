@@ -2,40 +2,42 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from rookery.runs.files import open_inside, sync_to_disk
 
 
 class AppendedFile:
-    """A file to append to: `write` passes all data to the operating system before it returns; errors name the file."""
+    """A file to append to. `write` passes the data to the operating system before it returns.
+
+    Data for which there is no space waits for the next call; `sync` raises an error that names the file.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         descriptor = open_inside(path.parent, path.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._file = open(descriptor, "ab", buffering=0)  # noqa: SIM115
+        self._waiting = b""
         sync_to_disk(path.parent)
 
     def write(self, data: bytes) -> None:
-        """Append all of `data`."""
-        rest = memoryview(data)
-        with self._naming_the_file():
-            while rest:
-                rest = rest[self._file.write(rest) :]
+        """Append `data`, after all data that waits."""
+        self._waiting += data
+        with contextlib.suppress(OSError):
+            self._flush()
 
     def sync(self) -> None:
         """Flush the written data to disk."""
-        with self._naming_the_file():
+        try:
+            self._flush()
             os.fsync(self._file.fileno())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    @contextlib.contextmanager
-    def _naming_the_file(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self._path)) from error
+    def _flush(self) -> None:
+        while self._waiting:
+            self._waiting = self._waiting[self._file.write(self._waiting) :]

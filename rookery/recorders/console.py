@@ -4,7 +4,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rookery.recorders.lasting_stream import LastingStream
 from rookery.recorders.rows import ENV_STEPS, as_number
 from rookery.runs.divergence import DIVERGED
 from rookery.runs.recorder import Position, Recorder, RunDescription
@@ -39,7 +40,7 @@ class ConsoleRecorder(Recorder):
         self._opened_display: Display | None = None
 
     def open(self, run: RunDescription, resumed_from: Position | None = None) -> None:
-        stream = self._stream or sys.stdout
+        stream: Any = LastingStream(self._stream or sys.stdout)
         start = 0 if resumed_from is None else resumed_from.env_steps
         progress = Progress(run.total_timesteps, len(run.seeds), start, self._clock)
         console = Console(file=stream, markup=False, highlight=False, emoji=False)

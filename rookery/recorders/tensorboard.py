@@ -1,5 +1,6 @@
 """Records as TensorBoard events over env steps."""
 
+import re
 import socket
 import struct
 import time
@@ -59,8 +60,9 @@ class EventFile:
 
     def __init__(self, folder: Path, first_step: int) -> None:
         # TensorBoard reads the files of a folder in alphabetical order.
-        num_older = len(list(folder.glob(f"{FILE_PREFIX}*")))
-        self._file = AppendedFile(folder / f"{FILE_PREFIX}{int(time.time())}.{socket.gethostname()}.{num_older:06d}")
+        older = (re.match(rf"{FILE_PREFIX}(\d+)", path.name) for path in folder.iterdir())
+        seconds = max([int(time.time()), *(int(match[1]) + 1 for match in older if match)])  # a clock may be set back
+        self._file = AppendedFile(folder / f"{FILE_PREFIX}{seconds}.{socket.gethostname()}")
         self._write(Event(file_version="brain.Event:2"))
         # New runs write this too: one of TensorBoard's readers does not treat the first START event as a restart.
         self._write(Event(step=first_step, session_log=SessionLog(status=SessionLog.START)))

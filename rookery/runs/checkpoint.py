@@ -6,6 +6,7 @@ disk and renamed, so a folder named after a step is complete. Nothing is pickled
 """
 
 import contextlib
+import functools
 import json
 import logging
 import operator
@@ -14,6 +15,7 @@ import re
 import secrets
 import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +28,7 @@ from jax.tree_util import KeyPath
 
 from rookery.errors import InvalidInputError, RookeryError, check_count
 from rookery.runs.directory import JsonObject, RunDirectory
-from rookery.runs.files import make_folder, sync_to_disk, write_atomically
+from rookery.runs.files import TEMPORARY, make_folder, sync_to_disk, write_atomically
 from rookery.runs.verification import (
     FORMAT_VERSION,
     MANIFEST,
@@ -42,8 +44,8 @@ from rookery.runs.verification import (
 from rookery.types import PyTree
 
 ARRAYS = "arrays"
-# Suffixes of folder names: the previous checkpoint of a step that is saved again, and folders to be deleted.
-REPLACED, TEMPORARY = ".replaced", ".tmp"
+REPLACED = ".replaced"
+"""The suffix of the previous checkpoint of a step that is saved again."""
 
 
 class CheckpointError(RookeryError):
@@ -132,8 +134,11 @@ class Checkpoints:
         return None
 
     def discard_after(self, step: int) -> None:
-        """Delete the checkpoints after `step`: a run resumed from `step` makes new ones."""
-        for later in self.steps():
+        """Delete the checkpoints after `step`, the newest first: a run resumed from `step` makes new ones.
+
+        If this process is killed in between, the last checkpoint is still one whose records are complete.
+        """
+        for later in reversed(self.steps()):
             if later > step:
                 _remove(self._path(later))
 
@@ -194,7 +199,8 @@ class Checkpoints:
         if good is None:
             return "no checkpoint is intact."
         run = shlex.quote(str(self.folder.parent))
-        return f"the last intact checkpoint is {good}: `rookery resume {run} --step {good}`."
+        later = " --yes" if good < self.steps()[-1] else ""
+        return f"the last intact checkpoint is {good}: `rookery resume {run} --step {good}{later}`."
 
 
 class Checkpoint:
@@ -289,7 +295,9 @@ def _is_key(leaf: Any) -> bool:
 
 def _write(folder: Path, leaves: list[Leaf], arrays: dict[str, np.ndarray], step: int, metadata: Mapping) -> None:
     """Write a checkpoint into `folder` and wait until it is on disk."""
-    _write_arrays(folder / ARRAYS, {path: array for path, array in arrays.items() if array.size})
+    leaves = [leaf | {"array": f"{number:05d}"} for number, leaf in enumerate(leaves)]  # a path may be no file name
+    stored = {leaf["array"]: arrays[leaf["path"]] for leaf in leaves}
+    _write_arrays(folder / ARRAYS, {name: array for name, array in stored.items() if array.size})
     files = {}
     for path in sorted(folder.rglob("*")):
         sync_to_disk(path)
@@ -352,17 +360,31 @@ def _checkpointer() -> Iterator[Any]:
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
     try:
-        handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+        # One folder per array: with `use_ocdbt` TensorStore leaks some memory per array and checkpoint.
+        handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, multiprocessing_options=alone)
         with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
             yield checkpointer
     finally:
         logger.setLevel(level)
 
 
+@functools.cache
+def _ignore_late_callbacks() -> None:
+    """Do not print that TensorStore finds the event loop of a failed save closed; the failure itself is raised."""
+    print_error = sys.unraisablehook
+
+    def print_others(unraisable: "sys.UnraisableHookArgs") -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            print_error(unraisable)
+
+    sys.unraisablehook = print_others
+
+
 def _write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
     import orbax.checkpoint as ocp
 
     if arrays:
+        _ignore_late_callbacks()
         with _checkpointer() as checkpointer, _without_backslash(folder.parent) as parent:
             checkpointer.save(parent / folder.name, args=ocp.args.PyTreeSave(arrays))
 
@@ -375,9 +397,8 @@ def _read_arrays(folder: Path, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
     import tensorstore as ts
 
     with _without_backslash(folder) as path, _damage_as_unusable():
-        database = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path}/"}}
         opened = {
-            leaf["path"]: ts.open({"driver": "zarr", "kvstore": database | {"path": f"{leaf['path']}/"}}, read=True)
+            leaf["path"]: ts.open({"driver": "zarr", "kvstore": _place(path, leaf)}, read=True)
             for leaf in leaves
             if 0 not in leaf["shape"]
         }
@@ -387,6 +408,14 @@ def _read_arrays(folder: Path, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
                 _check_stored(leaf, stores[leaf["path"]])
         reads = {path: store.read(order="C") for path, store in stores.items()}
         return {path: np.asarray(future.result()) for path, future in reads.items()}
+
+
+def _place(folder: Path, leaf: Leaf) -> JsonObject:
+    """Return where TensorStore finds the array of a leaf."""
+    files = {"driver": "file", "path": f"{folder}/"}
+    if "array" in leaf:
+        return files | {"path": f"{folder}/{leaf['array']}/"}
+    return {"driver": "ocdbt", "base": files, "path": f"{leaf['path']}/"}  # as written before arrays had numbers
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -15,7 +16,7 @@ from typing import Any
 
 from rookery.errors import InvalidInputError, RookeryError, nearest_names
 from rookery.runs.documents import read_json, read_yaml
-from rookery.runs.files import CONFIG_NAME, is_there, open_inside, read_bytes, write_atomically
+from rookery.runs.files import CONFIG_NAME, TEMPORARY, is_there, open_inside, read_bytes, write_atomically
 from rookery.runs.records import Records, Row, read_records
 
 JsonObject = dict[str, Any]
@@ -178,10 +179,17 @@ class RunDirectory:
             file.truncate(0)
             file.write(f"process {os.getpid()} on {platform.node()} (since {_now()})")
             file.flush()
+            self._remove_leftovers()
             try:
                 yield
             finally:
                 file.truncate(0)
+
+    def _remove_leftovers(self) -> None:
+        """Delete the temporary files of killed processes, which wrote under the lock."""
+        for path in (self.config_path, self.manifest_path, self.timing_path, self.population_path):
+            for leftover in self.path.glob(f"{path.name}.*{TEMPORARY}"):
+                leftover.unlink(missing_ok=True)
 
     def read_records(self) -> Records:
         """Return the rows of `metrics.jsonl`, and what was left out because it is damaged."""
@@ -221,6 +229,20 @@ class RunDirectory:
         if not isinstance(content, dict):
             raise InvalidInputError(f"{path} is {content!r:.80}, expected an object.")
         return content
+
+
+def make_new_folder(path: Path) -> Path:
+    """Make the folder `path`, or one with the next free number appended, which no other process gets."""
+    for number in itertools.count(1):
+        folder = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise InvalidInputError(f"cannot create the folder {folder}: {error.strerror}.") from error
+        return folder
+    raise AssertionError
 
 
 def _manifest(backend: str | None, devices: Sequence[str]) -> JsonObject:

@@ -16,6 +16,8 @@ FILE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # to open a pipe must
 MAX_BYTES = 64 * 2**20
 """The maximum size of a file that is read at once."""
 MAX_LINE_BYTES = 2**20
+TEMPORARY = ".tmp"
+"""The suffix of files and folders that are not complete yet."""
 CONFIG_NAME = "config.yaml"
 """A folder with this file is a run directory."""
 
@@ -94,7 +96,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
     A link is replaced, not followed.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FILE_FLAGS, 0o666)
     try:

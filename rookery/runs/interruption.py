@@ -22,8 +22,9 @@ class Interrupted(RookeryError):  # noqa: N818
 
 
 class StopSignals:
-    """Context that stores SIGTERM and SIGINT in `requested` instead of stopping; a second SIGINT stops at once.
+    """Context that stores SIGTERM, SIGHUP and SIGINT in `requested` instead of stopping; a second one stops at once.
 
+    A second SIGTERM or SIGHUP kills the process, because the loop may wait for an environment that never answers.
     Signals reach only the main thread of a process: in other threads the context does nothing. A signal that the
     process already ignores (`nohup`, a background job) stays ignored.
     """
@@ -36,7 +37,7 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
                 previous = signal.getsignal(number)
                 if previous is not signal.SIG_IGN:
                     self._previous[number] = previous
@@ -50,7 +51,9 @@ class StopSignals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.requested = self.requested or signal.Signals(number)
-        if number == signal.SIGINT:
-            self._num_interrupts += 1
-            if self._num_interrupts > 1:
-                raise KeyboardInterrupt
+        if number != signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+            return
+        self._num_interrupts += 1
+        if self._num_interrupts > 1:
+            raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ KEYS = {"key<fry>": ("threefry2x32", 2), "key<rbg>": ("rbg", 4), "key<urbg>": ("
 """The implementation of random keys by dtype, and the number of words that a key has."""
 
 Leaf = dict[str, Any]
-"""The entry of one leaf in the manifest: path, shape, dtype, and the implementation of random keys."""
+"""The entry of one leaf in the manifest: path, name of its array, shape, dtype, and implementation of random keys."""
 Stamp = tuple[int, ...]
 """What changes with a file: its inode, size and times."""
 
@@ -108,6 +109,8 @@ def _read_manifest(run: Path, name: str, step: int) -> dict[str, Any]:
 
 def _is_valid_leaf(leaf: Leaf) -> bool:
     if not isinstance(leaf["path"], str) or not all(type(length) is int and length >= 0 for length in leaf["shape"]):
+        return False
+    if not re.fullmatch(r"\d{5,9}", leaf.get("array", "00000")):
         return False
     implementation = leaf.get("key_implementation")
     if implementation is not None:

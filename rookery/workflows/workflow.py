@@ -5,6 +5,7 @@ import logging
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import jax
@@ -18,7 +19,7 @@ from rookery.hyperparameters import Hyperparameters
 from rookery.learning.counter import Counter
 from rookery.metrics import RunningMetrics, running_shapes, values_of
 from rookery.recorders import make_recorder
-from rookery.runs.checkpoint import Checkpoints
+from rookery.runs.checkpoint import CheckpointError, Checkpoints
 from rookery.runs.directory import RunDirectory
 from rookery.runs.divergence import STOP, DivergedError
 from rookery.runs.files import write_atomically
@@ -77,6 +78,7 @@ class Workflow(ABC):
         self.evaluation_episodes = evaluation_episodes
         self.training = self.make_training()
         self._has_warned = False
+        self._zeros: RunningMetrics | None = None
 
     @abstractmethod
     def make_training(self) -> Training:
@@ -107,6 +109,10 @@ class Workflow(ABC):
         settings = settings_from(config, cls.agent_name, cls.config_class, cls.hyperparameters_class)
         num_devices = settings.train.devices or (jax.device_count() if enable_multi_devices else 1)
         return cls(settings, device_mesh(num_devices).size, enable_jit, evaluation_episodes)
+
+    def set_run_dir(self, path: str) -> None:
+        """Set the run directory of a workflow that was built without one."""
+        self.settings = replace(self.settings, train=replace(self.settings.train, run_dir=path))
 
     def make_key(self) -> Key:
         """Make the key of the configured seed, or the keys of all seeds."""
@@ -178,25 +184,31 @@ class Workflow(ABC):
     ) -> TrainingState:
         timetable, training = self.timetable, self.training
         description = describe_run(self.settings, run)
+        if resumed is not None and run is not None:
+            # Before the recorders discard the later records, which the later checkpoints count on.
+            self._checkpoints(run).discard_after(env_steps_of(state))
+            run.population_path.unlink(missing_ok=True)
         with (
             StopSignals() as stop,
             RunLog(description, self.recorders, resumed, sum(counts_of(state.env_steps))) as log,
         ):
-            env_steps = env_steps_of(state)
+            env_steps = log.progress.env_steps = env_steps_of(state)  # warm-up steps count, too
 
-            def save() -> None:
+            def save(is_last: bool) -> None:
                 tree = gather((self._saved(state), metrics))
-                if run is not None:
+                if run is None:
+                    return
+                metadata = log.progress.to_mapping() | {OUTSIDE: training.environments.get_state()}
+                try:
                     log.sync()
-                    metadata = log.progress.to_mapping() | {OUTSIDE: training.environments.get_state()}
                     self._checkpoints(run).save(tree, env_steps, metadata)
+                except (CheckpointError, OSError) as error:
+                    if is_last:
+                        raise
+                    logger.warning("%s Training continues and saves again when the next checkpoint is due.", error)
 
             if resumed is None:
-                save()
-            elif run is not None:
-                # The run continues from an earlier step and will write later checkpoints again.
-                self._checkpoints(run).discard_after(resumed.env_steps)
-                run.population_path.unlink(missing_ok=True)
+                save(is_last=False)
             has_to_train = env_steps < timetable.total_timesteps
             while env_steps < timetable.total_timesteps:
                 record_at = timetable.next_record(env_steps)
@@ -224,9 +236,15 @@ class Workflow(ABC):
                 is_due = not is_stopped and timetable.is_due(timetable.checkpoint_interval, record_at, env_steps)
                 is_stopped = stop_agreed(stop) and env_steps < timetable.total_timesteps
                 if is_stopped or is_due:
-                    save()
+                    save(is_last=is_stopped or env_steps >= timetable.total_timesteps)
                 if is_stopped:
                     raise Interrupted(stop.requested or signal.SIGTERM, log.consequence)
+            if counts_of(state.iterations)[0] == 1 and env_steps > timetable.total_timesteps:
+                logger.warning(
+                    "total_timesteps=%s is less than one iteration, which takes %s steps.",
+                    f"{timetable.total_timesteps:,}",
+                    f"{env_steps:,}",
+                )
             # Every process must agree, because the program runs on the devices of all processes.
             is_measured = has_to_train and self.settings.train.run_dir is not None
             log.finish(training.collect_seconds(state) if is_measured else None)
@@ -266,8 +284,10 @@ class Workflow(ABC):
 
     def _no_metrics(self, state: TrainingState) -> RunningMetrics:
         """Return metrics of zeros, to add to."""
-        shapes = running_shapes(self.training.metrics_shape(state))
-        return self.layout.place(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes), SAME)
+        if self._zeros is None:  # JAX keeps something for every `eval_shape`: once per run, not per record
+            shapes = running_shapes(self.training.metrics_shape(state))
+            self._zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+        return self.layout.place(self._zeros, SAME)
 
     # Checkpoints.
 

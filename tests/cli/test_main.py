@@ -1,8 +1,12 @@
 """The command as a whole: help, errors, exit codes."""
 
+import json
+import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +98,30 @@ def test_an_interrupt_ends_quietly(capsys: pytest.CaptureFixture[str], monkeypat
     monkeypatch.setattr(doctor, "extras", interrupt)
     assert cli.main(["doctor"]) == 130
     assert capsys.readouterr().err == "rookery: interrupted\n"
+
+
+def test_closed_standard_streams_are_not_taken_for_files(
+    small: list[str], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """The first file that opens would get the number of standard output, and all that is printed."""
+    command = f"{shlex.quote(sys.executable)} -m rookery train {shlex.join(small)} run_dir=run >&- 2>&- <&-"
+    assert subprocess.run(command, shell=True, env=environment, cwd=tmp_path).returncode == 0
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["time/total_timesteps"] for line in lines] == [16, 32, 48, 64]
+
+
+@pytest.mark.parametrize("output", ["full", "gone"])
+def test_training_outlasts_its_standard_output(
+    output: str, small: list[str], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    read, write = os.pipe() if output == "gone" else (None, os.open("/dev/full", os.O_WRONLY))
+    if read is not None:
+        os.close(read)
+    command = [sys.executable, "-m", "rookery", "train", *small, "run_dir=run"]
+    result = subprocess.run(command, env=environment, cwd=tmp_path, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert (tmp_path / "run" / "report.html").exists()
 
 
 def test_a_reader_that_leaves_early_is_no_error(environment: dict[str, str]) -> None:

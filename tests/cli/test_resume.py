@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 
 from rookery import cli
+from rookery.recorders import jsonl
+from rookery.runs import checkpoint
+from rookery.runs.checkpoint import Checkpoints
 from rookery.runs.directory import RunDirectory
+from rookery.runs.log import RunLog
 
 
 def without_clock(run: RunDirectory) -> list[dict[str, Any]]:
@@ -23,7 +27,7 @@ def test_going_on_from_an_earlier_checkpoint_ends_as_the_first_time(
     moved = tmp_path / "moved"
     shutil.copytree(finished_run.path, moved)
     (moved / "report.html").unlink()
-    assert cli.main(["resume", str(moved), "--step", str(step)]) == 0
+    assert cli.main(["resume", str(moved), "--step", str(step), "--yes"]) == 0
     assert without_clock(RunDirectory.open(moved)) == without_clock(finished_run.directory)
     assert capsys.readouterr().out.endswith(f"rookery report {moved}\n")
     assert (moved / "report.html").exists()
@@ -49,6 +53,54 @@ def test_a_run_of_the_version_before_is_refused_in_one_sentence_and_left_as_it_i
     assert RunDirectory.open(before).read_metrics() == finished_run.directory.read_metrics()
 
 
+def test_later_checkpoints_are_deleted_only_on_request(
+    finished_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(finished_run.path, copy)
+    assert cli.main(["resume", str(copy), "--step", "32"]) == 2
+    assert capsys.readouterr().err == (
+        "rookery: error: --step 32 deletes 2 later checkpoints (48, 64) and the records after step 32: add --yes, or "
+        f"copy {copy} first.\n"
+    )
+    assert Checkpoints(copy / "checkpoints").steps() == [32, 48, 64]
+    assert RunDirectory.open(copy).read_metrics() == finished_run.directory.read_metrics()
+    assert cli.main(["resume", str(copy), "--step", "64"]) == 0  # nothing is later
+
+
+def test_a_run_killed_at_any_moment_of_going_back_can_be_resumed(
+    finished_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies at its n-th change of the checkpoints and of the records, for every n."""
+
+    class Killed(BaseException):
+        pass
+
+    def mortal(function: Any) -> Any:
+        def change(*args: Any, **kwargs: Any) -> Any:
+            nonlocal num_left
+            num_left -= 1
+            if num_left < 0:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return change
+
+    for moment in range(4):
+        copy = tmp_path / str(moment)
+        shutil.copytree(finished_run.path, copy)
+        num_left = moment
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "_remove", mortal(checkpoint._remove))
+            patch.setattr(jsonl, "keep_first_lines", mortal(jsonl.keep_first_lines))
+            patch.setattr(RunLog, "advance", mortal(RunLog.advance))
+            with pytest.raises(Killed):
+                cli.main(["resume", str(copy), "--step", "32", "--yes"])
+        assert Checkpoints(copy / "checkpoints").steps() == [32, 48, 64][: max(1, 3 - moment)]
+        assert cli.main(["resume", str(copy)]) == 0
+        assert without_clock(RunDirectory.open(copy)) == without_clock(finished_run.directory)
+
+
 def test_a_folder_that_is_no_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["resume", str(tmp_path)]) == 2
     assert f"{tmp_path} is not a run directory" in capsys.readouterr().err
@@ -60,7 +112,7 @@ def test_a_run_that_another_process_trains_is_left_alone(
     busy = tmp_path / "busy"
     shutil.copytree(finished_run.path, busy)
     with RunDirectory.open(busy).lock():
-        assert cli.main(["resume", str(busy), "--step", "32"]) == 2
+        assert cli.main(["resume", str(busy), "--step", "32", "--yes"]) == 2
     assert "is in use by process" in capsys.readouterr().err
 
 

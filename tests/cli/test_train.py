@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -124,19 +125,17 @@ def test_a_run_directory_that_holds_a_run_is_refused_before_anything_is_compiled
     assert finished_run.directory.metrics_path.read_bytes() == before
 
 
-def test_run_directories_are_named_after_agent_env_and_time_and_never_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = []
-
-    def train(config: dict[str, Any], *others: Any) -> None:
-        chosen.append(config["run_dir"])
-        Path(config["run_dir"]).mkdir(parents=True)
-
-    monkeypatch.setattr(training, "train", train)
+def test_run_directories_are_named_after_agent_env_and_time_and_never_shared(
+    small: list[str], working_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("time.strftime", lambda format: "20250102-030405")
-    for _ in range(3):
-        assert cli.main(["train", "agent=a2c", "env=brax/hopper"]) == 0
+    config = compose(["agent=a2c", "env=brax/hopper"])
     name = "runs/a2c-brax-hopper-20250102-030405"
-    assert chosen == [name, f"{name}-2", f"{name}-3"]
+    with ThreadPoolExecutor(4) as threads:
+        made = threads.map(lambda _: training.new_run_directory(config), range(4))
+    assert sorted(made) == [name, f"{name}-2", f"{name}-3", f"{name}-4"]
+    assert cli.main(["train", *small]) == 0
+    assert (working_directory / "runs" / "a2c-classic-cartpole-20250102-030405" / "report.html").exists()
 
 
 def test_show_config_prints_every_key_and_trains_nothing(

@@ -175,6 +175,6 @@ def test_a_damaged_checkpoint_is_named_and_the_last_good_one_offered(folder: Pat
     assert code == 2
     assert str(data.relative_to(last)) in errors
     assert f"--step {int(good.name)}" in errors
-    code, errors = run_to_the_end(folder, "resume", "damaged", "--step", str(int(good.name)))
+    code, errors = run_to_the_end(folder, "resume", "damaged", "--step", str(int(good.name)), "--yes")
     assert code == 0, errors
     assert_same_run(folder, "damaged", uninterrupted)

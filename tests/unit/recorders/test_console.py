@@ -307,3 +307,34 @@ def test_durations_are_hours_minutes_and_seconds() -> None:
         "1:02:05",
         "100:00:00",
     ]
+
+
+class BrokenStream(io.StringIO):
+    """A stream that takes nothing."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    def flush(self) -> None:
+        raise OSError(28, "No space left on device")
+
+
+class BrokenTerminal(BrokenStream, Terminal):
+    """A terminal that was closed."""
+
+
+def closed_stream() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("make_stream", [BrokenStream, BrokenTerminal, closed_stream])
+def test_output_that_nobody_takes_ends_nothing(make_stream: Callable[[], io.StringIO]) -> None:
+    recorder = ConsoleRecorder(make_stream())
+    recorder.open(describe())
+    recorder.compiling("training program")
+    recorder.compiled("training program", 1.0)
+    recorder.record(make_rows(10, 1.0))
+    recorder.finish("")
+    recorder.close()

@@ -1,5 +1,6 @@
 """The parts that recorders share: numbers of any library, files whose errors name them, imports on first use."""
 
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -46,12 +47,27 @@ def test_what_is_not_one_number_is_an_error_that_names_the_metric(value: object)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full belongs to Linux")
-def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_of_sync_that_names_the_file(tmp_path: Path) -> None:
     file = AppendedFile(tmp_path / "metrics.jsonl")
     file._file.close()
     file._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+    file.write(b"a line\n")
     with pytest.raises(OSError, match=r"No space left on device: '.*metrics\.jsonl'"):
-        file.write(b"a line\n")
+        file.sync()
+    file.close()
+
+
+def test_data_without_space_waits_and_keeps_its_order(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = AppendedFile(path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))  # Python ignores the signal
+    file.write(b"first line\nsecond line\n")
+    file.write(b"third line\n")
+    assert path.read_bytes() == b"first line"
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    file.sync()
+    assert path.read_bytes() == b"first line\nsecond line\nthird line\n"
     file.close()
 
 

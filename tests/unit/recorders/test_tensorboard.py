@@ -137,3 +137,17 @@ def test_a_run_killed_and_resumed_within_a_second_shows_the_curve_of_the_uninter
     record_losses(recorder, {30: 0.25, 40: 0.125})
     recorder.close()
     assert read_curves(folder) == {"train/loss": [(10, 1.0), (20, 0.5), (30, 0.25), (40, 0.125)]}
+
+
+def test_a_clock_that_is_set_back_does_not_change_the_order_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = TensorBoardRecorder()
+    for now, host, losses in [(2e9, "b", {10: 1.0, 20: 99.0}), (1.9e9, "a", {20: 0.5}), (1.9e9, "0", {30: 0.25})]:
+        monkeypatch.setattr("time.time", lambda now=now: now)
+        monkeypatch.setattr("socket.gethostname", lambda host=host: host)
+        first = min(losses)
+        recorder.open(describe(tmp_path), Position(first // 10 - 1, first - 10) if first > 10 else None)
+        record_losses(recorder, losses)
+        recorder.close()
+    assert read_curves(tmp_path / "tensorboard") == {"train/loss": [(10, 1.0), (20, 0.5), (30, 0.25)]}

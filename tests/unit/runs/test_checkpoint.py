@@ -126,8 +126,9 @@ def test_names_that_look_alike_are_kept_apart(checkpoints: Checkpoints) -> None:
 def test_orbax_alone_can_read_the_arrays(checkpoints: Checkpoints) -> None:
     path = checkpoints.save(train_state(), 0, {})
     arrays = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(path / "arrays")
+    names = {leaf["path"]: leaf["array"] for leaf in json.loads((path / "manifest.json").read_text())["leaves"]}
     np.testing.assert_array_equal(
-        np.asarray(arrays["state.params['policy']['kernel']"]), train_state().params["policy"]["kernel"]
+        np.asarray(arrays[names["state.params['policy']['kernel']"]]), train_state().params["policy"]["kernel"]
     )
 
 
@@ -226,7 +227,7 @@ def test_damage_to_any_file_is_named_and_the_last_good_step_offered(checkpoints:
             checkpoints.restore(train_state())
         assert re.fullmatch(
             rf"checkpoint 81920 is damaged: .*{damaged.name}.*; the last intact checkpoint is 40960: "
-            rf"`rookery resume {checkpoints.folder.parent} --step 40960`\.",
+            rf"`rookery resume {checkpoints.folder.parent} --step 40960 --yes`\.",
             str(raised.value),
         )
         assert checkpoints.last_good_step() == 40960
@@ -342,7 +343,7 @@ def write_plainly(folder: Path, arrays: dict[str, np.ndarray]) -> None:
 
 def read_plainly(folder: Path, leaves: Any) -> dict[str, np.ndarray]:
     with np.load(folder / "file.npz") as arrays:
-        return dict(arrays)
+        return {leaf["path"]: arrays[leaf["array"]] for leaf in leaves}
 
 
 @pytest.fixture
@@ -527,3 +528,34 @@ def test_a_folder_may_have_a_backslash_in_its_name(tmp_path: Path) -> None:
     checkpoints.save({"a": np.arange(3)}, 1, {})
     np.testing.assert_array_equal(checkpoints.restore({"a": np.zeros(3, int)})[0]["a"], np.arange(3))
     assert [path.name for path in tmp_path.iterdir()] == ["a\\b"]
+
+
+FAILING_SAVE = """
+import resource, sys
+import numpy as np
+from rookery.runs.checkpoint import CheckpointError, Checkpoints
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+noise = {str(number): np.random.default_rng(number).random(50_000) for number in range(4)}
+try:
+    Checkpoints(sys.argv[1]).save(noise, 0, {})
+except CheckpointError as error:
+    print(error)
+"""
+
+
+def test_a_failed_save_prints_no_traceback_of_other_threads(tmp_path: Path) -> None:
+    result = subprocess.run([sys.executable, "-c", FAILING_SAVE, str(tmp_path)], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert re.search(r"File too large \(it needs 1\.6 MB, ", result.stdout)
+
+
+def test_arrays_named_by_path_as_in_earlier_checkpoints_can_be_read(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoints.save(train_state(1), 7, {})
+    manifest = json.loads((path / "manifest.json").read_text())
+    leaves = [{name: leaf[name] for name in leaf if name != "array"} for leaf in manifest["leaves"]]
+    saved = checkpoint._read_arrays(path / "arrays", manifest["leaves"])
+    ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).save(path / "by_path", args=ocp.args.PyTreeSave(saved))
+    np.testing.assert_equal(checkpoint._read_arrays(path / "by_path", leaves), saved)

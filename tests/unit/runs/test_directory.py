@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from rookery.errors import InvalidInputError
 from rookery.runs import directory, files
-from rookery.runs.directory import RunDirectory, RunInUseError
+from rookery.runs.directory import RunDirectory, RunInUseError, make_new_folder
 from rookery.runs.files import write_atomically
 
 CONFIG: dict[str, Any] = {
@@ -237,3 +237,22 @@ def test_a_write_that_fails_leaves_the_old_content_and_nothing_else(
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_temporary_files_of_a_killed_process_are_deleted_under_the_lock(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", {})
+    leftovers = [run.path / f"{path.name}.123.tmp" for path in (run.timing_path, run.config_path)]
+    others = [run.path / "report.html.123.tmp", run.path / "mine.tmp"]
+    for path in (*leftovers, *others):
+        path.touch()
+    with run.lock():
+        assert not any(path.exists() for path in leftovers)
+        assert all(path.exists() for path in others)
+
+
+def test_a_new_folder_gets_the_next_free_number_and_its_place_is_named_if_there_is_none(tmp_path: Path) -> None:
+    made = [make_new_folder(tmp_path / "runs" / "a").name for _ in range(3)]
+    assert made == ["a", "a-2", "a-3"]
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidInputError, match=r"cannot create the folder .*file/a: Not a directory"):
+        make_new_folder(tmp_path / "file" / "a")

@@ -16,8 +16,9 @@ from rookery.runs.interruption import Interrupted, StopSignals
 @pytest.fixture(autouse=True)
 def usual_handlers() -> Iterator[None]:
     """Python's own handlers, whatever the process of the tests was started with."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for number, handler in before.items():
@@ -29,7 +30,7 @@ def send(number: signal.Signals) -> None:
     signal.raise_signal(number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_is_noted_and_ends_nothing(number: signal.Signals) -> None:
     with StopSignals() as stop:
         assert stop.requested is None
@@ -45,9 +46,9 @@ def test_the_second_interrupt_ends_at_once() -> None:
         assert stop.requested is signal.SIGINT
 
 
-def test_a_repeated_termination_still_waits_for_the_loop() -> None:
+def test_the_first_signal_of_each_kind_waits_for_the_loop() -> None:
     with StopSignals() as stop:
-        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             send(number)
         assert stop.requested is signal.SIGTERM
 
@@ -110,3 +111,26 @@ def test_a_terminated_process_ends_its_loop_in_order() -> None:
     os.kill(process.pid, signal.SIGTERM)
     assert process.communicate(timeout=30)[0] == "saved\n"
     assert process.returncode == 143
+
+
+HANG = """
+import time
+from rookery.runs.interruption import StopSignals
+
+with StopSignals() as stop:
+    print("ready", flush=True)
+    while stop.requested is None:
+        pass
+    print("noted", flush=True)
+    time.sleep(1e6)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_second_termination_ends_a_process_that_hangs(number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", HANG], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for said in ("ready\n", "noted\n"):
+            assert process.stdout.readline() == said
+            process.send_signal(number)
+        assert process.wait(timeout=30) == -number

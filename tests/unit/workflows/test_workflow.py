@@ -4,6 +4,8 @@ The method here learns nothing: it counts its iterations and draws random number
 """
 
 import json
+import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +23,11 @@ from rookery.learners.learner import Learner, LearnerState, Metrics
 from rookery.learning.experience import Experience
 from rookery.metrics import Mean
 from rookery.recorders import RECORDERS, Position, Recorder, RunDescription
-from rookery.runs.checkpoint import Checkpoints
+from rookery.runs import checkpoint
+from rookery.runs.checkpoint import CheckpointError, Checkpoints
 from rookery.runs.directory import RunDirectory, RunInUseError
+from rookery.runs.interruption import Interrupted
+from rookery.runs.log import RunLog
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
 from rookery.types import Key, pytree_field
@@ -196,8 +201,14 @@ def test_the_last_evaluation_and_the_last_checkpoint_always_happen(tmp_path: Pat
     assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == [0, 80]
 
 
-def test_a_run_shorter_than_an_iteration_is_one_iteration(spy: type[SpyRecorder]) -> None:
+def test_a_run_shorter_than_an_iteration_is_one_iteration_and_says_so(
+    spy: type[SpyRecorder], caplog: pytest.LogCaptureFixture
+) -> None:
+    train(build(total_timesteps=10))
+    assert caplog.messages == []
     assert int(train(build(total_timesteps=1)).iterations) == 1
+    assert caplog.messages == ["total_timesteps=1 is less than one iteration, which takes 10 steps."]
+    spy.calls[:] = spy.calls[len(spy.calls) // 2 :]
     (rows,) = spy.arguments_of("record")
     assert "eval/mean_reward" in rows[0]
 
@@ -389,3 +400,70 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
     run.metrics_path.write_text('{"seed": 0, "time/total_timesteps": 20}\n{"seed"')
     assert_equal(workflow.resume(), expected)
     assert [row["time/total_timesteps"] for row in run.read_metrics()] == [20, 40, 60, 80, 100]
+
+
+class Disk:
+    """Lets some checkpoints fail, counted from zero; keeps the steps of all attempts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: Sequence[int]) -> None:
+        self.attempts: list[int] = []
+
+        def write(folder: Path, leaves: Any, arrays: Any, step: int, metadata: Any) -> None:
+            self.attempts.append(step)
+            if len(self.attempts) - 1 in failing:
+                raise OSError(28, "No space left on device")
+            write_checkpoint(folder, leaves, arrays, step, metadata)
+
+        write_checkpoint = checkpoint._write
+        monkeypatch.setattr(checkpoint, "_write", write)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_a_warning_and_the_next_one_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = Disk(monkeypatch, failing=[0, 2])
+    workflow = build(run_dir=str(tmp_path / "run"), recorders=["jsonl"], checkpoint_interval=30)
+    train(workflow)
+    assert disk.attempts == [0, 30, 60, 90, 100]
+    assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == [30, 90, 100]
+    warnings = [record.message for record in caplog.records]
+    assert len(warnings) == 2
+    assert re.search(
+        r"^checkpoint 60 could not be written to .*: No space left on device \(it needs 0\.0 MB, ", warnings[1]
+    )
+    assert warnings[1].endswith("Training continues and saves again when the next checkpoint is due.")
+
+
+def test_the_last_checkpoint_that_cannot_be_written_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Disk(monkeypatch, failing=[4])
+    workflow = build(run_dir=str(tmp_path / "run"), recorders=["jsonl"], checkpoint_interval=30)
+    with pytest.raises(CheckpointError, match=r"checkpoint 100 could not be written .*`rookery resume \S+ --step 90`"):
+        train(workflow)
+
+
+def test_a_run_that_starts_after_warm_up_steps_says_where_it_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal arrives while the first program compiles, so no iteration reports its steps."""
+    workflow = build(run_dir=str(tmp_path / "run"), recorders=["jsonl"])
+    state = workflow.init(workflow.make_key())
+    for _ in range(3):
+        _, state = workflow.step(state)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunLog, "compile", lambda *_: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(Interrupted, match="saved at 30 steps"):
+            workflow.learn(state)
+        with pytest.raises(Interrupted):
+            workflow.resume()
+    assert int(workflow.restore().iterations) == 3
+
+
+def test_shapes_are_derived_once_and_not_at_every_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX keeps something for every `eval_shape`, so that memory would grow with the number of records."""
+    workflow = build(record_interval=10)
+    state = workflow.init(workflow.make_key())
+    workflow._no_metrics(state)
+    monkeypatch.setattr(jax, "eval_shape", pytest.fail)
+    workflow.learn(state)
