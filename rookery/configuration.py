@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from rookery.errors import InvalidInputError, RookeryError, UnknownNameError, nearest_names, unknown_name
+from rookery.errors import InvalidInputError, RookeryError, UnknownNameError, nearest_names, shortened, unknown_name
 
 Config = TypeVar("Config")
 Value = TypeVar("Value")
@@ -55,7 +55,7 @@ class Declaration:
     def expected_range(self, integer: bool = False) -> str:
         """Return the range as a phrase for errors."""
         if self.low is not None and self.high is not None:
-            return f"must lie between {self.low:g} and {self.high:g}"
+            return f"must lie between {self.low:.10g} and {self.high:.10g}"
         if self.low is None:
             return "must be finite" if self.high is None else f"must be at most {self.high:g}"
         return f"must be {'an integer of ' if integer else ''}at least {self.low:g}"
@@ -133,7 +133,7 @@ def _check_range(name: str, value: Any, annotation: Any, declaration: Declaratio
         is_number = isinstance(number, numbers.Integral if integer else numbers.Real) and not isinstance(number, bool)
         if not is_number or not declaration.contains(number):
             every = ": every entry" if is_list else ""
-            raise InvalidInputError(f"{name}={value!r}{every} {declaration.expected_range(integer)}.")
+            raise InvalidInputError(f"{name}={_shown(value)}{every} {declaration.expected_range(integer)}.")
 
 
 def from_mapping(cls: type[Config], mapping: Mapping[str, Any], path: str) -> Config:
@@ -304,7 +304,15 @@ def _describe(annotation: Any) -> str:
 
 
 def _mismatch(value: Any, expected: str, path: str) -> InvalidInputError:
-    return InvalidInputError(f"{path or 'the config'}={value!r}: expected {expected}.")
+    return InvalidInputError(f"{path or 'the config'}={_shown(value)}: expected {expected}.")
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message; Python does not print integers of thousands of digits."""
+    try:
+        return shortened(repr(value))
+    except ValueError:
+        return "an integer of thousands of digits"
 
 
 def _placed(error: RookeryError, path: str, names: list[str]) -> RookeryError:

@@ -50,6 +50,11 @@ def check_discount(discount: float) -> None:
         raise InvalidInputError(f"discount={discount} must lie between 0 and 1.")
 
 
+def shortened(text: str, length: int = 80) -> str:
+    """Return a text for a message, without its end if it is long."""
+    return text if len(text) <= length else f"{text[:length]}..."
+
+
 def unknown_name(kind: str, name: str, candidates: Iterable[str], hint: str = "") -> UnknownNameError:
     """Build the error for an unknown name, with similar names as suggestions."""
     candidates = sorted(candidates)
@@ -60,7 +65,7 @@ def unknown_name(kind: str, name: str, candidates: Iterable[str], hint: str = ""
         advice = f" Known: {', '.join(candidates)}."
     else:
         advice = ""
-    return UnknownNameError(f"unknown {kind} {name!r}.{advice}{' ' + hint if hint else ''}")
+    return UnknownNameError(f"unknown {kind} {shortened(name)!r}.{advice}{' ' + hint if hint else ''}")
 
 
 def nearest_names(name: str, candidates: Iterable[str]) -> list[str]:

@@ -9,6 +9,7 @@ import contextlib
 import os
 import sys
 import traceback
+from typing import NoReturn
 
 import rookery
 from rookery.cli.bench import add_bench
@@ -22,7 +23,7 @@ from rookery.cli.listing import add_list
 from rookery.cli.report import add_report
 from rookery.cli.resume import add_resume
 from rookery.cli.train import add_train
-from rookery.errors import RookeryError
+from rookery.errors import RookeryError, shortened
 from rookery.recorders.lasting_stream import discard_output
 from rookery.trust import strangers_config
 
@@ -79,9 +80,16 @@ def trust_in(arguments: argparse.Namespace) -> contextlib.AbstractContextManager
     return strangers_config({text.partition("=")[2] for text in getattr(arguments, "overrides", ())})
 
 
+class Parser(argparse.ArgumentParser):
+    """Reports an error in one line, like all errors of the command."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(ERROR, f"rookery: error: {shortened(message, 300)}; see `{self.prog} --help`.\n")
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Declare all commands."""
-    parser = argparse.ArgumentParser(prog="rookery", description=rookery.__doc__)
+    parser = Parser(prog="rookery", description=rookery.__doc__)
     parser.add_argument("-V", "--version", action="version", version=f"rookery {rookery.__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")

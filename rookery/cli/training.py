@@ -32,6 +32,8 @@ from rookery.workflows.workflow import Workflow
 
 STEPS_IN_REPORT = 500
 """The number of steps recorded after training: rendering may be slow."""
+MAX_DEVICES = 256
+"""JAX crashes while it splits a CPU into very many devices."""
 
 
 def train(config: Mapping[str, Any], console: Console, on_all_hosts: bool = False) -> RunDirectory:
@@ -48,6 +50,7 @@ def train(config: Mapping[str, Any], console: Console, on_all_hosts: bool = Fals
 
     def learn() -> Any:
         state = workflow.init(workflow.make_key())
+        workflow.check_memory(state)
         if run_dir is None:
             workflow.set_run_dir(new_run_directory(config))  # now that nothing can be refused any more
         print_directory(workflow, console)
@@ -133,6 +136,8 @@ def prepare_jax(*configs: Mapping[str, Any]) -> None:
     num_devices = max((number for config in configs if isinstance(number := config.get("devices"), int)), default=0)
     if num_devices < 1:
         return
+    if num_devices > MAX_DEVICES:
+        raise InvalidInputError(f"devices={num_devices}: one host has at most {MAX_DEVICES}.")
     try:
         jax.config.update("jax_num_cpu_devices", num_devices)
     except RuntimeError as error:

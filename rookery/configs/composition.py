@@ -6,12 +6,13 @@ Hydra become one line that suggests the nearest names.
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rookery.configuration import plain
-from rookery.errors import InvalidInputError, nearest_names, unknown_name
+from rookery.errors import InvalidInputError, nearest_names, shortened, unknown_name
 from rookery.registry import agent_names
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ MODULE = "rookery.configs"
 GROUPS = ("agent", "env")
 OPEN_MAPPING = "env.kwargs"
 """Its keys are arguments of an environment library, so any key is valid."""
+MAX_KEY_LENGTH = 200
+MAX_RUNS = 10_000
 
 
 def compose(overrides: Sequence[str] = ()) -> dict[str, Any]:
@@ -47,6 +50,9 @@ def sweep(overrides: Sequence[str]) -> list[list[str]]:
         override = parse(text)
         key = override.get_key_element()
         choices[key] = [f"{key}={value}" for value in _values(override)] if override.is_sweep_override() else [text]
+    num_runs = math.prod(map(len, choices.values()))
+    if num_runs > MAX_RUNS:
+        raise InvalidInputError(f"--multirun: these are more than {MAX_RUNS:,} runs; start them in several commands.")
     return [list(job) for job in itertools.product(*choices.values())]
 
 
@@ -64,13 +70,19 @@ def parse(text: str) -> "Override":
     from hydra.errors import HydraException
 
     try:
-        return OverridesParser.create().parse_overrides([_with_quoted_path(text)])[0]
-    except HydraException as error:
+        override: Override = OverridesParser.create().parse_overrides([_with_quoted_path(text)])[0]
+    # An integer of too many digits is a ValueError.
+    except (HydraException, ValueError, RecursionError) as error:
         if "=" in text:
             advice = "check brackets and quotes; write a value with special characters as key=\"'a=b'\"."
         else:
             advice = "expected key=value, like agent.learning_rate=1e-3."
-        raise InvalidInputError(f"cannot read the override {text!r}: {advice}") from error
+        raise InvalidInputError(f"cannot read the override {shortened(text)!r}: {advice}") from error
+    if not override.key_or_group:
+        raise InvalidInputError(f"{shortened(text)}: expected key=value, like agent.learning_rate=1e-3.")
+    if len(override.key_or_group) > MAX_KEY_LENGTH:
+        raise unknown_name("key", shortened(text), [], "`rookery train --show-config` shows all keys.")
+    return override
 
 
 def _with_quoted_path(text: str) -> str:
@@ -94,7 +106,11 @@ def check(override: "Override") -> None:
         )
     if key in GROUPS and override.is_delete():
         raise InvalidInputError(f"{override.input_line}: every run has an {key}; choose another as {key}=NAME.")
-    if key in GROUPS and not isinstance(value, dict):
+    if key in GROUPS and isinstance(value, dict):
+        raise InvalidInputError(
+            f"{override.input_line}: expected {key}=NAME; single settings are written as {key}.KEY=VALUE."
+        )
+    if key in GROUPS:
         name = value if isinstance(value, str) else override.get_value_string()
         if key == "env":
             provide_env(name)
@@ -178,7 +194,7 @@ def _values(override: "Override") -> list[str]:
     if isinstance(pattern, Glob):
         values = pattern.filter(stored_names(override.key_or_group))
     elif override.is_discrete_sweep():
-        values = list(override.sweep_string_iterator())
+        values = list(itertools.islice(override.sweep_string_iterator(), MAX_RUNS + 1))
     else:
         raise InvalidInputError(
             f"{override.input_line}: expected a list of values, choice(...), range(...) or glob(...)."

@@ -1,5 +1,6 @@
 """The device mesh, which always exists; on a laptop it has length one."""
 
+from rookery.distributed.memory import check_memory
 from rookery.distributed.mesh import (
     DEVICE_AXIS,
     SAME,
@@ -10,4 +11,13 @@ from rookery.distributed.mesh import (
     shard_leading_axis,
 )
 
-__all__ = ["DEVICE_AXIS", "SAME", "SPLIT", "check_divides", "device_mesh", "replicate", "shard_leading_axis"]
+__all__ = [
+    "DEVICE_AXIS",
+    "SAME",
+    "SPLIT",
+    "check_divides",
+    "check_memory",
+    "device_mesh",
+    "replicate",
+    "shard_leading_axis",
+]

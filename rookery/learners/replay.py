@@ -13,7 +13,7 @@ from rookery.agent import Agent, AgentState
 from rookery.agents.random_actions import RandomActions
 from rookery.agents.replay import LossInfo, ReplayAgent, ReplayBatch
 from rookery.configuration import check_settings, setting
-from rookery.distributed import SAME, SPLIT, check_divides
+from rookery.distributed import SAME, SPLIT, check_divides, check_memory
 from rookery.distributed.collectives import (
     device_axis,
     key_of_this_device,
@@ -244,6 +244,7 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
     def check(self, num_devices: int) -> None:
         super().check(num_devices)
         check_divides("agent.batch_size", self.config.batch_size, num_devices)
+        check_memory(f"agent.batch_size={self.config.batch_size}", 8 * self.config.batch_size)
         core, sequence_length, burn_in = self.config.network.core, self.config.sequence_length, self.config.burn_in
         if core is None and (sequence_length > 1 or burn_in > 0):
             raise InvalidInputError(

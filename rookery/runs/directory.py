@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rookery.errors import InvalidInputError, RookeryError, nearest_names
+from rookery.errors import InvalidInputError, RookeryError, nearest_names, shortened
 from rookery.runs.documents import read_json, read_yaml
 from rookery.runs.files import CONFIG_NAME, TEMPORARY, is_there, open_inside, read_bytes, write_atomically
 from rookery.runs.records import Records, Row, read_records
@@ -86,7 +86,9 @@ class RunDirectory:
         """Return the run at `path`; raise if there is no run, or if a newer Rookery wrote it."""
         run = cls(path)
         if not is_there(run.path, run.config_path.name):
-            raise InvalidInputError(f"{run.path} is not a run directory: {_describe_path(run.path)}")
+            raise InvalidInputError(
+                f"{shortened(str(run.path), 300)} is not a run directory: {_describe_path(run.path)}"
+            )
         version = run.manifest.get("format_version")
         if not isinstance(version, int) or version > FORMAT_VERSION:
             raise InvalidInputError(
@@ -269,7 +271,7 @@ def _now() -> str:
 
 def _describe_path(path: Path) -> str:
     """Describe a path that is not a run directory, and suggest runs nearby."""
-    if not path.exists():
+    if not os.path.exists(path):  # also False for a name that is too long
         finding = "it does not exist."
         siblings = {run.name: run for run in _runs_in(path.parent)}
         meant = [siblings[name] for name in nearest_names(path.name, siblings)]

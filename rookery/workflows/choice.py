@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from rookery.agent import Agent
+from rookery.distributed import check_memory
 from rookery.envs import AutoresetMode, MultiAgentEnv, VectorWrapper, create_env
 from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError
@@ -40,6 +41,8 @@ def make_gradient_training(
     train = settings.train
     num_devices, num_envs = layout.mesh.size, learner.config.num_envs
     learner.check(num_devices)
+    num_rows = num_envs * learner.config.rollout_length
+    check_memory(f"agent.num_envs={num_envs} with agent.rollout_length={learner.config.rollout_length}", 4 * num_rows)
     if not train.env.is_on_host:
         env = make_env(train.env, num_envs // num_devices, train.env.autoreset_mode)
         source = RolloutSource(env=env, agent=learner.agent, rollout_length=learner.config.rollout_length)
@@ -90,6 +93,10 @@ def make_generations(
     """Make the evolution of an agent on the configured environment; see `make_gradient_training`."""
     train, num_episodes = settings.train, settings.train.evaluation.num_episodes
     agent, config = evolution.agent, evolution.config
+    num_jobs = config.population_size * config.num_episodes
+    check_memory(
+        f"agent.population_size={config.population_size} with agent.num_episodes={config.num_episodes}", 4 * num_jobs
+    )
     if train.env.has_several_agents:
         raise several_agents_error(settings)
     if not train.env.is_on_host:

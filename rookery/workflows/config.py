@@ -19,7 +19,7 @@ class EvaluationConfig:
     interval: int | None = setting(
         None, low=1, help="env steps between evaluations, which go with a record; null: a tenth of total_timesteps"
     )
-    num_episodes: int = setting(32, low=1, help="episodes played by the greedy policy")
+    num_episodes: int = setting(32, low=1, high=2**20, help="episodes played by the greedy policy")
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -47,7 +47,7 @@ class TrainConfig:
 
     env: EnvConfig = setting(EnvConfig())
     seed: int = setting(0)
-    num_seeds: int = setting(1, low=1, help="number of seeds trained in parallel: seed, seed + 1, ...")
+    num_seeds: int = setting(1, low=1, high=2**16, help="number of seeds trained in parallel: seed, seed + 1, ...")
     total_timesteps: int = setting(500_000, low=1, help="env steps of each seed")
     record_interval: int | None = setting(
         None, low=1, help="env steps between records; null: a fiftieth of total_timesteps"

@@ -9,9 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from rookery.distributed import DEVICE_AXIS, SAME, SPLIT
+from rookery.distributed import DEVICE_AXIS, SAME, SPLIT, check_memory
+from rookery.distributed.memory import bytes_of_program
 from rookery.learning.experience import Experience
 from rookery.types import Array, PyTree, Tree
+
+TOO_LARGE = "this run is too large, decrease the number of environments, seeds, steps, units, rows or individuals"
 
 
 @dataclass(frozen=True)
@@ -140,10 +143,16 @@ class Program:
         """Return whether the program is compiled for arguments of these shapes."""
         return self._jitted is None or _signature(args) in self._compiled
 
+    def check(self, *args: PyTree) -> None:
+        """Raise if a call with arguments of these shapes needs more memory than there is; nothing is compiled."""
+        if self._jitted is not None:
+            check_memory(TOO_LARGE, bytes_of_program(self._jitted.trace(*args).jaxpr))
+
     def compile(self, *args: PyTree) -> float:
         """Compile for arguments of these shapes; return the seconds it took."""
         start = time.perf_counter()
         if self._jitted is not None:
+            self.check(*args)
             self._compiled[_signature(args)] = self._jitted.lower(*args).compile()
         return time.perf_counter() - start
 

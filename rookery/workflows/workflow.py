@@ -28,7 +28,7 @@ from rookery.runs.log import Progress, RunLog
 from rookery.runs.timetable import Timetable
 from rookery.types import Key, PyTreeDict, all_finite, as_key, make_key
 from rookery.workflows.config import Settings, settings_from
-from rookery.workflows.programs import Layout, gather
+from rookery.workflows.programs import Layout, Program, gather
 from rookery.workflows.run_directory import created_run, describe_run, existing_run, reopened_run
 from rookery.workflows.training import AgentEvaluator, Training, TrainingState
 
@@ -117,8 +117,9 @@ class Workflow(ABC):
     def make_key(self) -> Key:
         """Make the key of the configured seed, or the keys of all seeds."""
         train = self.settings.train
-        keys = [make_key(seed, train.prng) for seed in train.seeds]
-        return keys[0] if train.num_seeds == 1 else jnp.stack(keys)
+        if train.num_seeds == 1:
+            return make_key(train.seed, train.prng)
+        return jax.vmap(lambda seed: make_key(seed, train.prng))(np.array(train.seeds, np.int32))
 
     def init(self, key: Key) -> TrainingState:
         """Make the first state. For several seeds, give one key each, or one key to split."""
@@ -146,10 +147,19 @@ class Workflow(ABC):
         """Play and render one greedy episode of at most `max_steps` steps; raise `RenderError` if that fails."""
         return self.evaluator.frames(agent_state, key, max_steps)
 
+    def check_memory(self, state: TrainingState) -> None:
+        """Raise if a program of the run needs more memory than there is; nothing is compiled."""
+        training = self.training
+        until = jax.tree.map(np.asarray, Counter.of(0))
+        if isinstance(training.advance, Program):
+            training.advance.check(state, self._no_metrics(state), np.int32(0), until)
+        training.evaluation.check(training.agents(state), state.eval_key)
+
     def learn(self, state: TrainingState) -> TrainingState:
         """Train until `total_timesteps`, with records, evaluations and checkpoints; return the last state."""
         # The training program overwrites its state, so it gets a copy.
         state = jax.tree.map(jnp.copy, state)
+        self.check_memory(state)
         with created_run(self.settings, self.layout.mesh) as run:
             return self._train(run, state, self._no_metrics(state), None)
 
