@@ -86,7 +86,8 @@ class Run:
             self._fault(f"{' '.join(command[:4])} ended with {process.returncode}: {errors.strip()[-300:]}")
             shutil.rmtree(self.path, ignore_errors=True)
         if (self.path / "config.yaml").exists():
-            self.faults += [f"{self.kind}: {fault}" for fault in faults_in(self.path)]
+            for fault in faults_in(self.path):
+                self._fault(fault)
         if process.returncode == 0:
             self._compare()
 
@@ -206,8 +207,6 @@ def main() -> int:
     start = time.monotonic()
     runs = run(arguments.count, arguments.minutes, arguments.seed, arguments.kinds)
     faults = [fault for run in runs for fault in run.faults]
-    for fault in faults:
-        print(fault)
     totals = [sum(getattr(run, name) for run in runs) for name in ("num_kills", "num_back", "num_ends")]
     print(
         f"kill: {totals[0]} kills in {len(runs)} kinds of run, {totals[1]} went back with --step, {totals[2]} runs "

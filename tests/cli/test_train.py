@@ -24,6 +24,7 @@ from rookery.cli import training
 from rookery.cli.train import EPILOG
 from rookery.cli.training import describe_returns
 from rookery.configs import compose, sweep
+from rookery.distributed import memory
 from rookery.envs import Env
 from rookery.envs.classic.cartpole import CartPole
 from rookery.testing.misbehaving_envs import FaultyEnv, raise_error
@@ -93,6 +94,23 @@ def test_several_seeds_are_summed_up_by_their_interquartile_mean(seeds_run: Any)
         (["total_timesteps=2.5"], "total_timesteps=2.5: expected an integer."),
         (["+agent._target_=os.system"], "agent._target_: a config cannot name Python objects"),
         (["run_dir=3"], "run_dir=3: expected a string or null."),
+        (["=1"], "=1: expected key=value"),
+        (["a" * 10_000 + "=1"], "unknown key 'aaaa"),
+        (["seed=" + "9" * 5_000], "cannot read the override 'seed=9999"),
+        (["agent.network.hidden_sizes=" + "[" * 500 + "]" * 500], "cannot read the override 'agent.network"),
+        (["agent={a: 1}"], "agent={a: 1}: expected agent=NAME"),
+        (["env=pettingzoo/os"], "env.name=pettingzoo/os: the module os has no parallel_env or env."),
+        (["devices=1000000"], "devices=1000000: one host has at most 256."),
+        (["num_seeds=1e9"], "num_seeds=1000000000 must lie between 1 and 65536."),
+        (
+            ["agent.num_envs=1e12", "agent.rollout_length=1"],
+            "agent.num_envs=1000000000000 with agent.rollout_length=1: ",
+        ),
+        (["agent=dqn", "agent.batch_size=1e12"], "agent.batch_size=1000000000000: at least 8 TB of memory needed"),
+        (
+            ["agent=openes", "agent.population_size=1e12"],
+            "agent.population_size=1000000000000 with agent.num_episodes=1",
+        ),
         (["devices=7", "agent.num_envs=7"], "devices=7: JAX has already started with 1; set the environment"),
     ],
 )
@@ -111,6 +129,25 @@ def test_bad_input_is_one_line_before_anything_is_compiled_or_written(
     assert captured.err.startswith(f"rookery: error: {message}")
     assert captured.err.count("\n") == 1
     assert not [record.message for record in caplog.records if "ompil" in record.message]
+    assert list(working_directory.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["agent.network.hidden_sizes=[1000000000]"],
+        ["agent=dqn", "agent.buffer_capacity=1e9", "total_timesteps=1e9"],
+        ["agent=openes", "agent.population_size=1e9"],
+    ],
+    ids=["parameters", "buffer", "population"],
+)
+def test_a_run_that_needs_more_memory_than_there_is_says_how_much_and_leaves_nothing(
+    overrides: list[str], working_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "memory_bytes", lambda: 10**10)
+    assert cli.main(["train", *overrides]) == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"rookery: error: this run is too large, .* of memory needed, and 10 GB available\.\n", error)
     assert list(working_directory.iterdir()) == []
 
 

@@ -277,3 +277,11 @@ def test_a_run_directory_is_named_as_it_is(path: str) -> None:
 @pytest.mark.parametrize(("text", "path"), [("'a b'", "a b"), ("null", None), ("runs/${seed}", "runs/0")])
 def test_a_run_directory_may_be_quoted_null_or_interpolated(text: str, path: str | None) -> None:
     assert compose([f"run_dir={text}"])["run_dir"] == path
+
+
+@pytest.mark.parametrize(
+    "overrides", [["seed=range(0,1000000000)"], ["seed=range(1000)", "agent.num_envs=range(1,12)"]]
+)
+def test_more_runs_than_anybody_waits_for_are_refused(overrides: list[str]) -> None:
+    with pytest.raises(InvalidInputError, match=r"--multirun: these are more than 10,000 runs"):
+        sweep(overrides)

@@ -1,5 +1,6 @@
 """Checkpoints: exact, complete or absent, and never read when damaged."""
 
+import gc
 import inspect
 import json
 import os
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -559,3 +561,21 @@ def test_arrays_named_by_path_as_in_earlier_checkpoints_can_be_read(
     saved = checkpoint._read_arrays(path / "arrays", manifest["leaves"])
     ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).save(path / "by_path", args=ocp.args.PyTreeSave(saved))
     np.testing.assert_equal(checkpoint._read_arrays(path / "by_path", leaves), saved)
+
+
+def test_memory_does_not_grow_with_the_number_of_checkpoints(checkpoints: Checkpoints) -> None:
+    tree = {str(number): np.zeros(3) for number in range(40)}
+
+    def save(steps: range) -> int:
+        for step in steps:
+            checkpoints.save(tree, step, {})
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    save(range(5))
+    tracemalloc.start()
+    try:
+        before = save(range(5, 10))
+        assert save(range(10, 30)) - before < 20 * 6_000
+    finally:
+        tracemalloc.stop()
