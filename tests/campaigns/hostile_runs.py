@@ -123,11 +123,10 @@ for spec in json.loads(sys.argv[1]):
 def large_arrays(place: Place, **metadata: Any) -> None:
     """Let the stored arrays claim to be huge, with right hashes."""
     arrays = place.run / STEP / "arrays"
-    database = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{arrays}/"}}
     manifest = json.loads((place.run / STEP / "manifest.json").read_text())
     described = {"dtype": "<f4", "compressor": {"id": "zstd", "level": 1}} | metadata
     specs = [
-        {"driver": "zarr", "kvstore": database | {"path": f"{leaf['path']}/"}, "metadata": described}
+        {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{arrays}/{leaf['array']}/"}, "metadata": described}
         for leaf in manifest["leaves"]
     ]
     # In a process of its own: TensorStore has threads, which do not survive a fork.
@@ -168,14 +167,14 @@ THREATS: dict[str, Threat] = {
     **{f"link {name}": partial(link, name) for name in ("manifest.json", "timing.json", "population.json")},
     **{f"link {name}": partial(link, name) for name in ("report.html", f"{STEP}/manifest.json", TEMPORARY)},
     **{f"moved {name}": partial(move_and_link, name) for name in ("tensorboard", "checkpoints", STEP)},
-    **{f"moved {name}": partial(move_and_link, name) for name in (f"{STEP}/arrays", f"{STEP}/arrays/manifest.ocdbt")},
+    **{f"moved {name}": partial(move_and_link, name) for name in (f"{STEP}/arrays", f"{STEP}/arrays/00000/.zarray")},
     **{f"hard link {name}": partial(hard_link, name) for name in ("lock", "metrics.jsonl")},
     **{f"device {name}": partial(device, name) for name in ("metrics.jsonl", "episode.gif", "config.yaml")},
     **{
         f"pipe {name}": partial(pipe, name) for name in ("config.yaml", "manifest.json", "metrics.jsonl", "timing.json")
     },
     **{f"pipe {name}": partial(pipe, name) for name in ("episode.gif", "population.json", "lock", "report.html")},
-    **{f"pipe {name}": partial(pipe, name) for name in (f"{STEP}/manifest.json", f"{STEP}/arrays/manifest.ocdbt")},
+    **{f"pipe {name}": partial(pipe, name) for name in (f"{STEP}/manifest.json", f"{STEP}/arrays/00000/.zarray")},
     "aliases": partial(write, "config.yaml", ALIASES),
     "merge keys": partial(write, "config.yaml", MERGES),
     "deep YAML": partial(write, "config.yaml", "[" * 60_000),
@@ -186,7 +185,7 @@ THREATS: dict[str, Threat] = {
     "long number": partial(write, "config.yaml", "seed: " + ":".join(["1"] * 30_000)),
     "seeds without end": partial(write, "metrics.jsonl", "".join(ROW % (i, i) for i in range(20_000))),
     **{f"sparse {name}": partial(sparse, name) for name in ("metrics.jsonl", "config.yaml", "episode.gif")},
-    **{f"sparse {name}": partial(sparse, name) for name in (f"{STEP}/manifest.json", f"{STEP}/arrays/manifest.ocdbt")},
+    **{f"sparse {name}": partial(sparse, name) for name in (f"{STEP}/manifest.json", f"{STEP}/arrays/00000/.zarray")},
     "checkpoint names a file outside": partial(edit_checkpoint, {"files": {"../../../outside/secret.txt": {}}}),
     "checkpoint names a device": partial(edit_checkpoint, {"files": {"/dev/zero": {"bytes": 0, "sha256": ""}}}),
     "large shape": partial(large_arrays, shape=[2_000_000_000], chunks=[1000]),

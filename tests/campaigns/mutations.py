@@ -220,7 +220,7 @@ def _failure(checkpoints: Checkpoints, may_be_read: bool) -> str | None:
     try:
         state, _ = checkpoints.restore(tree())
     except CheckpointError as error:
-        if f"--step {GOOD}`" not in str(error) and not may_be_read:
+        if f"--step {GOOD} --yes`" not in str(error) and not may_be_read:
             return f"does not name the intact step: {error}"
     except Exception as error:
         return f"{type(error).__name__}: {error!s:.200}"

@@ -111,7 +111,7 @@ def test_an_integer_beyond_the_precision_of_floats_stays_exact() -> None:
         ({"learning_rate": "fast"}, "agent.learning_rate='fast': expected a number."),
         ({"learning_rate": False}, "agent.learning_rate=False: expected a number."),
         ({"learning_rate": math.nan}, "agent.learning_rate=nan: expected a number."),
-        ({"learning_rate": 10**400}, f"agent.learning_rate={10**400}: expected a number."),
+        ({"learning_rate": 10**400}, f"agent.learning_rate=1{'0' * 79}...: expected a number."),
         ({"learning_rate": [1]}, "agent.learning_rate=[1]: expected a number."),
         ({"max_grad_norm": "none"}, "agent.max_grad_norm='none': expected a number or null."),
         ({"shuffle": 1}, "agent.shuffle=1: expected true or false."),

@@ -40,9 +40,9 @@ def seal(path: Path, **changes: Any) -> None:
 
 def store(path: Path, **metadata: Any) -> None:
     """Replace the stored array by one with other metadata."""
-    database = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{path}/arrays/"}, "path": "state['a']/"}
+    place = {"driver": "file", "path": f"{path}/arrays/00000/"}
     described = {"shape": [4], "chunks": [4], "dtype": "<f4", "compressor": {"id": "zstd", "level": 1}} | metadata
-    ts.open({"driver": "zarr", "kvstore": database, "metadata": described}, create=True, delete_existing=True).result()
+    ts.open({"driver": "zarr", "kvstore": place, "metadata": described}, create=True, delete_existing=True).result()
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,14 @@ def test_a_manifest_does_not_name_files_outside(checkpoints: Checkpoints, name: 
         checkpoints.restore(TREE)
 
 
+@pytest.mark.parametrize("name", ["../../../outside", "/dev", "", "00000/..", 3])
+def test_a_manifest_does_not_name_arrays_outside(checkpoints: Checkpoints, name: Any) -> None:
+    leaf = {"path": "state['a']", "array": name, "shape": [4], "dtype": "float32"}
+    seal(checkpoints.folder / "000000000007", leaves=[leaf])
+    with pytest.raises(CheckpointError, match=r"manifest\.json is not valid"):
+        checkpoints.restore(TREE)
+
+
 def as_link(path: Path) -> None:
     path.rename(path.with_name("elsewhere"))
     path.symlink_to(path.with_name("elsewhere"))
@@ -91,7 +99,7 @@ def as_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "arrays/manifest.ocdbt"])
+@pytest.mark.parametrize("name", ["manifest.json", "arrays/00000/.zarray"])
 @pytest.mark.parametrize("damage", [as_link, as_pipe])
 def test_links_and_pipes_are_refused(checkpoints: Checkpoints, name: str, damage: Callable[[Path], None]) -> None:
     damage(checkpoints.folder / "000000000007" / name)

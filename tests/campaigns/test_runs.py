@@ -1,4 +1,4 @@
-"""A small part of each campaign of `tests/campaigns`, and what its checks find."""
+"""A small slice of the campaigns on runs, and what their checks find."""
 
 import math
 from pathlib import Path
