@@ -26,7 +26,7 @@ def check_memory(what: str, num_bytes: int) -> None:
 
 def memory_bytes() -> int:
     """Return the memory of all devices of this process; on a CPU, that of the machine."""
-    limits = [(device.memory_stats() or {}).get("bytes_limit") for device in jax.local_devices()]
+    limits = [(device.memory_stats() or {}).get("bytes_limit", 0) for device in jax.local_devices()]
     if all(limits):
         return sum(limits)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
