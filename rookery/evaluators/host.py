@@ -157,6 +157,8 @@ class HostEvaluator:
                 engine = self._make_engine(base_env, recorder, schedule, RestartPolicy(max_restarts=0))
                 for _ in range(max_steps + 1):
                     engine.observe()
+                    while engine.states.out:  # the env takes long
+                        engine.observe()
                     for fault in engine.faults:
                         raise EnvFaultError(str(fault), fault)
                     yield _image_of(base_env)

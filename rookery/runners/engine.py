@@ -170,8 +170,11 @@ class EpisodeEngine:
             self._call_for("on_episode_step", stepped, outputs)
         if outputs.over:
             self._end_episodes(outputs)
-        for env, failed in outputs.failed.items():  # last, because it may raise: the others' steps are counted
-            self._fail(env, failed)
+        errors = [self._fail(env, failed) for env, failed in outputs.failed.items()]
+        for error in filter(None, errors):  # last: all envs are accounted for
+            raise error
+        if errors:
+            self.check_alive()
 
     # Episodes.
 
@@ -193,6 +196,8 @@ class EpisodeEngine:
                 self.base_env.try_restart(env, self._begin_episode(env))
                 states.restart(env)
                 begun.append(env)
+        if begun:
+            self._heard_at = self._clock()
         return bool(begun)
 
     def _begin_episode(self, env: int) -> int:
@@ -234,8 +239,8 @@ class EpisodeEngine:
 
     # Faults.
 
-    def _fail(self, env: int, failed: Failed) -> None:
-        """Discard the episode of an env that failed, and plan the restart of the env."""
+    def _fail(self, env: int, failed: Failed) -> EnvFaultError | None:
+        """Discard the episode of an env that failed, and plan its restart; return the error if it ends the run."""
         episode, recorder, schedule = self._episodes[env], self.recorder, self.schedule
         recorder.update(episode)
         action = recorder.last_action(env) if failed.phase is Phase.STEP else None
@@ -275,26 +280,27 @@ class EpisodeEngine:
             schedule.lose(env)
         self._close_episode(episode, End.FAULTY, fault)
         self._first_fault = self._first_fault or fault
-        if is_raised:
-            raise EnvFaultError(str(fault), fault)
-        self.check_alive()
+        return EnvFaultError(str(fault), fault) if is_raised else None
 
     def _patience(self) -> float | None:
         """Return how long to wait for envs, which may be silent: that must not delay restarts nor samples."""
         base_env, states = self.base_env, self.states
         if not base_env.is_external and not base_env.is_asynchronous:
             return None
-        now = self._clock()
-        limits = [states.seconds_to_restart(now, states.suspect)] if states.suspect else []
+        now, wanted = self._clock(), self._restartable()
+        limits = [states.seconds_to_restart(now, wanted)] if wanted else []
         if base_env.patience is not None and states.out - states.restarting - states.late:
             limits.append(max(0.0, self._heard_at + base_env.patience - now))
         return min(limits, default=None)
 
     def _wait_for_restart(self) -> None:
         """Sleep until the first env may be restarted, as no env has anything to do."""
-        wanted = list(filter(self.schedule.may_restart, self.states.suspect))
-        if wanted:
+        if wanted := self._restartable():
             self._sleep(self.states.seconds_to_restart(self._clock(), wanted))
+
+    def _restartable(self) -> list[int]:
+        """Return the suspect envs that the schedule restarts when they are due."""
+        return list(filter(self.schedule.may_restart, self.states.suspect))
 
 
 def _truncated_envs(outputs: EnvOutputs) -> frozenset[int]:

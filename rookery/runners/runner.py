@@ -21,7 +21,7 @@ from rookery.runners.quota import COMPLETE, ENV_STEPS, EPISODES, WHOLE_EPISODES
 from rookery.runners.recording.episode import EpisodeMetric, LiveEpisode
 from rookery.runners.recording.multi_agent import MultiAgentRecorder, PolicyMappingFn
 from rookery.runners.recording.policy_recorder import PolicyRecorder
-from rookery.runners.recording.recorder import FragmentRecorder
+from rookery.runners.recording.recorder import Fragment, FragmentRecorder
 from rookery.runners.recording.single_agent import SingleAgentRecorder
 from rookery.runners.sampling import RunnerConfig, Sample
 from rookery.runners.schedule import QuotaSchedule
@@ -117,7 +117,7 @@ class EnvRunner:
         """Sample a fragment as configured, or `num_steps` env steps or `num_episodes` whole episodes of all envs.
 
         The share of each env is fixed beforehand: an env with short episodes does not give more of them. With
-        `force_reset` the open episodes are discarded and all envs begin new ones.
+        `force_reset` rows that were not returned yet are discarded and all envs begin new episodes.
         """
         if force_reset:
             self._force_reset()
@@ -157,8 +157,10 @@ class EnvRunner:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `get_state` of another runner, with new episodes and seeds that were not used before."""
-        num_left_out = NUM_SEEDS_LEFT_OUT // self.base_env.num_envs + 1
-        self._schedule.episode_counts = (np.asarray(state["episode_counts"]) + num_left_out).tolist()
+        counts, num_envs = np.asarray(state["episode_counts"]), self.base_env.num_envs
+        if len(counts) != num_envs:
+            raise InvalidInputError(f"the state is that of {len(counts)} environments: this runner has {num_envs}.")
+        self._schedule.episode_counts = (counts + NUM_SEEDS_LEFT_OUT // num_envs + 1).tolist()
         for policy, num_acts in state["num_acts"].items():
             self.policies[policy].count_from(np.asarray(num_acts))
         self._pipelines.set_state(state["connectors"])
@@ -175,6 +177,10 @@ class EnvRunner:
                 f"force_reset: {self.base_env.name} begins its episodes itself; sample without force_reset."
             )
         self._engine.abandon_episodes()
+        fragment = self._recorder.take(None, self.config.rollout_fragment_length)
+        self._engine.discarded += fragment.steps
+        self._schedule.end_sample()
+        self._forget(fragment)
 
     def _begin_sample(self, num_steps: int | None, num_episodes: int | None) -> int | None:
         """Distribute the quotas; return the number of rows of the sample, None if it is not known."""
@@ -206,8 +212,7 @@ class EnvRunner:
             overdraft = np.minimum(overdraft, self._recorder.env_steps)  # a fault may have discarded some
         num_next_rows, whole_episodes = self.config.rollout_fragment_length, quota.unit in WHOLE_EPISODES
         fragment = self._recorder.take(num_rows, num_next_rows, whole_episodes, overdraft)
-        for policy in fragment.forgotten:
-            self._pipelines.forget(policy)
+        self._forget(fragment)
         self._returned += fragment.steps
         sample = Sample(
             batch=MultiAgentBatch(batches=PyTreeDict(fragment.batches), env_steps=np.int32(fragment.steps.env_steps)),
@@ -222,6 +227,10 @@ class EnvRunner:
         if self._has_sample_hook:
             self._callbacks.on_sample_end(SampleEvent(self.base_env, sample))  # type: ignore[union-attr]
         return sample
+
+    def _forget(self, fragment: Fragment) -> None:
+        for policy in fragment.forgotten:
+            self._pipelines.forget(policy)
 
     # Building.
 

@@ -424,17 +424,6 @@ def test_no_more_processes_start_at_a_time_than_there_are_cores(
     assert max(counts) <= 2
 
 
-def test_an_env_that_is_being_built_is_not_taken_for_a_silent_one(make_transport: MakeTransport) -> None:
-    class Slow(CountingEnv):
-        def __init__(self) -> None:
-            super().__init__()
-            time.sleep(1.5)
-
-    transport = make_transport(Slow)
-    transport.send_reset(0, seed=None)
-    assert list(transport.receive_any(timeout=1.0)) == [0]
-
-
 def test_an_env_that_is_closed_or_replaced_before_its_process_starts_leaves_nothing(
     make_transport: MakeTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -116,6 +117,51 @@ def test_a_process_that_hangs_costs_its_own_episode_and_the_others_nothing() -> 
     times = [[row.t for row in rows if row.column == column] for column in range(3)]
     assert times[0] == times[2] == [t % 20 for t in range(10 * len(samples))]
     assert times[1] == [*range(15)]
+
+
+class SlowEnv(CountingEnv):
+    """Takes a time to be built, and for the last step of its first episode."""
+
+    def __init__(self, length: int, build_seconds: float = 0.0, last_seconds: float = 0.0) -> None:
+        super().__init__(length)
+        time.sleep(build_seconds)
+        self._length, self._last_seconds = length, last_seconds
+
+    def step(self, action: Any) -> Any:
+        if self.num_steps == self._length - 1:
+            time.sleep(self._last_seconds)
+            self._last_seconds = 0.0
+        return super().step(action)
+
+
+def test_the_first_sample_waits_for_envs_that_are_being_built() -> None:
+    base_env = vectorized(lambda index: SlowEnv(5, build_seconds=0.8 * index), 2, processes=True, step_timeout=2.0)
+    runner = make_runner(base_env, rollout_fragment_length=4)
+    assert runner.sample().env_steps == 8
+    runner.close()
+
+
+def test_fresh_episodes_have_the_shape_of_a_fragment_after_an_env_was_late() -> None:
+    base_env = vectorized(lambda index: SlowEnv(4, last_seconds=1.0 * index), 2, processes=True, step_timeout=5.0)
+    runner = make_runner(base_env, rollout_fragment_length=8)
+    assert runner.sample().env_steps == 8 + 3
+    sample = runner.sample(force_reset=True)
+    assert [row.t for row in rows_of(sample)] == [*range(4)] * 4
+    assert sample.batch.batches.default.rewards.shape == (8, 2)
+    assert runner.ledger.is_exact
+    runner.close()
+
+
+def test_all_envs_that_fail_together_are_accounted_for_before_the_error() -> None:
+    runner = make_runner(
+        vectorized(lambda index: LyingEnv(with_nan_reward), 2), rollout_fragment_length=8, on_invalid="raise"
+    )
+    for num_faults in (2, 4):
+        with pytest.raises(EnvFaultError, match="on_invalid='raise' ends the run"):
+            runner.sample()
+        assert runner.fault_counts["invalid"] == num_faults
+    assert runner.ledger.is_exact
+    runner.close()
 
 
 def test_a_process_that_is_killed_from_outside_is_replaced(tmp_path: Path) -> None:

@@ -118,7 +118,10 @@ class BaseEnv(ABC):
 
     @abstractmethod
     def poll(self, timeout: float | None = None) -> EnvOutputs:
-        """Wait until an env is ready, at most `timeout` seconds, and return the outputs of all that are."""
+        """Wait until an env is ready, at most `timeout` seconds, and return the outputs of all that are.
+
+        The first call waits until all have begun their first episode, or failed.
+        """
 
     @abstractmethod
     def send_actions(self, actions: Actions) -> None:

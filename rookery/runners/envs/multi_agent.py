@@ -219,7 +219,7 @@ class MultiAgentBaseEnv(BaseEnv):
             self._was_polled = True
             for env, episode in enumerate(self._episodes):
                 self.try_reset(env, episode.seed)
-            return self.transport.receive(range(self.num_envs), timeout)
+            return self.transport.receive(range(self.num_envs))
         return self.transport.receive_any(timeout)
 
     def _rows_of(self, episode: _Episode, reply: Any, phase: Phase) -> list[_Row] | Failed:

@@ -55,7 +55,7 @@ class VectorBaseEnv(BaseEnv):
         step = self.vector_env.finished_step() if self.is_asynchronous or self._stepping is not None else None
         if step is not None and not self._resetting:
             return self._polled_step(step)
-        reset = self._polled_reset(self.vector_env.finished_resets(awaited, timeout))
+        reset = self._polled_reset(self.vector_env.finished_resets(awaited, None if awaited else timeout))
         return reset if step is None else joined(self._polled_step(step), reset)
 
     def send_actions(self, actions: Actions) -> None:

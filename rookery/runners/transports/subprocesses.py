@@ -23,8 +23,6 @@ from rookery.runners.transports.worker_process import REPLACED, WorkerProcess
 
 PATIENCE = 0.1
 """The share of `step_timeout` after which a silent env is late."""
-START_PATIENCE = 10.0
-"""The seconds after its start in which an env that is being built is not late."""
 NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 INTERRUPTED = (FaultKind.KILLED, f"{REPLACED}the exchange with it was interrupted")
 
@@ -117,17 +115,8 @@ class ProcessTransport(EnvTransport):
         self._take_all()
         while self._awaited and not self._replies and time.monotonic() < until:
             self._wait(until)
-            if timeout and self._is_starting_up():  # which is no silence
-                until = max(until, time.monotonic() + timeout)
         replies, self._replies = self._replies, {}
         return replies
-
-    def _is_starting_up(self) -> bool:
-        """Whether a process waits for its start, or has started a short time ago."""
-        then = time.monotonic() - START_PATIENCE
-        return any(
-            not worker.is_started or (worker.is_starting and worker.since > then) for worker in self._workers.values()
-        )
 
     def rebuild(self, index: int) -> None:
         """Rebuild an env: in a new process if it is alone there, or owes a reply."""

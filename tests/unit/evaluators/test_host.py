@@ -1,6 +1,8 @@
 """Evaluations and populations on host environments of which some fail: the others go on."""
 
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -16,7 +18,7 @@ from rookery.evaluators.host_population import HostPopulation
 from rookery.runners.envs import libraries
 from rookery.runners.faults import EnvFaultError
 from rookery.runners.group import Description
-from rookery.testing.misbehaving_envs import CountingEnv
+from rookery.testing.misbehaving_envs import CountingEnv, FaultyEnv, raise_error
 from tests.runner_envs import FakeTime, ParityAgent, vectorized
 
 NUM_ENVS, LENGTH = 3, 5
@@ -188,3 +190,30 @@ def test_invalid_data_can_end_an_evaluation(env_with: Any, times: FakeTime, monk
     env = EnvConfig(env.name, runner=RunnerSettings(on_invalid="raise"))
     with pytest.raises(EnvFaultError, match=r"reward is nan.*on_invalid='raise' ends the run"):
         evaluate(env, times, num_episodes=4)
+
+
+def test_an_env_that_nobody_restarts_does_not_make_the_others_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SlowEnv(CountingEnv):
+        def step(self, action: Any) -> Any:
+            time.sleep(0.1)
+            return super().step(action)
+
+    envs = [partial(FaultyEnv, raise_error, at_step=1), partial(SlowEnv, 4)]
+    base_env = vectorized(lambda index: envs[index](), 2, processes=True)
+    polls = []
+
+    def counted_poll(timeout: float | None = None, poll: Callable = base_env.poll) -> Any:
+        polls.append(timeout)
+        return poll(timeout)
+
+    monkeypatch.setattr(base_env, "poll", counted_poll)
+    evaluator = HostEvaluator(
+        EnvConfig("gymnasium/CartPole-v1", runner=RunnerSettings(max_restarts=0, processes=True)),
+        ParityAgent(),
+        num_envs=2,
+        opened=base_env,
+    )
+    result = evaluator.evaluate(ParityAgent().init(*base_env.spaces["agent"], jax.random.key(0)), jax.random.key(0), 2)
+    evaluator.close()
+    assert (result.episode_lengths.tolist(), result.num_left_out) == ([4], 1)
+    assert len(polls) < 40

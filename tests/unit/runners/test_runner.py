@@ -669,6 +669,12 @@ def test_the_state_is_made_of_numbers_and_arrays() -> None:
     assert another.get_state()["num_acts"]["default"].tolist() == state["num_acts"]["default"].tolist() == [5, 5]
 
 
+def test_the_state_of_another_number_of_envs_is_refused() -> None:
+    state = make_runner(vectorized(lambda index: CountingEnv(3), num_envs=2)).get_state()
+    with pytest.raises(InvalidInputError, match="the state is that of 2 environments: this runner has 3"):
+        make_runner(vectorized(lambda index: CountingEnv(3), num_envs=3)).set_state(state)
+
+
 def test_new_parameters_act_from_the_next_step_on() -> None:
     class ParameterAgent(ParityAgent):
         def compute_actions(self, agent_state: Any, sample_batch: Any, key: Any) -> Any:
