@@ -73,9 +73,13 @@ class Run:
     def kill_once(self) -> None:
         """Start or resume the run, and kill it at a random moment."""
         command = self._next_command()
+        # Often late enough to go back next time.
+        num_wanted = 2 if command[0] == "train" and self.moments.random() < 0.7 else 0
         with self._start(command) as process:
             deadline = time.monotonic() + DEADLINE_SECONDS
-            while not self._is_training(process.pid) and process.poll() is None and time.monotonic() < deadline:
+            while process.poll() is None and time.monotonic() < deadline:
+                if self._is_training(process.pid) and len(self._steps()) >= num_wanted:
+                    break
                 time.sleep(0.01)
             time.sleep(self.moments.choice([0.05, 0.3, 3.0]) * self.moments.random())
             process.send_signal(signal.SIGKILL)
@@ -100,8 +104,8 @@ class Run:
     def _next_command(self, may_go_back: bool = True) -> list[str]:
         if not (self.path / "config.yaml").exists():
             return self._train_command("killed")
-        steps = Checkpoints(self.path / "checkpoints").steps()
-        if may_go_back and len(steps) > 1 and self.moments.random() < 0.4:
+        steps = self._steps()
+        if may_go_back and len(steps) > 1 and self.moments.random() < 0.6:
             self.num_back += 1
             return ["resume", "killed", "--step", str(self.moments.choice(steps[:-1])), "--yes"]
         return ["resume", "killed"]
@@ -117,6 +121,9 @@ class Run:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def _steps(self) -> list[int]:
+        return Checkpoints(self.path / "checkpoints").steps()
 
     def _is_training(self, pid: int) -> bool:
         lock = self.path / "lock"
