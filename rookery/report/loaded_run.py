@@ -217,7 +217,7 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _count(config: Mapping[str, Any], name: str) -> int | None:
-    """Return a count of the config; None if it is none."""
+    """Return a count of the config; None if it is not a count."""
     value = config.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= MAX_COUNT:
         return None

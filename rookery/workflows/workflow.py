@@ -204,21 +204,8 @@ class Workflow(ABC):
         ):
             env_steps = log.progress.env_steps = env_steps_of(state)  # warm-up steps count, too
 
-            def save(is_last: bool) -> None:
-                tree = gather((self._saved(state), metrics))
-                if run is None:
-                    return
-                metadata = log.progress.to_mapping() | {OUTSIDE: training.environments.get_state()}
-                try:
-                    log.sync()
-                    self._checkpoints(run).save(tree, env_steps, metadata)
-                except (CheckpointError, OSError) as error:
-                    if is_last:
-                        raise
-                    logger.warning("%s Training continues and saves again when the next checkpoint is due.", error)
-
             if resumed is None:
-                save(is_last=False)
+                self._save(run, log, state, metrics, is_last=False)
             has_to_train = env_steps < timetable.total_timesteps
             while env_steps < timetable.total_timesteps:
                 record_at = timetable.next_record(env_steps)
@@ -246,15 +233,13 @@ class Workflow(ABC):
                 is_due = not is_stopped and timetable.is_due(timetable.checkpoint_interval, record_at, env_steps)
                 is_stopped = stop_agreed(stop) and env_steps < timetable.total_timesteps
                 if is_stopped or is_due:
-                    save(is_last=is_stopped or env_steps >= timetable.total_timesteps)
+                    is_last = is_stopped or env_steps >= timetable.total_timesteps
+                    self._save(run, log, state, metrics, is_last)
                 if is_stopped:
                     raise Interrupted(stop.requested or signal.SIGTERM, log.consequence)
             if counts_of(state.iterations)[0] == 1 and env_steps > timetable.total_timesteps:
-                logger.warning(
-                    "total_timesteps=%s is less than one iteration, which takes %s steps.",
-                    f"{timetable.total_timesteps:,}",
-                    f"{env_steps:,}",
-                )
+                budget = f"total_timesteps={timetable.total_timesteps:,}"
+                logger.warning("%s is less than one iteration, which takes %s steps.", budget, f"{env_steps:,}")
             # Every process must agree, because the program runs on the devices of all processes.
             is_measured = has_to_train and self.settings.train.run_dir is not None
             log.finish(training.collect_seconds(state) if is_measured else None)
@@ -262,6 +247,22 @@ class Workflow(ABC):
             if populations and run is not None:
                 write_atomically(run.population_path, json.dumps(populations) + "\n")
         return state
+
+    def _save(
+        self, run: RunDirectory | None, log: RunLog, state: TrainingState, metrics: RunningMetrics, is_last: bool
+    ) -> None:
+        """Save a checkpoint; warn if it cannot be written, unless it is the last."""
+        tree = gather((self._saved(state), metrics))
+        if run is None:
+            return
+        metadata = log.progress.to_mapping() | {OUTSIDE: self.training.environments.get_state()}
+        try:
+            log.sync()
+            self._checkpoints(run).save(tree, env_steps_of(state), metadata)
+        except (CheckpointError, OSError) as error:
+            if is_last:
+                raise
+            logger.warning("%s Training continues and saves again when the next checkpoint is due.", error)
 
     def _check_divergence(self, log: RunLog, state: TrainingState, metrics: RunningMetrics) -> DivergedError | None:
         """Return the error if training has diverged in all seeds and has to stop; else warn about new divergences.

@@ -21,8 +21,8 @@ from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key, PyTreeDict
 
 ROWS = 8
-"""Batches are filled up to a multiple of this, unless there is one column only: XLA computes products for so many rows
-at a time, and the rows that are left over may differ in the last bit."""
+"""Batches are filled up to a multiple of 8 rows, unless there is one column only: XLA computes the products of 8 rows
+at a time, and the rows of a remainder may differ in the last bit."""
 NO_COLUMN = np.iinfo(np.int32).max
 """The column of rows that fill up a batch."""
 
@@ -73,7 +73,7 @@ class Actor:
         self.reserve(num_columns)
 
     def begin(self, num_columns: int) -> None:
-        """Begin with `num_columns` columns in which nobody has acted."""
+        """Begin with `num_columns` columns, without acts and recurrent states."""
         self.carry, self._num_acts = (), jnp.zeros(0, jnp.uint32)
         self.reserve(num_columns)
 
