@@ -51,6 +51,7 @@ from rookery.testing.describe import (
     one_line,
     with_spaces,
 )
+from rookery.trust import import_named
 from rookery.types import Obs
 
 GYMNASIUM_OWN_CHECK = "gymnasium's own check_env"
@@ -70,9 +71,12 @@ def check_gymnasium_env(env: Any, name: str | None = None, show_fn: ShowFn | Non
 def make_gymnasium_env(name: str) -> gymnasium.Env:
     """Build an env by its id, with or without the prefix `gymnasium/`; warnings of Gymnasium are hidden."""
     gymnasium_id = name.removeprefix("gymnasium/")
+    module, has_module, _ = gymnasium_id.partition(":")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", f"{COLOR_CODES.pattern}WARN: ")
+            if has_module:
+                import_named(module, name)
             return gymnasium.make(gymnasium_id, disable_env_checker=True)
     except gymnasium.error.UnregisteredEnv:
         raise unknown_id(gymnasium_id) from None
