@@ -151,7 +151,7 @@ def test_a_diverged_run_can_be_resumed_with_other_hyperparameters(
     assert cli.main(command) == 2
     assert "seed 0 diverged at" in capsys.readouterr().err
     changes = ["agent.learning_rate={start: 1e-3, end: 0}", "agent.max_grad_norm=0.5"]
-    assert cli.main(["resume", str(run.path), "--step", "0", *changes]) == 0
+    assert cli.main(["resume", str(run.path), "--step", "0", "--yes", *changes]) == 0
     assert run.config["agent"]["learning_rate"] == {"start": 0.001, "end": 0.0, "steps": 64.0}
     rows = run.read_metrics()
     assert rows[-1]["time/total_timesteps"] == 64
@@ -177,7 +177,7 @@ def test_hyperparameters_of_seeds_and_of_evolution_can_change(name: str, tmp_pat
     }
     common = ["agent.network.hidden_sizes=[4]", "num_seeds=2", "evaluation.num_episodes=2", "checkpoint.keep=null"]
     assert cli.main(["train", f"agent={name}", *sizes[name], *common, f"run_dir={run.path}"]) == 0
-    assert cli.main(["resume", str(run.path), "--step", "0", "agent.learning_rate=0"]) == 0
+    assert cli.main(["resume", str(run.path), "--step", "0", "--yes", "agent.learning_rate=0"]) == 0
     assert run.config["agent"]["learning_rate"] == 0.0
     metric = {"openes": "evolution/center_0", "ppo": "train/learning_rate"}[name]
     (first, *_, last) = [row[metric] for row in run.read_metrics() if row["seed"] == 1 and metric in row]

@@ -70,12 +70,12 @@ def test_ctrl_c_is_not_a_fault_of_the_env() -> None:
     def press_ctrl_c() -> None:
         raise KeyboardInterrupt
 
-    envs = LocalTransport([lambda: FaultyEnv(press_ctrl_c, at_step=0, at_reset=1)])
-    reset(envs)
+    envs = LocalTransport([lambda: FaultyEnv(press_ctrl_c, at_step=0), lambda: FaultyEnv(press_ctrl_c, at_reset=0)])
+    envs.send_reset(0, seed=None)
     with pytest.raises(KeyboardInterrupt):
         envs.send_steps([0], [0])
     with pytest.raises(KeyboardInterrupt):
-        envs.send_reset(0, seed=None)
+        envs.send_reset(1, seed=None)
 
 
 def test_stepping_before_the_first_reset_is_the_callers_error() -> None:
