@@ -830,7 +830,7 @@ def test_the_end_of_an_agent_is_not_that_of_the_episode() -> None:
         Moment({}, {}),
         Moment({}, {}, truncated=[ALL]),
     ]
-    env = ScriptedEnv(script)
+    env = ScriptedEnv(script, agents="abc")  # "c" may still appear
     sample = make_runner(in_dicts(env)).sample(num_episodes=1)
     assert len(env.received) == 3
     assert sample.episodes[0].episode_length == 3
