@@ -436,9 +436,9 @@ def test_training_from_the_command_line_leaves_a_video(
     sizes = ["agent.num_envs=3", "agent.rollout_length=6", "agent.network.hidden_sizes=[8]", "total_timesteps=90"]
     assert cli.main(["train", *overrides, *sizes, "evaluation.num_episodes=5", "recorders=[jsonl]"]) == 0
     assert RunDirectory(run).episode_path.exists()
-    assert cli.main(["resume", str(run)]) == 0
+    assert cli.main(["resume", str(run), "--trust"]) == 0
     video = tmp_path / "video.gif"
-    assert cli.main(["evaluate", str(run), "--episodes", "4", "--video", str(video)]) == 0
+    assert cli.main(["evaluate", str(run), "--episodes", "4", "--trust", "--video", str(video)]) == 0
     assert video.exists()
     assert "solo" in capsys.readouterr().out
     assert log.num_open == 0
