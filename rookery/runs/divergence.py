@@ -58,5 +58,5 @@ def diverged_error(last: Divergence, num_seeds: int, run: RunDirectory | None) -
     command = f"rookery resume {shlex.quote(str(run.path))} agent.NAME=VALUE"
     return DivergedError(
         f"{cause}. The last good checkpoint is at {step:,} env steps; continue from it with other hyper-parameters: "
-        f"`{command}` (--step takes an earlier one). on_nan=warn does not stop."
+        f"`{command}` (--step N --yes takes an earlier one). on_nan=warn does not stop."
     )
