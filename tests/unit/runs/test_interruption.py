@@ -133,4 +133,7 @@ def test_the_second_termination_ends_a_process_that_hangs(number: signal.Signals
         for said in ("ready\n", "noted\n"):
             assert process.stdout.readline() == said
             process.send_signal(number)
-        assert process.wait(timeout=30) == -number
+        try:
+            assert process.wait(timeout=30) == -number
+        finally:
+            process.kill()
