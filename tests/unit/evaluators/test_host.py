@@ -217,3 +217,24 @@ def test_an_env_that_nobody_restarts_does_not_make_the_others_spin(monkeypatch: 
     evaluator.close()
     assert (result.episode_lengths.tolist(), result.num_left_out) == ([4], 1)
     assert len(polls) < 40
+
+
+def test_a_slow_step_is_rendered_once_and_costs_no_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SlowEnv(CountingEnv):
+        metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+        def step(self, action: Any) -> Any:
+            time.sleep(0.3 if self.num_steps == 1 else 0.0)
+            return super().step(action)
+
+        def render(self) -> np.ndarray:
+            return np.full((2, 2, 3), self.num_steps, np.uint8)
+
+    def make_rendered_env(env: EnvConfig) -> Any:
+        return vectorized(lambda index: SlowEnv(4), 1, processes=True, step_timeout=1.0)
+
+    monkeypatch.setattr("rookery.evaluators.host.make_rendered_env", make_rendered_env)
+    agent = ParityAgent()
+    evaluator = HostEvaluator(EnvConfig("gymnasium/CartPole-v1"), agent, num_envs=1)
+    frames = evaluator.frames(AgentState(params=jnp.zeros(())), jax.random.key(0), max_steps=3)
+    assert [int(frame[0, 0, 0]) for frame in frames] == [0, 1, 2, 3]
