@@ -46,11 +46,15 @@ def speed_rows(label: str, cores: list[int], num_devices: int = 1) -> Iterator[R
 def compare(name: str, steps_per_second: dict[str, float], peers: tuple[str, ...]) -> Row:
     """Compare with the fastest peer, and name them all."""
     speeds = {peer: steps_per_second[peer] for peer in peers if peer in steps_per_second}
-    others = [f"{peer} {speed / 1e3:.0f} k" for peer, speed in speeds.items()]
+    others = [f"{peer} {thousands(speed)}" for peer, speed in speeds.items()]
     others += [f"{peer}: {INSTALL}" for peer in peers if peer not in speeds]
     ours = steps_per_second["rookery"]
     ratio = ours / max(speeds.values()) if speeds else None
-    return Row(name, f"{ours / 1e3:.0f} k steps/s", ", ".join(others), ratio)
+    return Row(name, f"{thousands(ours)} steps/s", ", ".join(others), ratio)
+
+
+def thousands(speed: float) -> str:
+    return f"{speed / 1e3:.0f} k" if speed >= 100e3 else f"{speed / 1e3:.1f} k"
 
 
 def compile_row(cores: list[int]) -> Row:
@@ -83,20 +87,21 @@ def steps_per_second(num_envs: int, num_devices: int) -> dict[str, float]:
     from bench.peers.plain_ppo import PlainPPO
 
     contenders = {
-        "rookery": rookery_training(num_envs, num_devices),
-        "plain JAX": peer_training(PlainPPO(num_envs), num_envs),
+        "rookery": training_of(rookery_workflow(num_envs, num_devices), iterations_per_call(num_envs)),
+        "plain JAX": peer_training(PlainPPO(num_envs), iterations_per_call(num_envs)),
     }
     if is_installed("rejax"):
         from bench.peers.rejax_ppo import RejaxPPO
 
-        contenders["rejax"] = peer_training(RejaxPPO(num_envs), num_envs)
+        contenders["rejax"] = peer_training(RejaxPPO(num_envs), iterations_per_call(num_envs))
     return speeds_of(contenders, num_envs * sizes.ROLLOUT_LENGTH * iterations_per_call(num_envs))
 
 
 def steps_per_second_against_sb3(num_envs: int) -> dict[str, float]:
     """Measure Rookery and Stable-Baselines3."""
-    num_steps = num_envs * sizes.ROLLOUT_LENGTH
-    speeds = speeds_of({"rookery": rookery_training(num_envs)}, num_steps * iterations_per_call(num_envs))
+    num_steps, num_iterations = num_envs * sizes.ROLLOUT_LENGTH, iterations_per_call(num_envs)
+    ours = training_of(rookery_workflow(num_envs), num_iterations)
+    speeds = speeds_of({"rookery": ours}, num_steps * num_iterations)
     if is_installed("Stable-Baselines3"):
         from bench.peers.sb3_ppo import StableBaselines3PPO
 
@@ -114,7 +119,7 @@ def compile_seconds() -> dict[str, float]:
 
     def compile_ours() -> None:
         state = workflow.init(key)
-        workflow.training.advance.compile(state, workflow._no_metrics(state), 1, until())
+        workflow.training.advance.compile(state, workflow.training.no_metrics(state), 1, until())
         workflow.training.evaluation.compile(workflow.training.agents(state), state.eval_key)
 
     seconds = {"rookery": cpu_seconds_of(compile_ours)}
@@ -138,7 +143,8 @@ def seconds_to_first_iteration() -> dict[str, float]:
     return {"rookery": time.time() - float(os.environ["STARTED_AT"])}
 
 
-def rookery_workflow(num_envs: int, num_devices: int = 1) -> Any:
+def rookery_workflow(num_envs: int, num_devices: int = 1, env: str = "classic/cartpole", **changes: Any) -> Any:
+    """Build the training with the sizes that all contenders share, except for `changes` of the agent's settings."""
     from rookery.algorithms.ppo import PPOWorkflow
 
     agent = {
@@ -154,21 +160,20 @@ def rookery_workflow(num_envs: int, num_devices: int = 1) -> Any:
         "clip_ratio": sizes.CLIP_RATIO,
         "value_coefficient": sizes.VALUE_COEFFICIENT,
         "entropy_coefficient": sizes.ENTROPY_COEFFICIENT,
-        "network": {"hidden_sizes": list(sizes.HIDDEN_SIZES), "activation": "tanh"},
+        "network": {"hidden_sizes": list(sizes.HIDDEN_SIZES), "activation": "tanh"} | changes.pop("network", {}),
     }
-    config = {"agent": agent, "env": {"name": "classic/cartpole"}, "devices": num_devices}
+    config = {"agent": agent | changes, "env": {"name": env}, "devices": num_devices}
     return PPOWorkflow.build_from_config(config)
 
 
-def rookery_training(num_envs: int, num_devices: int = 1) -> Callable[[], Any]:
+def training_of(workflow: Any, num_iterations: int) -> Callable[[], Any]:
     """The program that `learn` runs between two records, with metrics; each call continues from the last."""
-    workflow = rookery_workflow(num_envs, num_devices)
     state = workflow.init(workflow.make_key())
-    carried = state, workflow._no_metrics(state)
+    carried = state, workflow.training.no_metrics(state)
 
     def run() -> Any:
         nonlocal carried
-        carried = workflow.training.advance(*carried, iterations_per_call(num_envs), until())
+        carried = workflow.training.advance(*carried, num_iterations, until())
         return carried
 
     return run
@@ -181,7 +186,7 @@ def until() -> Any:
     return Counter.of(10**12)
 
 
-def peer_training(peer: Any, num_envs: int) -> Callable[[], Any]:
+def peer_training(peer: Any, num_iterations: int) -> Callable[[], Any]:
     """Iterations of a peer as one program; each call continues from the last."""
     import jax
 
@@ -189,7 +194,7 @@ def peer_training(peer: Any, num_envs: int) -> Callable[[], Any]:
 
     @jax.jit
     def advance(state: Any) -> Any:
-        return jax.lax.fori_loop(0, iterations_per_call(num_envs), lambda _, state: peer.iterate(state), state)
+        return jax.lax.fori_loop(0, num_iterations, lambda _, state: peer.iterate(state), state)
 
     def run() -> Any:
         nonlocal state
@@ -203,12 +208,12 @@ def iterations_per_call(num_envs: int) -> int:
     return max(1, 512 // num_envs)
 
 
-def speeds_of(contenders: dict[str, Callable[[], Any]], num_steps: int) -> dict[str, float]:
+def speeds_of(contenders: dict[str, Callable[[], Any]], num_steps: int, num_rounds: int = 7) -> dict[str, float]:
     """Env steps per second: on one core by CPU time, which other processes hardly affect; on several by wall clock."""
     from bench.timing import best_seconds
 
     clock = time.process_time if len(os.sched_getaffinity(0)) == 1 else time.perf_counter
-    return {name: num_steps / seconds for name, seconds in best_seconds(contenders, clock, num_rounds=7).items()}
+    return {name: num_steps / seconds for name, seconds in best_seconds(contenders, clock, num_rounds).items()}
 
 
 def cpu_seconds_of(function: Callable[[], Any]) -> float:

@@ -5,11 +5,12 @@ Eight envs sleep 1 ms in every step. In turn their resets take 0.3 s (episodes o
 policy. What the envs allow is the sum of their rates if nobody waits for another.
 """
 
+import importlib.util
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -25,6 +26,8 @@ LENGTHS = (20, 51)
 STEPS_PER_SLOW = 50
 FRAGMENT, SHORT_FRAGMENT = 512, 32
 HANG_SECONDS = 20
+CARTPOLE_STEPS, NUM_ROUNDS = 500, 5
+OURS = {"one per process": 1, "two per process": 2, "four per process": 4, "eight per process": 8}
 
 
 def rows() -> Iterator[Row]:
@@ -39,6 +42,19 @@ def rows() -> Iterator[Row]:
         rate = measure("bench.process_envs", function, cores=cores)["rate"]
         figure = f"{rate:.0f} steps/s"
         yield Row(f"{NUM_ENVS} process envs, {name}", figure, f"their sum {allowed:.0f} steps/s", rate / allowed)
+    rates = measure("bench.process_envs", "sleeping_rates", cores=cores)
+    yield Row(
+        f"{NUM_ENVS} process envs, 1 ms per step",
+        f"{rates['rookery']:.0f} steps/s",
+        f"their sum {rates['sum']:.0f} steps/s",
+        rates["rookery"] / rates["sum"],
+    )
+    rates = measure("bench.process_envs", "cartpole_rates", cores=cores)
+    ours = {name: rate for name, rate in rates.items() if name in OURS}
+    for name, rate in ours.items():
+        for peer in rates.keys() - ours.keys():
+            figures = f"{rate:.0f} steps/s", f"{peer} {rates[peer]:.0f} steps/s"
+            yield Row(f"{NUM_ENVS} CartPoles, {name}", *figures, rate / rates[peer])
     rates = measure("bench.process_envs", "rates_while_one_hangs", cores=cores)
     yield Row(
         f"{NUM_ENVS - 1} process envs while another hangs {HANG_SECONDS} s",
@@ -93,6 +109,66 @@ def make_runner(fragment: int, step_timeout: float = 60.0, hangs_at: int | None 
     runner = EnvRunner(base_env, agent, config=RunnerConfig(rollout_fragment_length=fragment))
     runner.set_agent_states(agent.init(*runner.spaces_of(), jax.random.key(0)))
     return runner
+
+
+def cartpole_rates() -> dict[str, float]:
+    """Measure the runner and the vector envs of others with the same agent, in turns, by wall time."""
+    from bench.runner import bare_loop, best_rates
+    from bench.runner import make_runner as make_runner_of
+    from rookery.runners.envs.libraries import make_host_env
+
+    contenders: dict[str, Callable[[], int]] = {}
+    for name, envs_per_process in OURS.items():
+        options = {"processes": True, "envs_per_process": envs_per_process}
+        runner = make_runner_of(make_host_env("gymnasium/CartPole-v1", NUM_ENVS, **options), CARTPOLE_STEPS)
+        contenders[name] = lambda runner=runner: runner.sample().env_steps
+    contenders["AsyncVectorEnv"] = bare_loop(NUM_ENVS, CARTPOLE_STEPS, is_tuned=True, mode="async")
+    if importlib.util.find_spec("stable_baselines3") is not None:
+        contenders["SubprocVecEnv"] = subproc_loop()
+    return best_rates(contenders, NUM_ROUNDS, time.perf_counter)
+
+
+def subproc_loop() -> Callable[[], int]:
+    """Stable-Baselines3's vector env in processes, with the same agent."""
+    from stable_baselines3.common.vec_env import SubprocVecEnv
+
+    from bench.runner import loop_over
+
+    class AsGymnasium:
+        """Its methods under the names of Gymnasium; it resets an env in the step that ends its episode."""
+
+        num_envs = NUM_ENVS
+
+        def __init__(self) -> None:
+            self._envs = SubprocVecEnv([lambda: gymnasium.make("CartPole-v1")] * NUM_ENVS)
+            self.single_observation_space = self._envs.observation_space
+            self.single_action_space = self._envs.action_space
+
+        def reset(self, seed: int) -> tuple[Any, dict]:
+            return self._envs.reset(), {}
+
+        def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
+            obs, rewards, dones, infos = self._envs.step(actions)
+            return obs, rewards, np.zeros_like(dones), np.zeros_like(dones), infos
+
+    return loop_over(AsGymnasium(), CARTPOLE_STEPS, is_tuned=True)
+
+
+def sleeping_rates() -> dict[str, float]:
+    """Measure envs that sleep 1 ms in every step; what they allow is the rate of one env in a bare loop, times 8."""
+    from bench.runner import best_rates
+
+    env, num_steps = SleepingEnv(0.0, 0), 500
+    env.reset(seed=0)
+
+    def loop() -> int:
+        for _ in range(num_steps):
+            env.step(0)
+        return NUM_ENVS * num_steps
+
+    runner = make_runner(FRAGMENT, reset_seconds=0.0, steps_per_slow=0)
+    contenders = {"rookery": lambda: runner.sample().env_steps, "sum": loop}
+    return best_rates(contenders, NUM_ROUNDS, time.perf_counter)
 
 
 def rate_with_slow_resets() -> dict[str, float]:

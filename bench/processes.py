@@ -7,7 +7,9 @@ import sys
 import time
 
 
-def measure(module: str, function: str, *args: int, cores: list[int], cache: str | None = None) -> dict[str, float]:
+def measure(
+    module: str, function: str, *args: int | str, cores: list[int], cache: str | None = None
+) -> dict[str, float]:
     """Call a function of a benchmark in a new process that may use only these cores."""
     cores_of_this_process = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)  # a child inherits them

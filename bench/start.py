@@ -1,12 +1,18 @@
-"""The CPU time of `import rookery`, against `import jax`."""
+"""The CPU time of `import rookery`, against `import jax`, and how long a short training takes from its start."""
 
+import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from bench.table import Row
 
 NUM_STARTS = 5
+NUM_TRAININGS = 3
+TRAINING = ("train", "agent=ppo", "env=classic/cartpole", "total_timesteps=20000")
 
 
 def cpu_seconds_of_import(module: str) -> float:
@@ -19,6 +25,25 @@ def cpu_seconds_of_import(module: str) -> float:
     return min(float(run.stdout) for run in runs)
 
 
+def seconds_of_training(cache: Path) -> tuple[float, float, float]:
+    """Train in a new process; return the seconds to the first output, to the first record and to the end."""
+    environment = os.environ | {"ROOKERY_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        command = [sys.executable, "-m", "rookery", *TRAINING]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=environment) as process:
+            assert process.stdout is not None
+            lines = [(time.perf_counter() - start, line) for line in process.stdout]
+        end = time.perf_counter() - start
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with exit code {process.returncode}.")
+    return lines[0][0], next(seconds for seconds, line in lines if "steps/s" in line), end
+
+
+def best_of(trainings: list[tuple[float, float, float]]) -> str:
+    return " / ".join(f"{min(seconds):.1f}" for seconds in zip(*trainings, strict=True)) + " s"
+
+
 def rows() -> Iterator[Row]:
     jax_alone, with_rookery = cpu_seconds_of_import("jax"), cpu_seconds_of_import("rookery")
     yield Row(
@@ -27,3 +52,8 @@ def rows() -> Iterator[Row]:
         other=f"import jax {jax_alone:.2f} s",
         ratio=jax_alone / with_rookery,
     )
+    with tempfile.TemporaryDirectory() as cache:
+        folders = [Path(cache) / str(number) for number in range(NUM_TRAININGS)]
+        cold = best_of([seconds_of_training(folder) for folder in folders])
+        warm = best_of([seconds_of_training(folder) for folder in folders])
+    yield Row(name="PPO run: output / record / end", ours=warm, other=f"with an empty cache {cold}")

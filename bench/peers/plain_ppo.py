@@ -1,6 +1,6 @@
 """PPO as one writes it in a single file of JAX, in the manner of PureJaxRL (Lu et al., 2022), without any tuning.
 
-The environment is gymnax's CartPole, which resets inside its own step.
+The environments are gymnax's, which reset inside their own step.
 """
 
 from typing import Any, NamedTuple
@@ -43,6 +43,22 @@ class ActorCritic(nn.Module):
         return network(self.num_actions, 0.01), network(1, 1.0)[..., 0]
 
 
+class ConvolutionalActorCritic(nn.Module):
+    """A policy and a value function on the features of one convolutional network, that of MinAtar."""
+
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        orthogonal = nn.initializers.orthogonal(2**0.5)
+        hidden = nn.relu(nn.Conv(16, (3, 3), padding="VALID", kernel_init=orthogonal)(obs.astype(jnp.float32)))
+        hidden = nn.relu(nn.Dense(128, kernel_init=orthogonal)(hidden.reshape(*hidden.shape[:-3], -1)))
+        for size in HIDDEN_SIZES:
+            hidden = nn.tanh(nn.Dense(size, kernel_init=orthogonal)(hidden))
+        logits = nn.Dense(self.num_actions, kernel_init=nn.initializers.orthogonal(0.01))(hidden)
+        return logits, nn.Dense(1, kernel_init=nn.initializers.orthogonal(1.0))(hidden)[..., 0]
+
+
 class Transition(NamedTuple):
     obs: jax.Array
     action: jax.Array
@@ -65,12 +81,12 @@ class Runner(NamedTuple):
 
 
 class PlainPPO:
-    """Trains on CartPole; `iterate` is one rollout and one update."""
+    """Trains on an environment of gymnax; `iterate` is one rollout and one update."""
 
-    def __init__(self, num_envs: int) -> None:
+    def __init__(self, num_envs: int, env: str = "CartPole-v1", network_class: type[nn.Module] = ActorCritic) -> None:
         self.num_envs = num_envs
-        self.env, self.env_params = gymnax.make("CartPole-v1")
-        self.network = ActorCritic(self.env.action_space(self.env_params).n)
+        self.env, self.env_params = gymnax.make(env)
+        self.network = network_class(self.env.action_space(self.env_params).n)
 
     def init(self, key: jax.Array) -> Runner:
         params_key, reset_key, key = jax.random.split(key, 3)
@@ -139,19 +155,23 @@ def log_prob_of(logits: jax.Array, action: jax.Array) -> jax.Array:
 
 
 def minibatch_step(train_state: TrainState, samples: tuple) -> tuple[TrainState, jax.Array]:
-    """One gradient step of the clipped objective (Schulman et al., 2017)."""
-    trajectory, advantages, targets = samples
-    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    """One gradient step."""
 
     def loss_of(params: Any) -> jax.Array:
-        logits, value = train_state.apply_fn(params, trajectory.obs)
-        ratio = jnp.exp(log_prob_of(logits, trajectory.action) - trajectory.log_prob)
-        clipped_ratio = jnp.clip(ratio, 1 - CLIP_RATIO, 1 + CLIP_RATIO)
-        policy_loss = -jnp.minimum(ratio * advantages, clipped_ratio * advantages).mean()
-        value_loss = jnp.square(value - targets).mean()
-        log_probs = jax.nn.log_softmax(logits)
-        entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1).mean()
-        return policy_loss + VALUE_COEFFICIENT * value_loss - ENTROPY_COEFFICIENT * entropy
+        return clipped_loss(*train_state.apply_fn(params, samples[0].obs), samples)
 
     loss, gradients = jax.value_and_grad(loss_of)(train_state.params)
     return train_state.apply_gradients(grads=gradients), loss
+
+
+def clipped_loss(logits: jax.Array, value: jax.Array, samples: tuple) -> jax.Array:
+    """The objective of PPO (Schulman et al., 2017)."""
+    trajectory, advantages, targets = samples
+    advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    ratio = jnp.exp(log_prob_of(logits, trajectory.action) - trajectory.log_prob)
+    clipped_ratio = jnp.clip(ratio, 1 - CLIP_RATIO, 1 + CLIP_RATIO)
+    policy_loss = -jnp.minimum(ratio * advantages, clipped_ratio * advantages).mean()
+    value_loss = jnp.square(value - targets).mean()
+    log_probs = jax.nn.log_softmax(logits)
+    entropy = -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1).mean()
+    return policy_loss + VALUE_COEFFICIENT * value_loss - ENTROPY_COEFFICIENT * entropy

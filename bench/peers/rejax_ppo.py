@@ -4,17 +4,9 @@ from typing import Any
 
 import jax
 import rejax
-from gymnax.environments.classic_control.cartpole import CartPole
 
 from bench.peers import sizes
-
-
-class OneDoneCartPole(CartPole):
-    """gymnax's CartPole with one `done` for both kinds of end: rejax was written for gymnax before 1.0."""
-
-    def step(self, key: Any, state: Any, action: Any, params: Any = None) -> tuple[Any, Any, Any, Any, Any]:
-        obs, state, reward, terminated, truncated, info = super().step(key, state, action, params)
-        return obs, state, reward, terminated | truncated, info
+from bench.peers.rejax_envs import OneDoneCartPole
 
 
 class RejaxPPO:
