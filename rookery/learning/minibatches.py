@@ -48,8 +48,10 @@ def scan_minibatches(
     num_steps, num_envs = leaves[0].shape[:2]
     is_recurrent = bool(jax.tree.leaves(carry))
     num_samples = num_envs if is_recurrent else num_steps * num_envs
+    has_images = any(leaf.ndim >= 5 for leaf in leaves)  # [T, B, H, W, C]
     # The mean over chunks is the mean over samples only if all of them count.
-    num_chunks = 1 if is_recurrent or samples.weights is not None else num_chunks_for(num_samples // num_minibatches)
+    in_chunks = not is_recurrent and samples.weights is None
+    num_chunks = num_chunks_for(num_samples // num_minibatches, has_images) if in_chunks else 1
     # Packed into rows, one gather fetches all fields of a width.
     layout = RowLayout.of(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), samples), True)
     rows = None if is_recurrent else layout.pack([leaf.reshape(-1, *leaf.shape[2:]) for leaf in leaves])

@@ -69,13 +69,15 @@ class Optimizer:
 
 ROWS_PER_CHUNK = 2048
 """Chunks of about this size keep the activations of small networks in the cache of a CPU core."""
+IMAGES_PER_CHUNK = 256
+"""The same for samples with images: convolutional networks have larger activations."""
 
 
-def num_chunks_for(num_samples: int) -> int:
+def num_chunks_for(num_samples: int, has_images: bool = False) -> int:
     """Return the best number of equal chunks for `num_samples` samples on this machine."""
     if jax.default_backend() != "cpu":
         return 1
-    num_chunks = max(1, num_samples // ROWS_PER_CHUNK)
+    num_chunks = max(1, num_samples // (IMAGES_PER_CHUNK if has_images else ROWS_PER_CHUNK))
     while num_samples % num_chunks:
         num_chunks -= 1
     return num_chunks

@@ -27,15 +27,16 @@ NATURE_LAYERS = (ConvolutionLayer(32, 8, 4), ConvolutionLayer(64, 4, 2), Convolu
 """For pixels: Mnih et al., "Human-level control through deep reinforcement learning", Nature, 2015."""
 GRID_LAYERS = (ConvolutionLayer(16, 3, 1),)
 """For small grids: Young and Tian, "MinAtar", 2019."""
-MAX_PATCH_BYTES = 4 * 2**20
-"""The backward pass on CPU copies patches in chunks of images up to this size, but at least one image."""
+MAX_PATCH_BYTES = 2 * 2**20
+"""On CPU, patches are copied in chunks of images up to this size, but at least one image."""
 
 
 class Convolution(nn.Module):
-    """`flax.linen.Conv` without padding, with the same parameters and results, but its own backward pass.
+    """`flax.linen.Conv` without padding, with the same parameters and results, but as matrix products on CPU.
 
-    Inside a loop on CPU, XLA computes the gradient of the kernel more than ten times slower than a matrix product.
-    Reverse-mode derivatives of any order work; forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) does not.
+    There, XLA's convolution is about half as fast for small grids and for large batches of pixels; the gradient of its
+    kernel is more than ten times slower inside a loop. Reverse-mode derivatives of any order work; forward mode
+    (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) does not.
     """
 
     layer: ConvolutionLayer
@@ -100,15 +101,12 @@ def scaled_to_float(array: Array) -> Array:
     return as_float / 255.0 if array.dtype == jnp.uint8 else as_float
 
 
-def _xla_convolution(images: Array, kernel: Array, stride: int) -> Array:
-    layout = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(images, kernel, (stride, stride), "VALID", dimension_numbers=layout)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _convolve(images: Array, kernel: Array, stride: int) -> Array:
     """Convolve `[N, H, W, C]` with `[K, K, C, F]` to `[N, H', W', F]`."""
-    return _xla_convolution(images, kernel, stride)
+    on_cpu = functools.partial(_convolve_on_cpu, stride=stride)
+    by_xla = functools.partial(_convolve_by_xla, stride=stride)
+    return jax.lax.platform_dependent(images, kernel, cpu=on_cpu, default=by_xla)
 
 
 def _convolve_forward(images: Array, kernel: Array, stride: int) -> tuple[Array, tuple[Array, Array]]:
@@ -124,48 +122,66 @@ def _convolve_backward(stride: int, residuals: tuple[Array, Array], gradients: A
 _convolve.defvjp(_convolve_forward, _convolve_backward)
 
 
+def _convolve_by_xla(images: Array, kernel: Array, stride: int) -> Array:
+    layout = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(images, kernel, (stride, stride), "VALID", dimension_numbers=layout)
+
+
 def _gradients_by_xla(images: Array, kernel: Array, gradients: Array, stride: int) -> tuple[Array, Array]:
-    _, pull_back = jax.vjp(functools.partial(_xla_convolution, stride=stride), images, kernel)
+    _, pull_back = jax.vjp(functools.partial(_convolve_by_xla, stride=stride), images, kernel)
     return pull_back(gradients)
 
 
+def _convolve_on_cpu(images: Array, kernel: Array, stride: int) -> Array:
+    output_shape = jax.eval_shape(functools.partial(_convolve_by_xla, stride=stride), images, kernel).shape
+    matrix = _as_matrix(kernel)
+    outputs = jax.lax.map(
+        lambda images: _patches(images, kernel.shape[0], stride) @ matrix,
+        _in_chunks(images, _num_chunks(output_shape, kernel)),
+    )
+    return outputs.reshape(-1, *output_shape[1:])[: images.shape[0]]
+
+
 def _gradients_on_cpu(images: Array, kernel: Array, gradients: Array, stride: int) -> tuple[Array, Array]:
-    kernel_size, _, num_channels, num_features = kernel.shape
-    matrix = kernel.reshape(kernel_size * kernel_size * num_channels, num_features)
-    to_patches = functools.partial(_patches, kernel_size=kernel_size, stride=stride)
+    to_patches = functools.partial(_patches, kernel_size=kernel.shape[0], stride=stride)
+    matrix, num_features = _as_matrix(kernel), kernel.shape[-1]
 
     def image_gradient(chunk: tuple[Array, Array]) -> Array:
         images, gradients = chunk
-        return jax.linear_transpose(to_patches, images)(gradients @ matrix.T)[0]
+        return jax.linear_transpose(to_patches, images)(gradients.reshape(-1, num_features) @ matrix.T)[0]
 
     def add_kernel_gradient(total: Array, chunk: tuple[Array, Array]) -> tuple[Array, None]:
         images, gradients = chunk
-        # The barrier makes XLA store the transposed matrix instead of fusing it into the slow product.
-        return total + jax.lax.optimization_barrier(to_patches(images).T) @ gradients, None
+        # The transposed gradients on the left: XLA is slower with the transposed patches there.
+        return total + gradients.reshape(-1, num_features).T @ to_patches(images), None
 
     # In separate loops: XLA removes the first one if its result is not used, as in the first layer.
-    chunks = _in_chunks(images, gradients, kernel_size)
+    num_chunks = _num_chunks(gradients.shape, kernel)
+    chunks = _in_chunks(images, num_chunks), _in_chunks(gradients, num_chunks)
     image_gradients = jax.lax.map(image_gradient, chunks)
-    kernel_gradient, _ = jax.lax.scan(add_kernel_gradient, jnp.zeros_like(matrix), chunks)
+    kernel_gradient, _ = jax.lax.scan(add_kernel_gradient, jnp.zeros_like(matrix.T), chunks)
     image_gradients = image_gradients.reshape(-1, *images.shape[1:])[: images.shape[0]]
-    return image_gradients, kernel_gradient.reshape(kernel.shape)
+    return image_gradients, kernel_gradient.T.reshape(kernel.shape)
 
 
-def _in_chunks(images: Array, gradients: Array, kernel_size: int) -> tuple[Array, Array]:
-    """Split into chunks of at most `MAX_PATCH_BYTES` of patches; the last one is padded with zeros.
+def _as_matrix(kernel: Array) -> Array:
+    """Reshape `[K, K, C, F]` to `[K * K * C, F]`."""
+    return kernel.reshape(math.prod(kernel.shape[:3]), kernel.shape[3])
 
-    Returns images `[chunks, n, H, W, C]` and gradients `[chunks, n * H' * W', F]`.
-    """
-    num_images, num_rows, num_columns, num_features = gradients.shape
-    image_bytes = num_rows * num_columns * kernel_size**2 * images.shape[-1] * images.dtype.itemsize
-    num_chunks = max(1, math.ceil(num_images / max(1, MAX_PATCH_BYTES // image_bytes)))
-    chunk_size = math.ceil(num_images / num_chunks)
 
-    def padded(array: Array) -> Array:
-        return jnp.pad(array, [(0, num_chunks * chunk_size - num_images)] + [(0, 0)] * 3)
+def _num_chunks(output_shape: Shape, kernel: Array) -> int:
+    """Return a power of two, so that usual batch sizes need no padding."""
+    num_images, num_rows, num_columns, _ = output_shape
+    image_bytes = num_rows * num_columns * math.prod(kernel.shape[:3]) * kernel.dtype.itemsize
+    num_chunks = math.ceil(num_images / max(1, MAX_PATCH_BYTES // image_bytes))
+    return 1 << max(0, num_chunks - 1).bit_length()
 
-    image_chunks = padded(images).reshape(num_chunks, chunk_size, *images.shape[1:])
-    return image_chunks, padded(gradients).reshape(num_chunks, chunk_size * num_rows * num_columns, num_features)
+
+def _in_chunks(array: Array, num_chunks: int) -> Array:
+    """Split `[N, ...]` into `[num_chunks, n, ...]`; the last chunk is padded with zeros."""
+    chunk_size = math.ceil(array.shape[0] / num_chunks)
+    padded = jnp.pad(array, [(0, num_chunks * chunk_size - array.shape[0])] + [(0, 0)] * (array.ndim - 1))
+    return padded.reshape(num_chunks, chunk_size, *array.shape[1:])
 
 
 def _patches(images: Array, kernel_size: int, stride: int) -> Array:
@@ -178,12 +194,9 @@ def _patches(images: Array, kernel_size: int, stride: int) -> Array:
     crop_or_pad = ((0, 0, 0), (0, 0, 0), (0, num_blocks * stride - width, 0), (0, 0, 0))
     blocks = jax.lax.pad(images, jnp.zeros((), images.dtype), crop_or_pad)
     blocks = blocks.reshape(num_images, height, num_blocks, stride * num_channels)
-    slices = [
-        blocks[:, row : row + (num_rows - 1) * stride + 1 : stride, block : block + num_columns]
-        for row in range(kernel_size)
-        for block in range(blocks_per_kernel)
-    ]
-    num_patches = num_images * num_rows * num_columns
-    patches = jnp.concatenate(slices, axis=-1)
-    patches = patches.reshape(num_patches, kernel_size, blocks_per_kernel * stride, num_channels)
-    return patches[:, :, :kernel_size].reshape(num_patches, kernel_size * kernel_size * num_channels)
+    # First along the columns, then along the rows: the second copy has runs of a whole row of the kernel.
+    columns = jnp.concatenate([blocks[:, :, block : block + num_columns] for block in range(blocks_per_kernel)], -1)
+    columns = jax.lax.optimization_barrier(columns[..., : kernel_size * num_channels])
+    last_row = (num_rows - 1) * stride + 1
+    patches = jnp.concatenate([columns[:, row : row + last_row : stride] for row in range(kernel_size)], axis=-1)
+    return patches.reshape(num_images * num_rows * num_columns, kernel_size * kernel_size * num_channels)

@@ -43,7 +43,8 @@ class ReplayBuffer(PyTreeNode, ABC):
     learner has to mask. All methods work under `jit`, `vmap` and `scan`.
 
     XLA updates the state in place if it is donated or carried by a loop, and if each step of the program calls `add`
-    before `sample`. In the other order XLA copies the whole buffer.
+    before `sample`. In the other order XLA copies the whole buffer. It may also copy if it fuses `sample` with `add`:
+    sample in a loop of its own (`rookery.control_flow.scan_any`).
     """
 
     capacity: int = pytree_field(static=True)

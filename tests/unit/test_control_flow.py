@@ -1,4 +1,4 @@
-"""Branches that stay branches when they are mapped."""
+"""Branches that stay branches when they are mapped, and loops that stay loops."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rookery.control_flow import any_true, cond_any
+from rookery.control_flow import any_true, cond_any, scan_any
 from rookery.types import Array, where_tree
 
 
@@ -88,3 +88,26 @@ def test_operands_come_back_as_they_are_if_nobody_needs_the_branch() -> None:
     np.testing.assert_array_equal(both[1]["count"], other["count"])
     np.testing.assert_array_equal(cond_any(nobody, lambda operand: wrong(operand)[0], one), one)
     np.testing.assert_array_equal(cond_any(~nobody, lambda operand: wrong(operand)[0], one), np.zeros(2))
+
+
+def add_noise(total: Array, step: tuple[Array, Array]) -> tuple[Array, dict[str, Array]]:
+    number, key = step
+    total = total + number * jax.random.normal(key)
+    return total, {"total": total, "number": number.astype(jnp.int32)}
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 5])
+def test_scan_any_returns_what_scan_returns(num_steps: int) -> None:
+    masks, starts = jnp.array([False, True, False]), jnp.arange(3.0)
+    steps = (1.0 + jnp.arange(num_steps, dtype=jnp.float32), jax.random.split(jax.random.key(0), num_steps))
+    mapped = jax.vmap(lambda mask, start: scan_any(mask, add_noise, start, steps))(masks, starts)
+    expected = jax.vmap(lambda start: jax.lax.scan(add_noise, start, steps))(starts)
+    jax.tree.map(np.testing.assert_array_equal, mapped, expected)
+
+
+def test_scan_any_returns_its_carry_and_zeros_if_nobody_needs_the_loop() -> None:
+    steps = (jnp.ones(2), jax.random.split(jax.random.key(0), 2))
+    carry, outputs = jax.vmap(lambda mask: scan_any(mask, add_noise, jnp.float32(7.0), steps))(jnp.zeros(3, bool))
+    np.testing.assert_array_equal(carry, np.full(3, 7.0))
+    np.testing.assert_array_equal(outputs["total"], np.zeros((3, 2)))
+    np.testing.assert_array_equal(outputs["number"], np.zeros((3, 2)))

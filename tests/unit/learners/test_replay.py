@@ -13,6 +13,7 @@ from scipy import stats
 from rookery.agents.critics import critic_loss
 from rookery.agents.replay import ReplayBatch
 from rookery.algorithms.ddpg import DDPGConfig, DDPGWorkflow
+from rookery.algorithms.dqn import DQNWorkflow
 from rookery.algorithms.sac import SAC, SACConfig, SACHyperparameters, SACWorkflow
 from rookery.algorithms.td3 import TD3
 from rookery.envs import Env, EnvState
@@ -295,6 +296,35 @@ def test_a_buffer_stores_rows_like_those_of_the_trajectories_to_come() -> None:
 
 
 # Updates.
+
+
+@pytest.mark.usefixtures("fast_programs")
+@pytest.mark.parametrize("num_iterations", [pytest.param(1, id="called"), pytest.param(3, id="in a loop")])
+@pytest.mark.parametrize(
+    ("kind", "env", "agent"),
+    [
+        pytest.param(DQNWorkflow, "classic/cartpole", {}, id="dqn"),
+        pytest.param(DQNWorkflow, "classic/cartpole", {"prioritized": True, "n_step": 3}, id="prioritized dqn"),
+        pytest.param(DDPGWorkflow, "classic/pendulum", {}, id="ddpg"),
+    ],
+)
+def test_one_update_per_iteration_does_not_copy_the_replay_buffer(
+    kind: type[OffPolicyWorkflow], env: str, agent: dict, num_iterations: int
+) -> None:
+    agent = {"num_envs": 1, "updates_per_step": 1, "batch_size": 8, "buffer_capacity": 1_000_000, **agent}
+    agent["network"] = {"hidden_sizes": [8]}
+    workflow = kind.build_from_config({"agent": agent, "env": {"name": env}, "total_timesteps": 10**7})
+    state = workflow.training.state_shape(workflow.make_key())
+    buffer_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.learner.buffer_state))
+
+    def train(state: Any) -> Any:
+        if num_iterations == 1:
+            return workflow.step(state)[1]
+        return jax.lax.fori_loop(0, num_iterations, lambda _, state: workflow.step(state)[1], state)
+
+    memory = jax.jit(train, donate_argnums=0).lower(state).compile().memory_analysis()
+    assert memory.alias_size_in_bytes > buffer_bytes > 32e6
+    assert memory.temp_size_in_bytes < 0.01 * buffer_bytes
 
 
 def test_steps_iterations_and_updates_are_counted(states: list[Any]) -> None:

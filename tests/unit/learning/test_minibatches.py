@@ -128,3 +128,16 @@ def test_one_gather_fetches_all_fields_of_a_width() -> None:
 
     samples = Numbered(floats=jnp.zeros((2, 4, 3)), integers=jnp.zeros((2, 4), jnp.int32))
     assert str(jax.make_jaxpr(take)(samples, jax.random.key(0))).count(" gather[") == 1
+
+
+@pytest.mark.parametrize(("obs_shape", "num_chunks"), [((10, 10, 4), 4), ((400,), 1)])
+def test_minibatches_with_images_are_cut_into_smaller_chunks(obs_shape: tuple, num_chunks: int) -> None:
+    samples = Numbered(floats=jnp.zeros((32, 64, *obs_shape)), integers=jnp.zeros((32, 64), jnp.int32))
+    given = []
+
+    def step(state: None, minibatch: Numbered, carry: tuple, num_chunks: int) -> tuple[None, Metrics]:
+        given.append(num_chunks)
+        return state, {}
+
+    scan_minibatches(step, None, samples, (), jax.random.key(0)[None], num_minibatches=2)
+    assert set(given) == {num_chunks}

@@ -112,12 +112,16 @@ def test_gradients_computed_in_chunks_are_those_of_all_samples_at_once() -> None
     jax.tree.map(lambda left, right: np.testing.assert_allclose(left, right, rtol=1e-5), whole, in_chunks)
 
 
-@pytest.mark.parametrize("num_samples", [1, 2048, 4096, 65536, 6000, 4099])
-def test_chunks_are_equal_and_hold_about_two_thousand_samples(num_samples: int) -> None:
-    num_chunks = num_chunks_for(num_samples)
+@pytest.mark.parametrize(("has_images", "chunk_size"), [(False, 2048), (True, 256)])
+@pytest.mark.parametrize("num_samples", [1, 256, 2048, 4096, 65536, 6000, 4099])
+def test_chunks_are_equal_and_hold_about_two_thousand_samples_or_256_images(
+    num_samples: int, has_images: bool, chunk_size: int
+) -> None:
+    num_chunks = num_chunks_for(num_samples, has_images)
     assert num_samples % num_chunks == 0
-    assert num_samples // num_chunks >= min(num_samples, 2048)
+    assert num_samples // num_chunks >= min(num_samples, chunk_size)
 
 
 def test_large_minibatches_are_cut_on_a_cpu() -> None:
     assert num_chunks_for(65536) == 32
+    assert num_chunks_for(2048, has_images=True) == 8
