@@ -69,11 +69,23 @@ class EpisodeEngine:
         self._first_fault: Fault | None = None
         self._heard_at = clock()
         """When an asynchronous env was sent something, or answered, for the last time."""
+        self.is_torn = False
+        """True during an exchange with the envs; if it stays True, as after Ctrl-C, nothing is known for certain."""
 
     def begin(self, recorder: EpisodeRecorder, schedule: Schedule) -> None:
-        """Play by this schedule from now on, into this recorder."""
+        """Play by this schedule from now on, into this recorder; a new one does not get the rest of old episodes."""
+        if recorder is not self.recorder and (self.is_torn or self.states.out or self.states.waiting):
+            self.abandon(recorder)
         self.recorder, self.schedule = recorder, schedule
         self.ended, self.faults = [], []
+
+    def abandon(self, recorder: EpisodeRecorder) -> None:
+        """Forget all running episodes, and what envs were asked; their next episodes are for another recorder."""
+        self.is_torn = True
+        self.recorder = recorder
+        self.base_env.abandon_episodes()
+        self.states.abandon_episodes()
+        self.is_torn = False
 
     def run(self) -> None:
         """Play until the schedule is finished."""
@@ -107,6 +119,7 @@ class EpisodeEngine:
         acting = self.schedule.may_act(self.states.waiting)
         if not acting:
             return
+        self.is_torn = True
         envs = self._all_envs if len(acting) == len(self._all_envs) else np.array(sorted(acting))
         perf = self.perf
         perf.start()
@@ -115,16 +128,23 @@ class EpisodeEngine:
         perf.mark(Stage.ENV_WAIT)
         self.states.send(acting)
         self._heard_at = self._clock()
+        self.is_torn = False
 
     def observe(self) -> None:
         """Poll the envs and record their outputs; start the next episodes."""
+        self.is_torn = True
         self._start_episodes()
+        self.is_torn = False
         if not self.states.out:
             self._wait_for_restart()
             return
-        perf = self.perf
+        perf, timeout = self.perf, self._patience()
         perf.start()
-        outputs = self.base_env.poll(self._patience())
+        if self.base_env.is_asynchronous:
+            self.base_env.wait(timeout)  # here, where an interruption costs nothing
+            timeout = 0.0
+        self.is_torn = True
+        outputs = self.base_env.poll(timeout)
         perf.mark(Stage.ENV_WAIT)
         self._take_in(outputs)
         perf.mark(Stage.OBSERVATIONS)
@@ -133,6 +153,7 @@ class EpisodeEngine:
         else:
             self._wait_for_resets()
         perf.end_step()
+        self.is_torn = False
 
     def _wait_for_resets(self) -> None:
         """Start the next episodes at once, so that all envs go on together, if the schedule wants that."""
@@ -171,10 +192,12 @@ class EpisodeEngine:
         if outputs.over:
             self._end_episodes(outputs)
         errors = [self._fail(env, failed) for env, failed in outputs.failed.items()]
-        for error in filter(None, errors):  # last: all envs are accounted for
-            raise error
         if errors:
+            self.is_torn = False  # all envs are accounted for
+            for error in filter(None, errors):
+                raise error
             self.check_alive()
+            self.is_torn = True
 
     # Episodes.
 

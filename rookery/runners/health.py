@@ -161,6 +161,15 @@ class EnvStates:
         self.waiting.difference_update(envs)
         self.over.update(envs)
 
+    def abandon_episodes(self) -> None:
+        """Note that all running episodes were abandoned; the health of each env tells which of them failed."""
+        by_status = {status: {env for env in self.everyone if self._health[env].status is status} for status in Status}
+        self.suspect, self.lost = by_status[Status.SUSPECT], by_status[Status.LOST]
+        self.restored = by_status[Status.RESTORED]
+        self.over = set(self.everyone - self.suspect - self.lost)
+        for others in (self.out, self.waiting, self.restarting, self.late):
+            others.clear()
+
     def fail(self, env: int, now: float, num_episode_faults: int | None = None) -> Health:
         """Note that an env failed: it waits for its restart or is given up. Return its health.
 

@@ -40,6 +40,7 @@ def make_envs(
         episode_length=env.episode_length,
         longest_episode=longest_episode,
         sample_bounds=not is_evaluation,
+        wrappers=env.wrappers,
         **settings | options,
         **library.kwargs_of_envs(env.kwargs, is_evaluation),
     )
@@ -108,13 +109,10 @@ def _failed_reset(base_env: BaseEnv, transport: EnvTransport) -> Failed | None:
 
 def num_evaluation_envs(env: EnvConfig, num_envs: int, num_episodes: int) -> int:
     """Return how many environments play an evaluation: in at most one process for each core."""
+    from rookery.runners.transports import subprocesses
+
     most = min(num_envs, num_episodes)
-    return min(most, _num_cores() * env.runner.envs_per_process) if env.runner.processes else most
-
-
-def _num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(most, subprocesses.NUM_CORES * env.runner.envs_per_process) if env.runner.processes else most
 
 
 def clips_rewards(env: EnvConfig) -> bool:

@@ -15,6 +15,12 @@ class Steps:
         self.rows += other.rows
         return self
 
+    def __add__(self, other: "Steps") -> "Steps":
+        return Steps(self.env_steps + other.env_steps, self.rows + other.rows)
+
+    def __sub__(self, other: "Steps") -> "Steps":
+        return Steps(self.env_steps - other.env_steps, self.rows - other.rows)
+
 
 @dataclass(frozen=True)
 class Account:

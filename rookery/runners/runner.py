@@ -68,9 +68,10 @@ class EnvRunner:
         self._pipelines = PipelineMap(base_env.spaces, obs_connectors, action_connectors)
         self._callbacks = callbacks
         self._has_sample_hook = callbacks is not None and "on_sample_end" in callbacks.overridden()
+        self._policy_mapping_fn = policy_mapping_fn
         self._only_policy: PolicyID | None = None
         """The policy of all agents, if that cannot change."""
-        self._recorder = self._make_recorder(policy_mapping_fn)
+        self._recorder = self._make_recorder()
         self._schedule = QuotaSchedule(base_env, seed, runner_index)
         self._engine = EpisodeEngine(
             base_env,
@@ -84,6 +85,8 @@ class EnvRunner:
             sleep=sleep,
         )
         self._returned = Steps()
+        self._is_torn = False
+        """True while rows are taken from the recorder; if it stays True, as after Ctrl-C, they are lost."""
 
     @property
     def perf(self) -> Perf:
@@ -108,6 +111,7 @@ class EnvRunner:
 
     def step(self) -> None:
         """Poll the envs, record their outputs, and send actions to all that wait for them."""
+        self._repair()
         self._engine.observe()
         self._engine.act()
 
@@ -117,8 +121,10 @@ class EnvRunner:
         """Sample a fragment as configured, or `num_steps` env steps or `num_episodes` whole episodes of all envs.
 
         The share of each env is fixed beforehand: an env with short episodes does not give more of them. With
-        `force_reset` rows that were not returned yet are discarded and all envs begin new episodes.
+        `force_reset` rows that were not returned yet are discarded and all envs begin new episodes. So it is after a
+        call that was interrupted while it did not just wait for envs.
         """
+        self._repair()
         if force_reset:
             self._force_reset()
         num_rows = self._begin_sample(num_steps, num_episodes)
@@ -135,6 +141,7 @@ class EnvRunner:
     @property
     def ledger(self) -> Ledger:
         """The account of all steps so far: taken, returned, discarded or pending."""
+        self._repair()
         taken, returned, discarded = self._engine.taken, self._returned, self._engine.discarded
         pending = self._recorder.pending
         return Ledger(
@@ -176,11 +183,13 @@ class EnvRunner:
             raise InvalidInputError(
                 f"force_reset: {self.base_env.name} begins its episodes itself; sample without force_reset."
             )
+        self._is_torn = True
         self._engine.abandon_episodes()
         fragment = self._recorder.take(None, self.config.rollout_fragment_length)
         self._engine.discarded += fragment.steps
         self._schedule.end_sample()
         self._forget(fragment)
+        self._is_torn = False
 
     def _begin_sample(self, num_steps: int | None, num_episodes: int | None) -> int | None:
         """Distribute the quotas; return the number of rows of the sample, None if it is not known."""
@@ -207,13 +216,13 @@ class EnvRunner:
 
     def _end_sample(self, num_rows: int | None) -> Sample:
         quota, engine = self._schedule.quota, self._engine
+        self._is_torn = True
         overdraft = quota.overdraft
         if overdraft is not None:
             overdraft = np.minimum(overdraft, self._recorder.env_steps)  # a fault may have discarded some
         num_next_rows, whole_episodes = self.config.rollout_fragment_length, quota.unit in WHOLE_EPISODES
         fragment = self._recorder.take(num_rows, num_next_rows, whole_episodes, overdraft)
         self._forget(fragment)
-        self._returned += fragment.steps
         sample = Sample(
             batch=MultiAgentBatch(batches=PyTreeDict(fragment.batches), env_steps=np.int32(fragment.steps.env_steps)),
             first_carries=fragment.first_carries,
@@ -224,9 +233,22 @@ class EnvRunner:
         )
         engine.begin(self._recorder, self._schedule)
         self._schedule.end_sample(kept=overdraft)
+        self._returned = self._returned + fragment.steps
+        self._is_torn = False
         if self._has_sample_hook:
             self._callbacks.on_sample_end(SampleEvent(self.base_env, sample))  # type: ignore[union-attr]
         return sample
+
+    def _repair(self) -> None:
+        """After an interruption, discard all rows that were not returned, and begin new episodes in all envs."""
+        if not self._is_torn and not self._engine.is_torn:
+            return
+        self._is_torn = True
+        self._recorder = self._make_recorder()
+        self._engine.abandon(self._recorder)
+        self._schedule.end_sample()
+        self._engine.discarded = self._engine.taken - self._returned
+        self._is_torn = False
 
     def _forget(self, fragment: Fragment) -> None:
         for policy in fragment.forgotten:
@@ -234,8 +256,8 @@ class EnvRunner:
 
     # Building.
 
-    def _make_recorder(self, policy_mapping_fn: PolicyMappingFn | None) -> FragmentRecorder:
-        num_envs = self.base_env.num_envs
+    def _make_recorder(self) -> FragmentRecorder:
+        num_envs, policy_mapping_fn = self.base_env.num_envs, self._policy_mapping_fn
         if policy_mapping_fn is None and not self.base_env.is_multi_agent:
             (policy,) = self.policies
             self._only_policy = policy

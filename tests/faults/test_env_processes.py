@@ -25,6 +25,7 @@ from rookery.runners.transports import subprocesses
 from rookery.runners.transports.subprocesses import ProcessTransport
 from rookery.runners.transports.transport import EnvCallError
 from rookery.runners.transports.worker import Command
+from rookery.runners.transports.worker_process import WorkerProcess
 from rookery.testing.misbehaving_envs import (
     CountingEnv,
     FaultyEnv,
@@ -222,6 +223,30 @@ class TestSharedProcess:
         assert num_steps(replies[0]) == 1, "it answered before"
         assert replies[1].kind is FaultKind.HUNG
         assert replies[2] == Failed(FaultKind.KILLED, Phase.STEP, "its process was replaced because env 1 hung")
+
+    def test_the_reply_of_an_env_is_not_lost_with_the_process_that_the_next_one_kills(
+        self, make_transport: MakeTransport
+    ) -> None:
+        transport = make_transport(CountingEnv, lambda: FaultyEnv(exit_process, at_step=0), envs_per_process=2)
+        reset(transport, 0, 1)
+        replies = step(transport, 0, 1)
+        assert num_steps(replies[0]) == 1, "it answered before"
+        assert replies[1].kind is FaultKind.EXITED
+
+    def test_envs_that_share_a_process_are_asked_in_one_message(
+        self, make_transport: MakeTransport, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        transport = make_transport(*[CountingEnv] * 4, envs_per_process=2)
+        reset(transport, *range(4))
+        asked, put = [], WorkerProcess.put
+
+        def note_slots(worker: WorkerProcess, command: Command, number: int, slots: Any, content: bytes) -> None:
+            asked.append(slots)
+            put(worker, command, number, slots, content)
+
+        monkeypatch.setattr(WorkerProcess, "put", note_slots)
+        assert {num_steps(reply) for reply in step(transport, *range(4)).values()} == {1}
+        assert asked == [[0, 1], [2, 3]]
 
     def test_an_env_that_is_rebuilt_while_it_is_busy_takes_its_process_with_it(
         self, make_transport: MakeTransport

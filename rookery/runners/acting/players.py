@@ -87,14 +87,14 @@ class GreedyPlayers(Players):
 class GreedyTeams(Players):
     """Several agents in each environment, each with the policy that `policy_of` names."""
 
-    def __init__(self, agent: Agent, policy_of: Mapping[AgentID, PolicyID]) -> None:
+    def __init__(self, agents: Mapping[PolicyID, Agent], policy_of: Mapping[AgentID, PolicyID]) -> None:
         self.policies = distinct_policies(policy_of)
         self.num_policies = len(self.policies)
         self._policy_of = policy_of
         self._agents: dict[PolicyID, list[AgentID]] = {policy: [] for policy in self.policies}
         for name, policy in policy_of.items():
             self._agents[policy].append(name)
-        self._actors = {policy: Actor(agent, make_key(0), explore=False) for policy in self.policies}
+        self._actors = {policy: Actor(agents[policy], make_key(0), explore=False) for policy in self.policies}
 
     def begin(self, agent_states: Mapping[PolicyID, AgentState], num_envs: int) -> None:
         """Act with these states, in `num_envs` environments that begin new episodes."""

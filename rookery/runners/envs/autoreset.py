@@ -139,6 +139,9 @@ class AutoresetBaseEnv(BaseEnv):
         if self.autoreset_mode is AutoresetMode.DISABLED:
             self._firsts.pop(env, None)  # it began with another seed
 
+    def abandon_episodes(self) -> None:
+        self._actions = None
+
     def try_restart(self, env: int, seed: int | None) -> None:
         self.try_reset(env, seed)
         self._needs_rebuild = self._failed is not None

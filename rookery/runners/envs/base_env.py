@@ -123,6 +123,9 @@ class BaseEnv(ABC):
         The first call waits until all have begun their first episode, or failed.
         """
 
+    def wait(self, timeout: float | None = None) -> None:  # noqa: B027
+        """Wait until `poll` has outputs, at most `timeout` seconds, if envs are asynchronous; may be interrupted."""
+
     @abstractmethod
     def send_actions(self, actions: Actions) -> None:
         """Step the envs of these actions; raise for an env that is over and not reset."""
@@ -134,6 +137,9 @@ class BaseEnv(ABC):
     @abstractmethod
     def try_restart(self, env: int, seed: int | None) -> None:
         """Restart an env and request its first episode."""
+
+    def abandon_episodes(self) -> None:  # noqa: B027
+        """Forget what envs were asked and have not answered, also in the midst of a call: all are reset next."""
 
     def try_render(self, env: int) -> np.ndarray | None:
         """Render an env as an RGB array; None if it cannot be rendered."""

@@ -5,31 +5,31 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import gymnasium
 
-from rookery.envs.libraries import LIBRARIES, HostLibrary, find_host_library, is_on_host
-from rookery.envs.registration import env_names
+from rookery.envs.libraries import HostLibrary, find_host_library, is_on_host
+from rookery.envs.registration import all_library_names, env_names
 from rookery.errors import InvalidInputError, check_count, missing_extra, unknown_name
 from rookery.runners.envs.autoreset import AutoresetBaseEnv
 from rookery.runners.envs.base_env import BaseEnv
 from rookery.runners.envs.multi_agent import MultiAgentBaseEnv
 from rookery.runners.envs.threaded import make_only_env
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
-from rookery.runners.envs.vector_env import TransportVectorEnv
+from rookery.runners.envs.vector_env import TransportVectorEnv, VectorEnv
 from rookery.runners.transports.making import make_transport
 from rookery.runners.transports.transport import EnvCallError
-from rookery.trust import check_kwargs, import_named
+from rookery.trust import check_kwargs, import_named, import_object
 
 
 def load_host_library(library: str) -> HostLibrary:
     """Return a host library; raise unless its package is installed."""
     found = find_host_library(library)
     if found is None:
-        known = filter(is_on_host, LIBRARIES)
+        known = filter(is_on_host, all_library_names())
         raise unknown_name("host library", library, known, "Names look like 'gymnasium/CartPole-v1'.")
     found.check_installed()
     return found
@@ -48,6 +48,7 @@ def make_host_env(
     max_memory: float | None = None,
     render: bool = False,
     sample_bounds: bool = True,
+    wrappers: Sequence[str] = (),
     **kwargs: Any,
 ) -> BaseEnv:
     """Make `num_envs` host environments by their name: `make_host_env("gymnasium/CartPole-v1", 8)`.
@@ -55,8 +56,9 @@ def make_host_env(
     `episode_length` replaces the time limit of the env; `longest_episode` is that of an env without one. `processes`,
     `envs_per_process` and `step_timeout` are explained at `to_base_env`. A process is also replaced if it is not built
     within `start_timeout` seconds, or if it and its children use more than `max_memory` megabytes. Environments render
-    only with `render`. Without `sample_bounds` observations may leave the bounds of their space. `kwargs` go to the
-    library. A library that steps its envs in threads has them in other processes only to render one.
+    only with `render`. Without `sample_bounds` observations may leave the bounds of their space. `wrappers` name
+    functions of single environments, innermost first. `kwargs` go to the library. A library that steps its envs in
+    threads has them in other processes only to render one.
     """
     check_count("num_envs", num_envs)
     if episode_length is not None:
@@ -76,14 +78,18 @@ def make_host_env(
     if render:
         _render_without_a_screen()
     make_fn = getattr(library.load(), library.make_fn)
+    make_env: Callable[[int], Any]
     if library.has_threads:
         make_vector_env = partial(make_fn, env_name, num_envs, episode_length, render, kwargs)
         if not processes:
-            return AutoresetBaseEnv(make_vector_env(), name, make_vector_env, sample_bounds)
+            vector_env = make_vector_env()
+            if isinstance(vector_env, VectorEnv):
+                return VectorBaseEnv(vector_env, name)
+            return AutoresetBaseEnv(vector_env, name, make_vector_env, sample_bounds)
         make_env = partial(make_only_env, make_vector_env)
     else:
         limits = {"longest_episode": longest_episode} if library.has_several_agents else {}
-        make_env = make_fn(env_name, episode_length, render, kwargs, **limits)
+        make_env = _wrapped(make_fn(env_name, episode_length, render, kwargs, **limits), wrappers)
     transport = make_transport(
         make_env,
         num_envs=num_envs,
@@ -98,13 +104,33 @@ def make_host_env(
             return MultiAgentBaseEnv(transport, name, sample_bounds)
         time_limit = None
         if not library.has_threads:
-            time_limit = episode_length or gymnasium_spec(name).max_episode_steps or longest_episode
+            own_limit = gymnasium_spec(name).max_episode_steps if library_name == "gymnasium" else None
+            time_limit = episode_length or own_limit or longest_episode
         return VectorBaseEnv(TransportVectorEnv(transport, sample_bounds, time_limit), name)
     except BaseException as error:
         transport.close()
         if isinstance(error, EnvCallError):
             _check_arguments(name, kwargs, error)
         raise
+
+
+def _wrapped(make_env: Callable[[int], Any], names: Sequence[str]) -> Callable[[int], Any]:
+    """Return what makes an environment in its wrappers. It is pickled by value, like what makes the environment."""
+    setting = f"env.wrappers=[{','.join(names)}]"
+    wrappers = [import_object(name, setting) for name in names]
+    for wrapper in wrappers:
+        if not callable(wrapper):
+            raise InvalidInputError(f"{setting}: {wrapper!r:.80} is no function of an environment.")
+
+    def make_wrapped(index: int) -> Any:
+        env = make_env(index)
+        for wrap in wrappers:
+            env = wrap(env)
+            if not hasattr(env, "step"):
+                raise TypeError(f"{setting}: {wrap.__name__} returned {env!r:.80}; expected an environment.")
+        return env
+
+    return make_wrapped if wrappers else make_env
 
 
 def _check_arguments(name: str, kwargs: dict[str, Any], error: EnvCallError) -> None:

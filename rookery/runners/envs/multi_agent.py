@@ -181,6 +181,9 @@ class MultiAgentBaseEnv(BaseEnv):
             failed=failed,
         )
 
+    def wait(self, timeout: float | None = None) -> None:
+        self.transport.wait(timeout)
+
     def send_actions(self, actions: Actions) -> None:
         assert actions.agents is not None, "actions of several agents are rows"
         assert actions.row_envs is not None, "actions of several agents are rows"
@@ -220,7 +223,8 @@ class MultiAgentBaseEnv(BaseEnv):
             for env, episode in enumerate(self._episodes):
                 self.try_reset(env, episode.seed)
             return self.transport.receive(range(self.num_envs))
-        return self.transport.receive_any(timeout)
+        self.transport.wait(timeout)
+        return self.transport.receive()
 
     def _rows_of(self, episode: _Episode, reply: Any, phase: Phase) -> list[_Row] | Failed:
         """Convert the reply of an env into rows, and keep track of the agents in its episode."""

@@ -497,7 +497,7 @@ _dtype_of = operator.attrgetter("dtype")
 
 
 def _stack_arrays(dtype: np.dtype, shape: tuple[int, ...], rows: Sequence[Any]) -> np.ndarray | None:
-    if not all(issubclass(kind, (np.ndarray, np.generic)) for kind in set(map(type, rows))):
+    if set(map(type, rows)) != {np.ndarray}:
         rows = list(map(as_numpy, rows))
         if not all(isinstance(row, (np.ndarray, np.generic)) for row in rows):
             return None

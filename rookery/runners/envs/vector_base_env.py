@@ -58,6 +58,9 @@ class VectorBaseEnv(BaseEnv):
         reset = self._polled_reset(self.vector_env.finished_resets(awaited, None if awaited else timeout))
         return reset if step is None else joined(self._polled_step(step), reset)
 
+    def wait(self, timeout: float | None = None) -> None:
+        self.vector_env.wait(timeout)
+
     def send_actions(self, actions: Actions) -> None:
         envs = actions.envs
         if len(envs) == 0:
@@ -81,6 +84,12 @@ class VectorBaseEnv(BaseEnv):
         self.vector_env.begin_reset(env, seed)
         self._resetting.add(env)
         self._idle[env] = _RESETTING
+
+    def abandon_episodes(self) -> None:
+        self.vector_env.abandon()
+        self._stepping = None
+        self._resetting.clear()
+        self._idle = dict.fromkeys(range(self.num_envs), _OVER)
 
     def try_restart(self, env: int, seed: int | None) -> None:
         self.vector_env.restart_at(env)

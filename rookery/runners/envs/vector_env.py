@@ -165,6 +165,11 @@ class VectorEnv(ABC):
         except Exception as error:
             return self._failed_step(dict.fromkeys(rows, Failed.by_exception(error, Phase.STEP)))
 
+    def abandon(self) -> None:
+        """Forget the resets and steps that were begun: all envs are reset next."""
+        self._begun_resets = {}
+        self._begun_step = None
+
     @staticmethod
     def wrap(
         make_env: Callable[[int], gymnasium.Env] | None = None,
@@ -346,12 +351,18 @@ class TransportVectorEnv(VectorEnv):
             self._stepping = sorted([*self._stepping, *stepping])
 
     def wait(self, timeout: float | None = None) -> None:
-        self._replies.update(self.transport.receive_any(0.0 if self._replies else timeout))
+        self.transport.wait(timeout)
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._stepping, self._stepped = (), []
+        self._resetting, self._replies = set(), {}
 
     def finished_step(self) -> VectorStep | None:
         stepping, replies = self._stepping, self._replies
         if not self.is_asynchronous:
             return self._stacked_step(stepping, self._stepped)
+        replies.update(self.transport.receive())
         ready = [index for index in stepping if index in replies]
         if not ready:
             return None

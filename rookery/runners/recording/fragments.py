@@ -80,6 +80,9 @@ class Block:
 class FragmentBuffer:
     """The transitions of one policy in one fragment."""
 
+    _num_uncounted: int
+    """Rows that all columns have completed and that the cursor does not count yet: counting takes long."""
+
     def __init__(self, num_rows: int, num_columns: int) -> None:
         self.num_columns = num_columns
         self._obs_treedef: Any = None
@@ -103,6 +106,18 @@ class FragmentBuffer:
         """The first row of each column in the running episode."""
         self.row: int | None = 0
         """The cursor of all columns while it is the same; otherwise None."""
+
+    @property
+    def cursor(self) -> np.ndarray:
+        """The present row of each column."""
+        if self._num_uncounted:
+            self._cursor += self._num_uncounted
+            self._num_uncounted = 0
+        return self._cursor
+
+    @cursor.setter
+    def cursor(self, cursor: np.ndarray) -> None:
+        self._cursor, self._num_uncounted = cursor, 0
 
     def _now(self, columns: ColumnIndex) -> tuple[Any, Any]:
         """Return the index of the present row of each of these columns."""
@@ -166,7 +181,7 @@ class FragmentBuffer:
         self.ends[now] = ends
         self.episode_returns[now] = episode_returns
         if isinstance(columns, slice):
-            self.cursor += 1
+            self._num_uncounted += 1
             if self.row is not None:
                 self.row += 1
         else:

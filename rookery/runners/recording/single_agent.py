@@ -53,8 +53,12 @@ class SingleAgentRecorder(FragmentRecorder):
             obs = some_rows(obs, is_step)
         recorder = self._recorder
         columns = self._columns_of(envs)
-        self.times[columns] += 1
-        self.returns[columns] += rewards
+        if columns is ALL_COLUMNS:  # without a copy
+            self.times += 1
+            self.returns += rewards
+        else:
+            self.times[columns] += 1
+            self.returns[columns] += rewards
         if recorder.pipeline is not None:
             obs = recorder.to_policy(obs, envs, np.zeros(len(envs), bool), rewards)
         buffer = recorder.buffer

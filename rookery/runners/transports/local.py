@@ -71,7 +71,8 @@ class LocalTransport(EnvTransport):
             try:
                 replies.append(envs[index].step(action))
             except KeyboardInterrupt:
-                self._interrupt(indexes[: len(replies) + 1])
+                self._close_env(index)
+                envs[index] = Failed(FaultKind.KILLED, Phase.STEP, "its step was interrupted")
                 raise
             except BaseException as error:
                 replies.append(self._failed_step(index, error))
@@ -81,9 +82,6 @@ class LocalTransport(EnvTransport):
         check_all_asked(wait_for, self._replies)
         replies, self._replies = self._replies, {}
         return replies
-
-    def receive_any(self, timeout: float | None = None) -> dict[int, Reply]:
-        return self.receive()
 
     def rebuild(self, index: int) -> None:
         self._replies.pop(index, None)
@@ -128,12 +126,6 @@ class LocalTransport(EnvTransport):
                 return failed
             case _:
                 return Failed.by_exception(error, Phase.STEP)
-
-    def _interrupt(self, indexes: Sequence[int]) -> None:
-        """Replace envs by a failure: they have made a step whose result is lost."""
-        for index in indexes:
-            self._close_env(index)
-            self._envs[index] = Failed(FaultKind.KILLED, Phase.STEP, "its step was interrupted")
 
     def _close_env(self, index: int) -> None:
         """Close an env, whatever its `close` raises."""

@@ -67,9 +67,8 @@ class EnvTransport(ABC):
     def receive(self, wait_for: Collection[int] = (), timeout: float | None = None) -> dict[int, Reply]:
         """Wait until these have replied or failed, at most `timeout` seconds; return all available replies."""
 
-    @abstractmethod
-    def receive_any(self, timeout: float | None = None) -> dict[int, Reply]:
-        """Wait for a reply if one is owed, at most `timeout` seconds; return all available replies."""
+    def wait(self, timeout: float | None = None) -> None:  # noqa: B027
+        """Wait for a reply if one is owed, at most `timeout` seconds; if it is interrupted, no reply is lost."""
 
     @abstractmethod
     def rebuild(self, index: int) -> None:

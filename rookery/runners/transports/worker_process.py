@@ -1,23 +1,27 @@
 """A worker process as the parent sees it: start, messages without blocking, and its end."""
 
 import contextlib
+import marshal
+import math
+import mmap
 import os
 import selectors
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 
 from rookery.runners.faults import FaultKind
 from rookery.runners.transports.guardian import EXITED, MEMORY
-from rookery.runners.transports.worker import CHANNEL_LOST, HEADER, Command
+from rookery.runners.transports.worker import CHANNEL_LOST, HEADER, OUTBOX_SIZE, Command, split
 
 START = (
-    "import sys; channel, lifeline, max_memory = map(int, sys.argv[1:4]); sys.path[:] = sys.argv[4:]; "
+    "import sys; channel, lifeline, outbox, max_memory = map(int, sys.argv[1:5]); sys.path[:] = sys.argv[5:]; "
     "from rookery.runners.transports.guardian import fork_worker; fork_worker(channel, lifeline, max_memory); "
-    "from rookery.runners.transports.worker import main; main(channel)"
+    "from rookery.runners.transports.worker import main; main(channel, outbox)"
 )
 """The command of the process. It does not use `multiprocessing`, which would run the user's script again."""
 REPLACED = "its process was replaced because "
@@ -27,6 +31,10 @@ SECONDS_TO_EXIT = 1.0
 """Time for a process that has closed its socket to end."""
 MEGABYTE = 1_000_000
 
+DeliverFn = Callable[[int, Command, tuple], None]
+"""Takes the slot and the command of a request and the reply, packed."""
+
+_BUFFER = memoryview(bytearray(1 << 16))
 _LIFELINES: set[socket.socket] = set()
 """Sockets that this process holds while it lives; forked children close them."""
 
@@ -59,24 +67,30 @@ class WorkerProcess:
         self.is_intact = True
         """False during an exchange; if it stays False, as after Ctrl-C, messages may be lost."""
         self.is_started = False
+        self.unsent = bytearray()
         self.sentinel: int | None = None
+        self._process: subprocess.Popen | None = None
         self._cause: tuple[FaultKind, str] | None = None
         """How the process ended."""
         self._max_memory = max_memory
-        self._unsent = bytearray()
+        self._events = selectors.EVENT_READ
         self._received = bytearray()
         self._selector = selector
 
     def start(self) -> None:
         """Start the process; raise `OSError` if that fails."""
+        self.is_intact = False
         self._channel, their_channel = socket.socketpair()
         self._lifeline, their_lifeline = socket.socketpair()
         self._channel.setblocking(False)
         self._lifeline.setblocking(False)
         _LIFELINES.add(self._lifeline)
-        descriptors = (their_channel.fileno(), their_lifeline.fileno())
+        self.is_started = True
+        outbox = _nameless_file(OUTBOX_SIZE)
+        descriptors = (their_channel.fileno(), their_lifeline.fileno(), outbox)
         arguments = (*descriptors, int((self._max_memory or 0) * MEGABYTE), *sys.path)
         try:
+            self._outbox = mmap.mmap(outbox, OUTBOX_SIZE)
             self._process = subprocess.Popen(
                 [sys.executable, "-c", START, *map(str, arguments)],
                 pass_fds=descriptors,
@@ -84,13 +98,10 @@ class WorkerProcess:
                 env={"OMP_NUM_THREADS": "1"} | os.environ,
                 process_group=0,
             )
-        except BaseException:
-            self._let_go()
-            raise
         finally:
             their_channel.close()
             their_lifeline.close()
-        self.is_started = True
+            os.close(outbox)
         # Outside Linux only the socket shows that a process ended, unless a child of it holds it open.
         self.sentinel = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else None
         self._selector.register(self._channel, selectors.EVENT_READ, self)
@@ -108,18 +119,30 @@ class WorkerProcess:
         """The slot and command of the present request."""
         return next(iter(self.open.values()), None)
 
-    @property
-    def has_unsent(self) -> bool:
-        return len(self._unsent) > 0
+    def due(self, timeouts: Mapping[Command, float | None]) -> float:
+        """Return when the process is overdue with its oldest request."""
+        timeout = None if self.oldest is None else timeouts[self.oldest[1]]
+        return math.inf if timeout is None else self.since + timeout
 
-    def put(self, number: int, slot: int, command: Command, message: bytes) -> None:
-        """Queue a request for the next `flush`."""
+    def put(self, command: Command, number: int, slots: list[int], content: bytes) -> None:
+        """Send a request to some envs, which have this number and the next ones; queue what cannot be sent now."""
         self.is_intact = False
         if not self.open:
             self.since = time.monotonic()
-        self.open[number] = (slot, command)
-        self._unsent += HEADER.pack(number, len(message))
-        self._unsent += message
+        message = marshal.dumps((command.value, number, slots, content))
+        for slot in slots:
+            self.open[number] = (slot, command)
+            number += 1
+        message = HEADER.pack(len(message)) + message
+        if self.is_started and not self.unsent:
+            try:
+                message = message[self._channel.send(message) :]  # mostly: nothing is left
+                self.since = time.monotonic()
+            except OSError:
+                pass  # `flush` finds out why
+        if message:
+            self.unsent += message
+            self.flush()
         self.is_intact = True
 
     def flush(self) -> None:
@@ -129,24 +152,37 @@ class WorkerProcess:
         self.is_intact = False
         events = selectors.EVENT_READ
         try:
-            while self._unsent:
-                del self._unsent[: self._channel.send(self._unsent)]
+            while self.unsent:
+                del self.unsent[: self._channel.send(self.unsent)]
                 self.since = time.monotonic()
         except BlockingIOError:
             events |= selectors.EVENT_WRITE
         except OSError:
-            self._unsent.clear()  # nobody will read it: the end of the process is detected elsewhere
-        if self._selector.get_key(self._channel).events != events:
+            self.unsent.clear()  # nobody will read it: the end of the process is detected elsewhere
+        if self._events != events:
             self._selector.modify(self._channel, events, self)
+            self._events = events
         self.is_intact = True
 
-    def read(self, deliver_fn: Callable[[int, int, Command, bytes], None]) -> None:
-        """Iterate over the complete replies: number, slot, command and the reply itself."""
+    def read(self, deliver_fn: DeliverFn) -> None:
+        """Deliver the complete replies."""
         self.is_intact = False
+        received = self._received
         self._read_bytes()
-        for number, content in self._messages():
-            deliver_fn(number, *self.open.pop(number), content)
+        if len(received) >= HEADER.size:
+            self._deliver(received, deliver_fn)
         self.is_intact = True
+
+    def read_outbox(self, deliver_fn: DeliverFn) -> None:
+        """Deliver the replies that the process has not sent because it waits for the next env."""
+        (length,) = HEADER.unpack_from(self._outbox)
+        self._deliver(bytearray(self._outbox[HEADER.size : HEADER.size + length]), deliver_fn)
+
+    def _deliver(self, received: bytearray, deliver_fn: DeliverFn) -> None:
+        for message in split(received):
+            for reply in marshal.loads(message):
+                if reply[0] in self.open:
+                    deliver_fn(*self.open.pop(reply[0]), reply)
 
     def end(self) -> tuple[FaultKind, str]:
         """End the process, if it has not ended, with all that it started; return how it ended."""
@@ -157,18 +193,22 @@ class WorkerProcess:
                 with contextlib.suppress(OSError):
                     self._lifeline.shutdown(socket.SHUT_WR)
                 if not self._has_ended_within(SECONDS_TO_END):
-                    self._process.kill()
+                    self._process.kill()  # type: ignore[union-attr]
             self._cause = self._read_cause()
-        if self._channel.fileno() >= 0:
-            self._selector.unregister(self._channel)
-            self._let_go()
+        for watched in (self._channel, self.sentinel):
+            with contextlib.suppress(KeyError, ValueError):  # not there, as after an interruption
+                self._selector.unregister(watched)  # type: ignore[arg-type]
+        self._channel.close()
+        _LIFELINES.discard(self._lifeline)
+        self._lifeline.close()
         if self.sentinel is not None:
-            self._selector.unregister(self.sentinel)
-            os.close(self.sentinel)
-            self.sentinel = None
+            sentinel, self.sentinel = self.sentinel, None
+            os.close(sentinel)
         return self._cause
 
     def _has_ended_within(self, seconds: float) -> bool:
+        if self._process is None:
+            return True
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         return self._process.returncode is not None
@@ -184,35 +224,35 @@ class WorkerProcess:
             return FaultKind.KILLED, f"its process used {used:,.0f} MB of memory, more than max_memory={limit:,g}"
         if what == EXITED:
             return _cause(int(number))
+        if self._process is None:
+            return FaultKind.KILLED, f"{REPLACED}its start was interrupted"
         if self.is_cut and self._process.returncode == 0:
             return FaultKind.KILLED, f"{REPLACED}{CLOSED}"
         return _cause(self._process.returncode)
 
-    def _let_go(self) -> None:
-        self._channel.close()
-        _LIFELINES.discard(self._lifeline)
-        self._lifeline.close()
-
     def _read_bytes(self) -> None:
         try:
-            while chunk := self._channel.recv(1 << 18):
-                self._received += chunk
+            while num_bytes := self._channel.recv_into(_BUFFER):
+                self._received += _BUFFER[:num_bytes]
                 self.since = time.monotonic()
+                if num_bytes < len(_BUFFER):  # mostly: there is no more
+                    return
             self.is_cut = True
         except BlockingIOError:
             pass
         except OSError:
             self.is_cut = True
 
-    def _messages(self) -> Iterator[tuple[int, bytes]]:
-        while len(self._received) >= HEADER.size:
-            number, length = HEADER.unpack_from(self._received)
-            end = HEADER.size + length
-            if len(self._received) < end:
-                return
-            content = bytes(memoryview(self._received)[HEADER.size : end])
-            del self._received[:end]
-            yield number, content
+
+def _nameless_file(num_bytes: int) -> int:
+    """Return the descriptor of a file of zeros without a name, so that none is left whoever is killed."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("outbox")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.truncate(descriptor, num_bytes)
+    return descriptor
 
 
 def _cause(exit_code: int | None) -> tuple[FaultKind, str]:

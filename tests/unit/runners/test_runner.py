@@ -4,7 +4,7 @@ import gc
 import json
 import signal
 import sys
-from collections import Counter
+from collections import Counter, UserDict
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -635,7 +635,7 @@ def test_force_reset_counts_the_steps_that_it_abandons() -> None:
     assert (runner.ledger.is_exact, runner.ledger.env_steps.discarded) == (True, 6)
 
 
-def test_an_interrupted_step_costs_the_episodes_whose_results_are_lost() -> None:
+def test_an_interrupted_step_costs_the_running_episodes_and_fails_the_env_that_made_it() -> None:
     class InterruptedEnv(CountingEnv):
         interrupts = True
 
@@ -650,7 +650,7 @@ def test_an_interrupted_step_costs_the_episodes_whose_results_are_lost() -> None
     with pytest.raises(KeyboardInterrupt):
         runner.sample()
     samples = [runner.sample() for _ in range(3)]
-    assert [fault.env_index for fault in samples[0].faults] == [0, 1]
+    assert [fault.env_index for fault in samples[0].faults] == [1]
     assert runner.ledger.is_exact
     rows = [row for sample in samples for row in rows_of(sample)]
     for column in range(3):
@@ -853,7 +853,14 @@ def test_a_fault_names_the_action_that_led_to_it_also_later() -> None:
     assert [int(fault.action) for fault in faults] == actions[3::4][: len(faults)]
 
 
-@pytest.mark.parametrize("report", [None, 3, {"score": "high", "huge": 10**400, "nan": np.nan, "won": 1}])
+class RaisingReport(UserDict):
+    def items(self) -> Any:
+        raise ValueError("no metrics")
+
+
+@pytest.mark.parametrize(
+    "report", [None, 3, {"score": "high", "huge": 10**400, "nan": np.nan, "won": 1}, RaisingReport()]
+)
 def test_what_an_env_reports_of_its_episode_and_is_no_number_is_left_out(report: Any) -> None:
     class ReportingEnv(CountingEnv):
         def step(self, action: Any) -> Any:

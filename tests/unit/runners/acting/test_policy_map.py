@@ -187,6 +187,23 @@ def test_the_action_in_a_column_does_not_depend_on_who_else_acts(num_columns: in
         np.testing.assert_array_equal(acts_in_groups(size), expected)
 
 
+class WideAgent(NoisyAgent):
+    """Acts by sums of 17 and 16 products, which XLA may pass to a library in large batches."""
+
+    def init(self, obs_space: Space, action_space: Space, key: Key) -> AgentState:
+        return AgentState(params=[jax.random.normal(key, shape) / 4.0 for shape in ((17, 16), (16, 16))])
+
+
+@pytest.mark.usefixtures("optimized_programs")
+def test_an_action_has_the_same_bits_in_a_batch_of_any_size() -> None:
+    obs = np.random.default_rng(0).normal(size=(64, 17)).astype(np.float32)
+    expected = make_actor(WideAgent(), num_columns=64).act(obs, 64, None, None).actions
+    for size in (1, 5, 32):
+        columns = np.arange(size)
+        acts = make_actor(WideAgent(), num_columns=64).act(obs[:size], size, columns, None)
+        np.testing.assert_array_equal(acts.actions, expected[:size])
+
+
 def test_a_policy_without_parameters_says_so() -> None:
     with pytest.raises(InvalidInputError, match="set_agent_states"):
         Actor(ParityAgent(), jax.random.key(0)).act(numbers([1]), 1, None, None)

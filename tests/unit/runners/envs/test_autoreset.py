@@ -325,6 +325,22 @@ def test_the_bounds_of_every_env_are_checked_in_turn_unless_told_not_to(
     assert (polled.envs.tolist(), polled.obs.tolist()) == ([0], [[CALLS_PER_CHECK + 1.0]])
 
 
+class NanStartEnv(CountingEnv):
+    """Begins with an observation that is not finite."""
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> Any:
+        obs, info = super().reset(seed=seed)
+        return np.full_like(obs, np.nan), info
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_first_observation_that_is_not_finite_fails_its_env_alone(mode: AutoresetMode) -> None:
+    envs = [lambda: CountingEnv(length=5), lambda: NanStartEnv(length=5)]
+    polled = AutoresetBaseEnv(SyncVectorEnv(envs, autoreset_mode=mode), sample_bounds=False).poll()
+    assert polled.resets == [0]
+    assert {env: failed.kind for env, failed in polled.failed.items()} == {1: FaultKind.INVALID}
+
+
 def test_an_exception_fails_all_envs_which_are_restarted_once() -> None:
     num_made = 0
 

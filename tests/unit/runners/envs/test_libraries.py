@@ -1,9 +1,13 @@
 """Host environments by name."""
 
+import contextlib
+import importlib.metadata
 import importlib.util
 import os
 import subprocess
 import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -11,12 +15,15 @@ import gymnasium
 import numpy as np
 import pytest
 
+from rookery.configs import compose
 from rookery.envs import env_names, is_installed, make_env
-from rookery.envs.libraries import LIBRARIES, HostLibrary, is_on_host
+from rookery.envs.libraries import HOST_ENTRY_POINT_GROUP, LIBRARIES, HostLibrary, is_on_host
+from rookery.envs.registration import all_library_names
 from rookery.errors import InvalidInputError, MissingExtraError, UnknownNameError
 from rookery.runners.envs import libraries
 from rookery.runners.envs.base_env import SINGLE_AGENT, End
 from rookery.runners.envs.libraries import load_host_library, make_host_env
+from rookery.trust import strangers_config
 from tests.unit.runners.played_envs import column, play
 
 
@@ -217,3 +224,47 @@ def test_pettingzoo_envs_are_made_by_the_name_of_their_module() -> None:
     assert base_env.name == "pettingzoo/mpe2.simple_spread_v3"
     assert set(base_env.spaces) == {"agent_0", "agent_1"}
     assert len(base_env.poll().envs) == 4
+
+
+def make_theirs(name: str, gravity: float = 9.8, render_mode: str | None = None) -> gymnasium.Env:
+    env = gymnasium.make("CartPole-v1", render_mode=render_mode)
+    env.unwrapped.gravity = gravity
+    return env
+
+
+@pytest.fixture
+def theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package with host environments."""
+    point = EntryPoint("theirs", f"{__name__}:THEIRS", HOST_ENTRY_POINT_GROUP)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: EntryPoints([point]).select(group=group))
+
+
+THEIRS = SimpleNamespace(names=lambda: ["Poles-v0"], make=make_theirs)
+
+
+@pytest.mark.usefixtures("theirs")
+@pytest.mark.parametrize("processes", [False, True])
+def test_an_installed_package_adds_host_environments_by_an_entry_point(processes: bool) -> None:
+    with strangers_config():  # it is installed: a run may name it
+        base_env = make_host_env("theirs/Poles-v0", 2, processes=processes, gravity=5.0, render=True)
+    with contextlib.closing(base_env):
+        gravities = [base_env.vector_env.transport.apply(index, gravity_of) for index in range(2)]
+        assert gravities == [5.0, 5.0]
+        base_env.try_reset(0, 0)
+        base_env.poll()
+        assert base_env.try_render(0).shape == (400, 600, 3)
+
+
+def gravity_of(env: Any) -> float:
+    return env.unwrapped.gravity
+
+
+@pytest.mark.usefixtures("theirs")
+def test_installed_host_libraries_are_listed_and_named_like_ours() -> None:
+    assert env_names("theirs") == ["theirs/Poles-v0"]
+    assert "theirs" in all_library_names()
+    assert compose(["env=theirs/Poles-v0"])["env"]["name"] == "theirs/Poles-v0"
+    with pytest.raises(UnknownNameError, match=r"unknown environment 'Pols-v0'\. Did you mean 'Poles-v0'"):
+        make_host_env("theirs/Pols-v0", 1)
+    with pytest.raises(UnknownNameError, match=r"unknown host library 'thers'\. Did you mean 'theirs'"):
+        make_host_env("thers/Poles-v0", 1)

@@ -1,6 +1,7 @@
 """Multi-agent dict environments as the runner knows them."""
 
 import re
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -256,6 +257,11 @@ class RaisingReward:
         raise ZeroDivisionError("no reward")
 
 
+class RaisingMapping(UserDict):
+    def keys(self) -> Any:
+        raise ZeroDivisionError("no keys")
+
+
 @pytest.mark.parametrize(
     ("reply", "text"),
     [
@@ -266,6 +272,7 @@ class RaisingReward:
         (({}, {}, {"__common__": True, **GOES_ON}, GOES_ON, {}), "terminateds has an entry '__common__'"),
         (({}, {}, GOES_ON, GOES_ON, {"__all__": {}}), "infos has an entry '__all__'"),
         (({"a": seen(1)}, {"a": RaisingReward()}, GOES_ON, GOES_ON, {}), "ZeroDivisionError('no reward')"),
+        (({"a": seen(1)}, RaisingMapping(), GOES_ON, GOES_ON, {}), "ZeroDivisionError('no keys')"),
         (({"a": seen(1)}, {"a": 1e300}, GOES_ON, GOES_ON, {}), "agent 'a': reward is 1e+300"),
         (({"a": seen(np.nan)}, {}, GOES_ON, GOES_ON, {}), "agent 'a': observation is nan"),
         (({}, {}, {(): True, **GOES_ON}, GOES_ON, {}), "terminateds has an entry ()"),

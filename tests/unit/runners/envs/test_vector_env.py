@@ -483,6 +483,35 @@ def test_a_reward_of_an_array_env_that_is_not_finite_fails_its_env_alone() -> No
     assert list(env.finished_step().failed) == [2]  # type: ignore[union-attr]
 
 
+class ShowingArrayEnv(VectorEnv):
+    """Observes what it is made to observe."""
+
+    def __init__(self, shown: Sequence[float]) -> None:
+        super().__init__(Box(-np.inf, np.inf, ()), Discrete(2), len(shown))
+        self.shown = np.array(shown, np.float32)
+
+    def vector_reset(self, seeds: Sequence[int | None] | None = None) -> tuple[Any, Mapping[int, Mapping]]:
+        return self.shown.copy(), {}
+
+    def reset_at(self, index: int, seed: int | None = None) -> Reset:
+        return self.shown[index].copy(), {}
+
+    def vector_step(self, actions: Any, indexes: np.ndarray | None = None) -> VectorStep:
+        nobody = np.zeros(self.num_envs, np.bool_)
+        return VectorStep(self.shown.copy(), np.zeros(self.num_envs), nobody, nobody)
+
+
+def test_an_observation_of_an_array_env_that_is_not_finite_fails_its_env_alone() -> None:
+    env = ShowingArrayEnv([0.0, np.nan, np.inf])
+    for index in range(3):
+        env.begin_reset(index, seed=None)
+    reset = env.finished_resets()
+    assert (reset.envs, sorted(reset.failed)) == ([0], [1, 2])
+    env.shown[:] = [0.0, 1.0, np.nan]
+    env.begin_step(np.zeros(3, np.int32))
+    assert list(env.finished_step().failed) == [2]  # type: ignore[union-attr]
+
+
 def test_an_array_env_that_raises_fails_for_all_that_were_stepped() -> None:
     env = ArrayEnv(3)
     env.vector_reset()
