@@ -1,4 +1,8 @@
-"""Records as TensorBoard events over env steps."""
+"""Records as TensorBoard events over env steps.
+
+Events are protocol buffers, encoded here: the libraries that write them import PyTorch where it is installed, which
+takes longer than all else at the start of a run.
+"""
 
 import re
 import socket
@@ -7,9 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary
-from tensorboardX.record_writer import masked_crc32c
+import numpy as np
 
 from rookery.recorders.appended_file import AppendedFile
 from rookery.recorders.rows import ENV_STEPS, SEED, plotted_metrics
@@ -18,6 +20,16 @@ from rookery.runs.files import make_folder
 from rookery.runs.recorder import Position, Recorder, RunDescription
 
 FILE_PREFIX = "events.out.tfevents."
+VARINT, EIGHT_BYTES, WITH_LENGTH, FOUR_BYTES = 0, 1, 2, 5
+"""Kinds of content of a field."""
+WALL_TIME, STEP, FILE_VERSION, SUMMARY, SESSION_LOG = 1, 2, 3, 5, 7
+"""Fields of an event."""
+STATUS, START = 1, 1
+"""The field of a session log, and its value at the start of a session."""
+VALUE = 1
+"""The field of a summary."""
+TAG, SIMPLE_VALUE = 1, 2
+"""Fields of a value."""
 
 
 class TensorBoardRecorder(Recorder):
@@ -53,9 +65,7 @@ class TensorBoardRecorder(Recorder):
 class EventFile:
     """A new file of TensorBoard events; older files in the folder are read only for steps before `first_step`.
 
-    tensorboardX's `SummaryWriter` does not fit: its `flush` does not wait for its queue, so a checkpoint could be
-    complete before its records are on disk. Its files are named by the second, so a run resumed within a second would
-    overwrite its records.
+    An event is in the file when `add` returns, and on disk after `sync`: checkpoints rely on that.
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
@@ -63,14 +73,14 @@ class EventFile:
         older = (re.match(rf"{FILE_PREFIX}(\d+)", path.name) for path in folder.iterdir())
         seconds = max([int(time.time()), *(int(match[1]) + 1 for match in older if match)])  # a clock may be set back
         self._file = AppendedFile(folder / f"{FILE_PREFIX}{seconds}.{socket.gethostname()}")
-        self._write(Event(file_version="brain.Event:2"))
+        self._write(text(FILE_VERSION, "brain.Event:2"))
         # New runs write this too: one of TensorBoard's readers does not treat the first START event as a restart.
-        self._write(Event(step=first_step, session_log=SessionLog(status=SessionLog.START)))
+        self._write(number(STEP, first_step) + message(SESSION_LOG, number(STATUS, START)))
 
     def add(self, scalars: Mapping[str, float], step: int) -> None:
         """Append one value to each named curve."""
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-        self._write(Event(step=step, summary=Summary(value=values)))
+        values = (message(VALUE, text(TAG, name) + real(value)) for name, value in scalars.items())
+        self._write(number(STEP, step) + message(SUMMARY, b"".join(values)))
 
     def sync(self) -> None:
         """Flush the written events to disk."""
@@ -80,9 +90,57 @@ class EventFile:
         """Close the file."""
         self._file.close()
 
-    def _write(self, event: Event) -> None:
-        event.wall_time = time.time()
-        data = event.SerializeToString()
-        length = struct.pack("<Q", len(data))
-        checksums = [struct.pack("<I", masked_crc32c(part)) for part in (length, data)]
-        self._file.write(length + checksums[0] + data + checksums[1])
+    def _write(self, fields: bytes) -> None:
+        event = struct.pack("<Bd", WALL_TIME << 3 | EIGHT_BYTES, time.time()) + fields
+        length = struct.pack("<Q", len(event))
+        self._file.write(length + masked_checksum(length) + event + masked_checksum(event))
+
+
+# Protocol buffers: a field is its number and the kind of its content, then the content.
+
+
+def varint(value: int) -> bytes:
+    """Encode a number that is not negative: seven bits per byte, the lowest first."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])
+
+
+def number(field: int, value: int) -> bytes:
+    return varint(field << 3 | VARINT) + varint(value)
+
+
+def message(field: int, content: bytes) -> bytes:
+    return varint(field << 3 | WITH_LENGTH) + varint(len(content)) + content
+
+
+def text(field: int, value: str) -> bytes:
+    return message(field, value.encode())
+
+
+def real(value: float) -> bytes:
+    """Encode the value of a curve in float32; what float32 cannot hold is infinite."""
+    with np.errstate(over="ignore"):
+        return bytes([SIMPLE_VALUE << 3 | FOUR_BYTES]) + np.asarray(value, "<f4").tobytes()
+
+
+def masked_checksum(data: bytes) -> bytes:
+    """Return CRC-32C, rotated and offset as in TFRecord files."""
+    checksum = 0xFFFFFFFF
+    for byte in data:
+        checksum = CRC_TABLE[(checksum ^ byte) & 0xFF] ^ (checksum >> 8)
+    checksum ^= 0xFFFFFFFF
+    return struct.pack("<I", ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def crc_table() -> list[int]:
+    """Return the CRC-32C of every byte; the polynomial is Castagnoli's, with its bits reversed."""
+    table = list(range(256))
+    for _ in range(8):
+        table = [entry >> 1 ^ 0x82F63B78 * (entry & 1) for entry in table]
+    return table
+
+
+CRC_TABLE = crc_table()

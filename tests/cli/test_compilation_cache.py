@@ -1,5 +1,6 @@
 """Where compiled programs are kept."""
 
+import os
 import pwd
 import subprocess
 from collections.abc import Callable
@@ -9,21 +10,28 @@ import jax
 import pytest
 
 from rookery import cli
-from rookery.cli.compilation_cache import cache_folder, enable_compilation_cache
+from rookery.cli.compilation_cache import cache_folder, delete_oldest, enable_compilation_cache
 from rookery.cli.doctor import cache_text
 
 
-def test_compiled_programs_are_kept_in_the_cache_folder(
-    tmp_path: Path, run_in_a_process: Callable[..., subprocess.CompletedProcess[str]]
+def test_programs_are_kept_in_the_cache_folder_even_if_they_compile_in_no_time(
+    tmp_path: Path, environment: dict[str, str], run_in_a_process: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    result = run_in_a_process(
-        "check-env",
-        "probe/action_reward",
-        ROOKERY_CACHE_DIR=str(tmp_path),
-        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
-    )
+    environment.pop("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", None)
+    result = run_in_a_process("check-env", "probe/action_reward", ROOKERY_CACHE_DIR=str(tmp_path))
     assert (result.returncode, result.stderr) == (0, "")
     assert any(path.name.startswith("jit_step") for path in (tmp_path / "jax").iterdir())
+
+
+def test_a_cache_that_has_grown_too_large_loses_the_programs_that_were_used_least_recently(tmp_path: Path) -> None:
+    for age, name in enumerate(["newest", "new", "old", "oldest"]):
+        path = tmp_path / name
+        path.write_bytes(bytes(10))
+        os.utime(path, (1e9 - age, 1e9 - age))
+    delete_oldest(tmp_path, max_bytes=40)
+    assert len(list(tmp_path.iterdir())) == 4
+    delete_oldest(tmp_path, max_bytes=39)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["newest"]
 
 
 @pytest.mark.usefixtures("cache")

@@ -1,7 +1,10 @@
 """TensorBoard events, read back frame by frame with tensorboardX's protocol buffers."""
 
 import math
+import os
 import struct
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,6 +90,30 @@ def test_the_file_is_framed_as_the_library_would_frame_it(tmp_path: Path) -> Non
         library.write(event.SerializeToString())
     library.close()
     assert path.read_bytes() == (tmp_path / "library").read_bytes()
+
+
+def test_a_value_that_float32_cannot_hold_is_infinite(tmp_path: Path) -> None:
+    recorder = TensorBoardRecorder()
+    recorder.open(describe(tmp_path))
+    record_losses(recorder, {0: 1e300, 300: -1e300})
+    recorder.close()
+    assert read_curves(tmp_path / "tensorboard") == {"train/loss": [(0, math.inf), (300, -math.inf)]}
+
+
+def test_an_installed_pytorch_is_not_imported_to_train_and_record(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("print('torch is imported')")
+    code = (
+        "import rookery.cli.training, rookery.algorithms.ppo, orbax.checkpoint\n"
+        "from rookery.recorders import make_recorder\n"
+        "for name in ('console', 'jsonl', 'tensorboard'): make_recorder(name)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
 
 
 def test_seeds_that_stand_at_different_steps_are_each_resumed_where_they_were(tmp_path: Path) -> None:

@@ -10,7 +10,18 @@ import pytest
 from scipy import stats
 
 from rookery.errors import InvalidInputError, ShapeError
-from rookery.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, from_gymnasium, to_gymnasium
+from rookery.spaces import (
+    Box,
+    Dict,
+    Discrete,
+    MultiBinary,
+    MultiDiscrete,
+    Space,
+    Tuple,
+    alike,
+    from_gymnasium,
+    to_gymnasium,
+)
 from rookery.types import PyTreeDict
 
 GYMNASIUM_SPACES = {
@@ -320,3 +331,39 @@ def test_check_says_what_was_given_and_what_was_expected_also_while_tracing(spac
         space.check(x, "action", (4,))
     with pytest.raises(ShapeError, match=message):
         jax.eval_shape(lambda x: space.check(x, "action", (4,)), x)
+
+
+WIDE = Box(-1e300, 1e300, (2,), np.float64)
+ALIKE = [
+    (Discrete(2), Discrete(2, dtype=np.int64)),
+    (MultiDiscrete([2, 3]), MultiDiscrete([2, 3], dtype=np.int64)),
+    (Box(-0.1, 0.1, (2,)), Box(-0.1, 0.1, (2,), np.float64)),
+    (WIDE, Box(-np.inf, np.inf, (2,))),
+    (Dict(a=Discrete(2), b=Box(0, 1, ())), Dict(b=Box(0, 1, (), np.float64), a=Discrete(2))),
+    (Tuple([Discrete(2), MultiBinary(3)]), Tuple([Discrete(2, dtype=np.int64), MultiBinary(3)])),
+]
+DIFFERENT = [
+    (Discrete(2), Discrete(3)),
+    (Discrete(2), Discrete(2, start=1)),
+    (MultiDiscrete([2, 3]), MultiDiscrete([3, 2])),
+    (Box(-0.1, 0.1, (2,)), Box(-0.1, 0.2, (2,))),
+    (Box(0, 1, (2,)), Box(0, 1, (3,))),
+    (Box(0, 1, (2,)), Box(0, 1, (2,), np.uint8)),
+    (MultiBinary(2), MultiBinary(3)),
+    (Discrete(2), MultiBinary(2)),
+    (Dict(a=Discrete(2)), Dict(b=Discrete(2))),
+    (Dict(a=Discrete(2)), Dict(a=Discrete(3))),
+    (Tuple([Discrete(2)]), Tuple([Discrete(2), Discrete(2)])),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), ALIKE, ids=str)
+def test_spaces_are_alike_if_only_dtypes_that_jax_lacks_differ(one: Space, other: Space) -> None:
+    assert alike(one, other)
+    assert alike(other, one)
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT, ids=str)
+def test_other_spaces_are_not_alike(one: Space, other: Space) -> None:
+    assert not alike(one, other)
+    assert not alike(other, one)

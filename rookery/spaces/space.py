@@ -1,4 +1,4 @@
-"""Observation and action spaces, and their conversion from and to Gymnasium spaces.
+"""Observation and action spaces.
 
 A space is immutable, compared and hashed by value, so it can be part of a compiled program. Its arrays are NumPy
 arrays. `dtype` is the declared dtype; samples have the dtype that JAX uses for it (`int64` is sampled as `int32` unless
@@ -12,7 +12,7 @@ import math
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,6 @@ from numpy.typing import DTypeLike
 
 from rookery.errors import InvalidInputError, ShapeError, check_count
 from rookery.types import Array, Key, PyTree, PyTreeDict, as_key
-
-if TYPE_CHECKING:
-    import gymnasium
 
 Shape = tuple[int, ...]
 Numbers = float | Sequence | np.ndarray
@@ -353,6 +350,26 @@ class Tuple(Space):
         return f"Tuple({', '.join(map(str, self.spaces))})"
 
 
+def alike(one: Space, other: Space) -> bool:
+    """Return whether two spaces are the same for a policy: equal, but for dtypes that JAX does not have."""
+    match one, other:
+        case Dict(), Dict():
+            names = one.spaces.keys()
+            return names == other.spaces.keys() and all(alike(one.spaces[name], other.spaces[name]) for name in names)
+        case Tuple(), Tuple():
+            return len(one.spaces) == len(other.spaces) and all(map(alike, one.spaces, other.spaces))
+        case Box(), Box():
+            dtype, bounds = one.sample_dtype, ((one.low, other.low), (one.high, other.high))
+            with np.errstate(over="ignore"):
+                are_equal = [np.array_equal(bound.astype(dtype), others.astype(dtype)) for bound, others in bounds]
+            return dtype == other.sample_dtype and all(are_equal)
+        case Discrete(), Discrete():
+            return (one.n, one.start) == (other.n, other.start)
+        case MultiDiscrete(), MultiDiscrete():
+            return np.array_equal(one.nvec, other.nvec) and np.array_equal(one.start, other.start)
+    return one == other
+
+
 def check_discrete_range(space: Space, x: PyTree, what: str) -> None:
     """Raise if a discrete value or a batch of them is out of range; traced values are not checked."""
     match space:
@@ -365,49 +382,6 @@ def check_discrete_range(space: Space, x: PyTree, what: str) -> None:
         case Discrete() | MultiDiscrete() if not isinstance(x, jax.core.Tracer):
             if not np.all(space._within_bounds(np.asarray(x))):
                 raise InvalidInputError(f"{what} is {np.asarray(x).tolist()}, which is outside of {space}.")
-
-
-def from_gymnasium(space: gymnasium.Space) -> Space:
-    """Convert a Gymnasium space; `to_gymnasium` gives back an equal one."""
-    from gymnasium import spaces as gym_spaces
-
-    match space:
-        case gym_spaces.Box():
-            return Box(space.low, space.high, space.shape, space.dtype)
-        case gym_spaces.Discrete():
-            return Discrete(int(space.n), int(space.start), space.dtype)
-        case gym_spaces.MultiDiscrete():
-            return MultiDiscrete(space.nvec, space.start, space.dtype)
-        case gym_spaces.MultiBinary():
-            return MultiBinary(space.n)
-        case gym_spaces.Dict():
-            return Dict({name: from_gymnasium(subspace) for name, subspace in space.spaces.items()})
-        case gym_spaces.Tuple():
-            return Tuple([from_gymnasium(subspace) for subspace in space.spaces])
-    raise InvalidInputError(
-        f"the Gymnasium space {space} has no fixed shape, which compiled code needs: "
-        "expected Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple."
-    )
-
-
-def to_gymnasium(space: Space) -> gymnasium.Space:
-    """Convert to a Gymnasium space; `from_gymnasium` gives back an equal one."""
-    from gymnasium import spaces as gym_spaces
-
-    match space:
-        case Box():
-            return gym_spaces.Box(space.low, space.high, space.shape, space.dtype)  # type: ignore[arg-type]
-        case Discrete():
-            return gym_spaces.Discrete(space.n, start=space.start, dtype=space.dtype.type)
-        case MultiDiscrete():
-            return gym_spaces.MultiDiscrete(space.nvec, dtype=space.dtype.type, start=space.start)
-        case MultiBinary():
-            return gym_spaces.MultiBinary(space.n)
-        case Dict():
-            return gym_spaces.Dict([(name, to_gymnasium(subspace)) for name, subspace in space.spaces.items()])
-        case Tuple():
-            return gym_spaces.Tuple([to_gymnasium(subspace) for subspace in space.spaces])
-    raise InvalidInputError(f"expected a space of rookery.spaces, got {space!r}.")
 
 
 def _sample_integers(key: Key, shape: Shape, low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> Array:
