@@ -7,8 +7,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "rookery.agent": ("Agent", "AgentState", "RandomAgent"),
+    "rookery.api": ("Run", "load", "open_run", "train"),
+    "rookery.policy": ("Policy",),
     "rookery.sample_batch": ("MultiAgentBatch", "SampleBatch"),
+    "rookery.runs.interruption": ("Interrupted",),
     "rookery.types": ("PyTreeData", "PyTreeDict", "PyTreeNode", "State", "pytree_field"),
+    "rookery.workflows.hooks": ("RecordEvent",),
 }
 
 

@@ -66,6 +66,10 @@ class Agent(PyTreeNode, ABC):
         """Make the carry at the start of an episode."""
         return ()
 
+    def acting_part(self, agent_state: AgentState) -> tuple["Agent", AgentState]:
+        """Return an agent that acts like this one, and its state, without what only training needs."""
+        return self, agent_state
+
 
 class RandomAgentState(PyTreeData):
     """The spaces passed to `init`; they are part of the compiled program."""

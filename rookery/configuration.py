@@ -290,6 +290,8 @@ def _describe(annotation: Any) -> str:
         return KINDS[annotation][0]
     if annotation is type(None):
         return "null"
+    if annotation is type:
+        return "a class"
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(_describe(member) for member in arguments))
     if origin is Literal:

@@ -1,6 +1,7 @@
 """Which code and files a config may name. The user may name any; a run directory, which may be a stranger's, none.
 
-`gymnasium/my_module:MyEnv-v0` and `pettingzoo/my_module` name modules. They are imported here, and nowhere else.
+`gymnasium/my_module:MyEnv-v0`, `pettingzoo/my_module`, `agent=my_module:MyWorkflow`, an own network and the wrappers of
+an environment name modules. They are imported here, and nowhere else. Entry points of installed packages need no trust.
 """
 
 import contextlib
@@ -12,22 +13,29 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rookery.errors import RookeryError
+from rookery.errors import InvalidInputError, RookeryError, nearest_names
 
 _named_by_user: Collection[str] | None = None
-"""The environments that the user named; None outside of `strangers_config`, where all names are the user's."""
+"""The names that the user gave; None outside of `strangers_config`, where all names are the user's."""
 
 _need_trust: set[str] = set()
-"""The environments so far that name a module or a file."""
+"""The names so far that contain a module, and the environments with options that name a file."""
+
+_given: dict[str, Any] = {}
+"""The classes that a program passed, by their names; they are not imported."""
 
 
 class UntrustedError(RookeryError):
-    """A run directory names a module or a file outside of it."""
+    """A `setting` of a run directory names a module, or a file outside of it."""
+
+    def __init__(self, setting: str, what: str, advice: str) -> None:
+        super().__init__(f"{setting} {what}. If you trust the run, {advice}add --trust.")
+        self.setting = setting
 
 
 @contextlib.contextmanager
 def strangers_config(named_by_user: Collection[str] = ()) -> Iterator[None]:
-    """Import no module that a config names, except those of the environments `named_by_user`."""
+    """Import no module that a config names, except those that the names in `named_by_user` contain."""
     global _named_by_user
     before, _named_by_user = _named_by_user, named_by_user
     try:
@@ -38,21 +46,49 @@ def strangers_config(named_by_user: Collection[str] = ()) -> Iterator[None]:
 
 def import_named(module: str, env_name: str) -> ModuleType:
     """Import the module that the name of an environment contains; it may be in the current folder."""
-    _check(env_name, f"env.name={env_name} imports a module of its own")
-    with _current_folder_on_path():
-        return importlib.import_module(module)
+    return _import(module, env_name, f"env.name={env_name}")
+
+
+def import_object(name: str, setting: str) -> Any:
+    """Import what a config names as `module:Name`; a class that the program passed is not imported.
+
+    `setting` is the override that names it, for errors.
+    """
+    if name in _given:
+        return _given[name]
+    module, _, path = name.partition(":")
+    if not module or not path:
+        raise InvalidInputError(f"{setting}: expected module:Name.")
+    try:
+        found: Any = _import(module, name, setting, f"name it again, {setting}, or ")
+    except ImportError as error:
+        raise InvalidInputError(f"{setting}: the module {module!r} cannot be imported: {error}.") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            near = " or ".join(map(repr, nearest_names(part, vars(found))))
+            advice = f" Did you mean {near}?" if near else ""
+            raise InvalidInputError(f"{setting}: {module} has no {part!r}.{advice}")
+        found = getattr(found, part)
+    return found
+
+
+def name_of(given: type) -> str:
+    """Return the name `module:Class` of a class that a program passes; `import_object` then finds it."""
+    name = f"{given.__module__}:{given.__qualname__}"
+    _given[name] = given
+    return name
 
 
 def check_kwargs(env_name: str, kwargs: Mapping[str, Any]) -> None:
     """Raise if the options of an environment name files and come from a stranger's config."""
     for name, value in kwargs.items():
         if any(map(_looks_like_a_path, _texts(value))):
-            _check(env_name, f"env.kwargs.{name}={value!r:.80} names a file")
+            _check(env_name, f"env.kwargs.{name}={value!r:.80}", "names a file")
 
 
-def needs_trust(env_name: str) -> bool:
-    """Return whether a run on this environment, which was made before, is opened only with `--trust`."""
-    return env_name in _need_trust
+def needs_trust(config: Mapping[str, Any]) -> bool:
+    """Return whether a run with this config, which was built before, is opened only with `--trust`."""
+    return any(text in _need_trust for text in _texts(config))
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -67,10 +103,19 @@ def _looks_like_a_path(text: str) -> bool:
     return text.startswith("~") or any(separator in text for separator in ("/", "\\"))
 
 
-def _check(env_name: str, what: str) -> None:
-    _need_trust.add(env_name)
-    if _named_by_user is not None and env_name not in _named_by_user:
-        raise UntrustedError(f"{what}. If you trust the run, add --trust.")
+def _import(module: str, name: str, setting: str, advice: str = "") -> ModuleType:
+    _check(name, setting, "imports a module of its own", advice)
+    with _current_folder_on_path():
+        return importlib.import_module(module)
+
+
+def _check(name: str, setting: str, what: str, advice: str = "") -> None:
+    _need_trust.add(name)
+    if _named_by_user is None or name in _named_by_user:
+        return
+    module, colon, _ = name.partition(":")
+    if not colon or not any(named.startswith(f"{module}:") for named in _named_by_user):
+        raise UntrustedError(setting, what, advice)
 
 
 @contextlib.contextmanager

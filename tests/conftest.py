@@ -1,5 +1,7 @@
 """What all tests share: strict promotion, checked shapes, a compilation cache, and small envs and agents."""
 
+import contextlib
+import ctypes
 import gc
 import os
 from collections.abc import Callable, Iterator
@@ -148,8 +150,8 @@ def cue_agent() -> Callable[..., tuple[Array, PyTreeDict]]:
     return cue_action_fn
 
 
-MAX_MEMORY_MAPS = 20_000
-"""Compiled programs are mapped into memory, and Linux allows a process 65,530 maps: one more and it crashes."""
+MAX_MEMORY_MAPS = 6_000
+"""Compiled programs are mapped into memory. This many take 1.7 GB with all that JAX keeps for each."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -160,6 +162,8 @@ def few_memory_maps() -> Iterator[None]:
     if maps.exists() and maps.read_bytes().count(b"\n") > MAX_MEMORY_MAPS:
         jax.clear_caches()
         gc.collect()
+        with contextlib.suppress(AttributeError):  # not in every C library
+            ctypes.CDLL(None).malloc_trim(0)  # otherwise it keeps most of the memory that was freed
 
 
 def compile_with(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:

@@ -15,7 +15,9 @@ from rookery.workflows.collector import Collector
 
 def advance(workflow: Any, state: Any, num_iterations: int) -> tuple[Any, Any]:
     """Train as `learn` does, which overwrites the state."""
-    state, running = workflow.training.advance(state, workflow._no_metrics(state), num_iterations, Counter.of(10**6))
+    state, running = workflow.training.advance(
+        state, workflow.training.no_metrics(state), num_iterations, Counter.of(10**6)
+    )
     means = {name: Mean(total=mean.total.value, weight=mean.weight.value) for name, mean in running.items()}
     return state, means
 

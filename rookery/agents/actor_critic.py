@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from rookery.agent import AgentState, Carry
 from rookery.agents.network import NetworkAgent
+from rookery.agents.policy import PolicyAgent, policy_of
 from rookery.control_flow import cond_any
 from rookery.learning.advantages import gae
 from rookery.learning.experience import Experience
@@ -56,6 +57,9 @@ class ActorCriticAgent(NetworkAgent):
         """Take the most likely actions; the extras hold the `carry` if the agent is recurrent."""
         distribution, _, carry_extras = self._act(agent_state, sample_batch)
         return distribution.action(distribution.mode()), carry_extras
+
+    def acting_part(self, agent_state: AgentState) -> tuple[PolicyAgent, AgentState]:
+        return policy_of(self, agent_state)
 
     def replay(
         self, agent_state: AgentState, sample_batch: SampleBatch, carry: Carry = ()

@@ -6,7 +6,8 @@ It has no loss: evolution trains its parameters.
 from typing import Any
 
 from rookery.agent import AgentState, Carry
-from rookery.agents.network import NetworkAgent
+from rookery.agents.network import NetworkAgent, NetworkState
+from rookery.configuration import field_names
 from rookery.networks.distributions import Distribution
 from rookery.networks.policy import PolicyConfig, PolicyNetwork
 from rookery.sample_batch import SampleBatch
@@ -54,3 +55,15 @@ class PolicyAgent(NetworkAgent):
 
     def _act(self, agent_state: AgentState, sample_batch: SampleBatch) -> tuple[Distribution, PyTreeDict]:
         return self.apply(agent_state.extra_state.network, agent_state.params, agent_state, sample_batch)
+
+
+def policy_of(agent: NetworkAgent, agent_state: AgentState) -> tuple[PolicyAgent, AgentState]:
+    """Return the policy of an agent whose parameters have an entry `policy`, without its critics."""
+    network = agent_state.extra_state.network
+    config = PolicyConfig(**{name: getattr(agent.config, name) for name in field_names(PolicyConfig)})
+    policy = PolicyAgent(config=config, normalize_obs=agent.normalize_obs)
+    return policy, AgentState(
+        params=agent_state.params["policy"],
+        obs_preprocessor_state=agent_state.obs_preprocessor_state,
+        extra_state=NetworkState(network=policy.make_network(network.obs_space, network.action_space)),
+    )

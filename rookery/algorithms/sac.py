@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from rookery.agent import AgentState, action_mask_of
 from rookery.agents.critics import critic_loss
+from rookery.agents.policy import PolicyAgent, policy_of
 from rookery.agents.replay import LossInfo, ReplayAgent, ReplayBatch, Transitions
 from rookery.distributed.collectives import mean_over_devices
 from rookery.hyperparameters import HyperparameterValues, Scalar, number
@@ -87,6 +88,9 @@ class SACAgent(ReplayAgent):
         """Take the most likely actions; the extras hold the `carry` if the agent is recurrent."""
         distribution, extras = self._act(agent_state, sample_batch)
         return distribution.action(distribution.mode()), extras
+
+    def acting_part(self, agent_state: AgentState) -> tuple[PolicyAgent, AgentState]:
+        return policy_of(self, agent_state)
 
     def _act(self, agent_state: AgentState, sample_batch: SampleBatch) -> tuple[Distribution, PyTreeDict]:
         policy = agent_state.extra_state.network.policy

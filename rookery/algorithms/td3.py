@@ -95,6 +95,9 @@ class TD3Agent(ReplayAgent):
         distribution, extras = self.apply(policy, agent_state.params.policy, agent_state, sample_batch)
         return distribution.action(distribution.mode()), extras
 
+    def acting_part(self, agent_state: AgentState) -> tuple["TD3Agent", AgentState]:
+        return self, agent_state.replace(params=PyTreeDict(policy=agent_state.params["policy"]))
+
     def targets(
         self,
         agent_state: AgentState,

@@ -5,8 +5,11 @@ declares its arguments and one that runs it. A command imports what it needs whe
 """
 
 import argparse
+import atexit
 import contextlib
+import gc
 import os
+import re
 import sys
 import traceback
 from typing import NoReturn
@@ -29,10 +32,14 @@ from rookery.trust import strangers_config
 
 COMMANDS = (add_train, add_resume, add_evaluate, add_report, add_list, add_check_env, add_bench, add_doctor)
 
+OBJECTS_PER_COLLECTION = 50_000
+"""The number of new objects after which Python looks for cycles; its own default is 700."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code; `argv=None` is the command line."""
     open_closed_streams()
+    collect_garbage_rarely()
     parser = make_parser()
     arguments = parse_arguments(parser, argv)
     if arguments.command is None:
@@ -48,11 +55,11 @@ def main(argv: list[str] | None = None) -> int:
         # The reader of a pipe (`| head`) is gone: discard all further output, also when Python closes stdout.
         discard_output(sys.stdout)
         return ERROR
-    except KeyboardInterrupt:
-        print("rookery: interrupted", file=sys.stderr)
-        return INTERRUPTED
+    except KeyboardInterrupt as stopped:  # a run that saved before it stopped says so
+        print(f"rookery: {str(stopped) or 'interrupted'}", file=sys.stderr)
+        return getattr(stopped, "exit_code", INTERRUPTED)
     except Exception as error:
-        exit_code = getattr(error, "exit_code", ERROR)  # a run stopped by a signal has its own exit code
+        exit_code = getattr(error, "exit_code", ERROR)
         if arguments.debug:
             traceback.print_exc()
         else:
@@ -73,11 +80,18 @@ def open_closed_streams() -> None:
             setattr(sys, name, os.fdopen(number, mode))
 
 
+def collect_garbage_rarely() -> None:
+    """Spare the search for cycles among the objects that imports and programs make: nearly all of them stay."""
+    gc.set_threshold(OBJECTS_PER_COLLECTION, *gc.get_threshold()[1:])
+    atexit.register(gc.freeze)  # the memory of a process that ends is freed anyway
+
+
 def trust_in(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
     """Import modules that the command line names; those of a run directory only with `--trust`."""
     if getattr(arguments, "trust", False):
         return contextlib.nullcontext()
-    return strangers_config({text.partition("=")[2] for text in getattr(arguments, "overrides", ())})
+    values = (text.partition("=")[2] for text in getattr(arguments, "overrides", ()))
+    return strangers_config({name for value in values for name in re.split(r"[\[\],\s'\"]+", value)})
 
 
 class Parser(argparse.ArgumentParser):

@@ -14,9 +14,7 @@ if TYPE_CHECKING:  # imported when the command runs: both take long
 
 def add_check_env(commands: "argparse._SubParsersAction") -> None:
     command = commands.add_parser("check-env", help="check that an environment follows its interface")
-    command.add_argument(
-        "name", metavar="NAME", help="classic/cartpole, gymnasium/CartPole-v1, ale/Pong-v5 or CartPole-v1"
-    )
+    command.add_argument("name", metavar="NAME", help="like classic/cartpole, gymnasium/CartPole-v1 or ale/Pong-v5")
     command.set_defaults(run_fn=run_check_env, trust=True)
 
 
@@ -31,8 +29,10 @@ def run_check_env(arguments: argparse.Namespace) -> int:
 def check_by_name(name: str, show_fn: "ShowFn") -> "CheckReport":
     """Check a device or host environment."""
     from rookery.envs.libraries import is_on_host
+    from rookery.envs.registration import check_env_name
     from rookery.testing.check_env import check_env_by_name
 
+    check_env_name(name)
     if not is_on_host(name):
         return check_env_by_name(name, show_fn)
     from rookery.runners.envs.check import check_host_env_by_name

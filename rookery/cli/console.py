@@ -65,13 +65,13 @@ def print_columns(console: "Console", names: list[str]) -> None:
             print(f"  {name}")
 
 
-def print_rows(console: "Console", rows: Iterable[tuple[str, str]]) -> None:
-    """Print aligned pairs of name and text."""
+def print_rows(console: "Console", rows: Iterable[tuple[str, str]], width: int = 0, more: bool = False) -> None:
+    """Print aligned pairs of name and text, the names at least `width` wide; `more` rows will follow."""
     rows = list(rows)
-    width = max(len(name) for name, _ in rows)
+    width = max(width, *(len(name) for name, _ in rows))
     for name, text in rows:
         print_line(console, f"  {name:<{width}}  {text}")
-    if console.is_terminal:
+    if console.is_terminal and not more:
         console.print()
 
 
@@ -82,7 +82,7 @@ def print_table(console: "Console", header: tuple[str, ...], rows: Iterable[tupl
     for number, row in enumerate(table):
         cells = [row[0].ljust(widths[0])]
         cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        print_line(console, "  ".join(cells).rstrip(), style="bold" if number == 0 else "")
+        print_line(console, printable("  ".join(cells).rstrip()), style="bold" if number == 0 else "")
 
 
 def install_command(extra: str) -> str:
@@ -90,10 +90,14 @@ def install_command(extra: str) -> str:
     return f"pip install 'rookery[{extra}]'"
 
 
+def printable(text: str) -> str:
+    """Return a text without commands to the terminal, which a stranger's run may contain."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 def one_line(error: Exception) -> str:
     """Return the message of an error in one line; with its type unless it is a `RookeryError`."""
-    words = " ".join(str(error).removesuffix(env_traceback(error)).split())
-    message = "".join(letter if letter.isprintable() else "?" for letter in words)  # no commands to the terminal
+    message = printable(" ".join(str(error).removesuffix(env_traceback(error)).split()))
     if isinstance(error, RookeryError):
         return message
     return f"{type(error).__name__}: {message}" if message else f"{type(error).__name__} in {place_of(error)}"

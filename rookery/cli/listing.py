@@ -54,7 +54,17 @@ def list_envs(console: "Console", libraries: list[str]) -> None:
 
 def list_agents(console: "Console") -> None:
     """Print the methods with the first line of their docstrings."""
-    from rookery.registry import agent_names, workflow_class
+    from rookery.registry import agent_names
 
     print_heading(console, "agents", "")
-    print_rows(console, [(name, str(workflow_class(name).__doc__).splitlines()[0]) for name in agent_names()])
+    print_rows(console, [(name, describe_agent(name)) for name in agent_names()])
+
+
+def describe_agent(name: str) -> str:
+    """Return the first line of the docstring of a method; that of another package may fail to import."""
+    from rookery.registry import workflow_class
+
+    try:
+        return (workflow_class(name).__doc__ or "").partition("\n")[0]
+    except Exception as error:
+        return f"cannot be imported: {one_line(error)}"

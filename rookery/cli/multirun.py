@@ -17,7 +17,6 @@ from rookery.configs import compose, sweep
 from rookery.errors import InvalidInputError
 from rookery.runs.directory import make_new_folder
 from rookery.runs.divergence import DivergedError
-from rookery.runs.interruption import Interrupted
 
 MAX_NAME_LENGTH = 100
 FAILED, DIVERGED = "failed", "diverged"
@@ -41,8 +40,6 @@ def run_all(overrides: Sequence[str], debug: bool) -> int:
         try:
             run = train(config | {"run_dir": str(folder / name)}, console)
             rows.append((name, describe_results(run)))
-        except Interrupted:
-            raise
         except Exception as error:
             if debug:
                 traceback.print_exc()

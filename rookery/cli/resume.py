@@ -16,7 +16,8 @@ def add_resume(commands: "argparse._SubParsersAction") -> None:
         "overrides",
         nargs="*",
         metavar="KEY=VALUE",
-        help="change hyper-parameters from here on, like agent.learning_rate=1e-4, or on_nan",
+        help="change settings from here on: total_timesteps=2e6, agent.learning_rate=1e-4, evaluation.interval=...; "
+        "name own classes again: agent=my_module:MyWorkflow",
     )
     command.add_argument(
         "--step", type=int, metavar="N", help="start from the checkpoint at this env step (default: the last)"

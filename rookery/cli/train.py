@@ -23,6 +23,7 @@ examples:
   rookery train devices=2                                       two cores of a CPU, or two GPUs
   rookery train env=brax/hopper env.kwargs.backend=positional   an argument of the library
   rookery train --multirun agent=ppo,a2c seed=1,2,3             one run after the other
+  rookery train agent=my_module:MyWorkflow                      your own algorithm
 
 All keys with values and explanations: rookery train --show-config [OVERRIDE ...]
 Some pairs of agent and env have a preset, which changes defaults. To disable it: '~preset@_global_'
@@ -44,6 +45,9 @@ def add_train(commands: "argparse._SubParsersAction") -> None:
     modes.add_argument(
         "-m", "--multirun", action="store_true", help="one run for each combination of values, like seed=1,2,3"
     )
+    modes.add_argument(
+        "--or-resume", action="store_true", help="if run_dir has a run with this config, resume it; for retried jobs"
+    )
     add_multi_host(command)
     command.set_defaults(run_fn=run_train, trust=True)
 
@@ -64,8 +68,9 @@ def run_train(arguments: argparse.Namespace) -> int:
     if arguments.show_config:
         sys.stdout.write(explain(config))
         return SUCCESS
-    from rookery.cli.training import train
+    from rookery.cli.training import train, train_or_resume
 
+    begin = train_or_resume if arguments.or_resume else train
     with lasting_output():
-        train(config, make_console(), join_hosts(arguments))
+        begin(config, make_console(), join_hosts(arguments))
     return SUCCESS

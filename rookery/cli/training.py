@@ -5,6 +5,7 @@ import logging
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,8 @@ import numpy as np
 from rich.console import Console
 
 from rookery.agent import AgentState
-from rookery.cli.console import one_line, print_line, print_rows
-from rookery.configs.composition import parse
-from rookery.configuration import declarations
+from rookery.cli.console import one_line, print_line, print_rows, printable
+from rookery.configs import changes_from, named_again, resumed_config
 from rookery.envs.libraries import is_on_host
 from rookery.errors import InvalidInputError
 from rookery.registry import build_workflow, workflow_class
@@ -23,10 +23,10 @@ from rookery.report import write_report, write_video
 from rookery.report.statistics import bootstrap_interval, interquartile_mean
 from rookery.report.video import MAX_BYTES_IN_REPORT
 from rookery.runs.checkpoint import Checkpoints
-from rookery.runs.directory import RunDirectory, make_new_folder
+from rookery.runs.directory import RunDirectory, flat_config, make_new_folder
 from rookery.runs.divergence import DIVERGED, describe_diverged
 from rookery.trust import needs_trust
-from rookery.types import Key, index_tree, make_key
+from rookery.types import index_tree, make_key
 from rookery.workflows.programs import gather
 from rookery.workflows.workflow import Workflow
 
@@ -47,6 +47,8 @@ def train(config: Mapping[str, Any], console: Console, on_all_hosts: bool = Fals
     if not on_all_hosts:
         prepare_jax(config)
     workflow = build_workflow(config, enable_multi_devices=on_all_hosts)
+    if jax.process_index() == 0:
+        print_line(console, f"preparing {config['agent']['name']} on {config['env']['name']} ...")
 
     def learn() -> Any:
         state = workflow.init(workflow.make_key())
@@ -59,6 +61,40 @@ def train(config: Mapping[str, Any], console: Console, on_all_hosts: bool = Fals
     return _complete(workflow, learn, console)
 
 
+def train_or_resume(config: Mapping[str, Any], console: Console, on_all_hosts: bool = False) -> RunDirectory:
+    """Resume the run in `run_dir` if there is one with this config, and train otherwise; the budget may differ."""
+    if config["run_dir"] is None:
+        raise InvalidInputError("--or-resume needs to know the run: add run_dir=FOLDER.")
+    run = RunDirectory(str(config["run_dir"]))
+    if not run.config_path.exists():
+        return train(config, console, on_all_hosts)
+    run = RunDirectory.open(run.path)
+    check_config = partial(workflow_class(name := config["agent"]["name"]).check_config, agent_name=name)
+    wanted, saved = check_config(config), run.config
+    budget = {"total_timesteps": wanted.train.total_timesteps}
+    same_agent = saved.get("agent", {}).get("name") == name
+    before = check_config(resumed_config(saved, budget)).to_mapping() if same_agent else saved
+    if differing := differing_keys(before, wanted.to_mapping()):
+        raise InvalidInputError(
+            f"--or-resume: the run in {run.path} has another {differing[0]}: choose another run_dir, or change the "
+            f"setting with `{command('resume', run)} KEY=VALUE`."
+        )
+    steps = Checkpoints(run.checkpoints_path).steps()
+    if steps and steps[-1] >= wanted.train.total_timesteps:
+        print_line(console, f"the run in {run.path} is finished")
+        return run
+    is_longer = saved["total_timesteps"] != wanted.train.total_timesteps
+    overrides = [f"total_timesteps={wanted.train.total_timesteps}"] if is_longer else []
+    return resume(run.path, None, console, on_all_hosts, overrides)
+
+
+def differing_keys(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return the keys of two configs whose values differ, except for the run directory."""
+    flat_one, flat_other = flat_config(one), flat_config(other)
+    names = dict.fromkeys([*flat_one, *flat_other])
+    return [name for name in names if name != "run_dir" and flat_one.get(name) != flat_other.get(name)]
+
+
 def resume(
     path: Path,
     step: int | None,
@@ -69,11 +105,11 @@ def resume(
 ) -> RunDirectory:
     """Continue a run from its last checkpoint, or from the one at `step`.
 
-    `overrides` change hyper-parameters; `discard_later` deletes the checkpoints after `step`.
+    `overrides` change settings such as the budget; `discard_later` deletes the checkpoints after `step`.
     """
     run = RunDirectory.open(path)
-    saved = run.config
-    config = with_changes(saved, overrides) | {"run_dir": str(run.path)}
+    saved, changes = named_again(run.config, changes_from(overrides))
+    config = (resumed_config(saved, changes) if changes else saved) | {"run_dir": str(run.path)}
     steps = Checkpoints(run.checkpoints_path).steps()
     later = steps[steps.index(step) + 1 :] if step in steps else []
     if later and not discard_later:
@@ -85,44 +121,17 @@ def resume(
     if not on_all_hosts:
         prepare_jax(config)
     workflow = build_workflow(config, enable_multi_devices=on_all_hosts)
+    if changed := run.changed_versions():
+        versions = ", ".join(f"{name} {now} instead of {before}" for name, (before, now) in changed.items())
+        print_line(console, f"resumed with {printable(versions)}")
     if restart := workflow.training.environments.describe_restart():
         print_line(console, restart)
 
     def learn() -> Any:
         print_directory(workflow, console)
-        return workflow.resume(step, changed_from=saved if overrides else None)
+        return workflow.resume(step, changed_from=saved if changes else None)
 
     return _complete(workflow, learn, console)
-
-
-def with_changes(config: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the config of a run with other hyper-parameters; raise if something else would change."""
-    agent = dict(config["agent"])
-    declared = declarations(workflow_class(agent["name"]).hyperparameters_class)
-    names = [name for name, declaration in declared.items() if declaration.schedule]
-    changed = dict(config) | {"agent": agent}
-    for override in map(parse, overrides):
-        key, value = override.key_or_group, override.value()
-        if key == "on_nan":
-            changed[key] = value
-        elif key in [f"agent.{name}" for name in names]:
-            agent[key.removeprefix("agent.")] = value
-        else:
-            raise InvalidInputError(
-                f"{override.input_line}: a resumed run can change on_nan and these hyper-parameters: agent.NAME with "
-                f"NAME one of {', '.join(names)}. Start a new run to change other settings."
-            )
-    return changed
-
-
-def build_from_run(run: RunDirectory, evaluation_episodes: int | None = None, **changes: Any) -> Workflow:
-    """Build the workflow of a run, even if its directory was moved; `changes` override its config.
-
-    With `evaluation_episodes` it plays that many episodes first, and starts no other host environments.
-    """
-    config = run.config | {"run_dir": str(run.path)} | changes
-    prepare_jax(config)
-    return build_workflow(config, evaluation_episodes=evaluation_episodes)
 
 
 def prepare_jax(*configs: Mapping[str, Any]) -> None:
@@ -175,7 +184,8 @@ def warnings_shown(console: Console) -> Iterator[None]:
 def new_run_directory(config: Mapping[str, Any]) -> str:
     """Make a new directory, runs/<agent>-<env>-<time>, and return its name; only one of several processes makes it."""
     env_name = str(config["env"]["name"]).replace("/", "-")
-    path = Path("runs") / f"{config['agent']['name']}-{env_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    agent_name = str(config["agent"]["name"]).rpartition(":")[2]
+    path = Path("runs") / f"{agent_name}-{env_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     return str(make_new_folder(path) if jax.process_index() == 0 else path)
 
 
@@ -229,19 +239,6 @@ def describe_faults(run: RunDirectory) -> str:
     return f"{last['faults/total']:,.0f} ({last['rollout/steps_discarded']:,.0f} steps discarded{given_up})"
 
 
-def record_episode(
-    workflow: Workflow,
-    agent_state: AgentState,
-    key: Key,
-    path: Path,
-    max_steps: int | None = None,
-    max_bytes: int | None = None,
-) -> None:
-    """Play one greedy episode, or its first `max_steps` steps, and write it as an animation."""
-    num_steps = max_steps or workflow.evaluator.max_episode_steps
-    write_video(path, workflow.play(agent_state, key, num_steps), max_bytes=max_bytes)
-
-
 def agent_state_of(workflow: Workflow, state: Any, index: int) -> AgentState:
     """Return the agent state of one seed from the state of a workflow."""
     agent_state = gather(state.agent_state)
@@ -264,29 +261,27 @@ def _complete(workflow: Workflow, learn_fn: Callable[[], Any], console: Console)
 
 
 def _write_results(workflow: Workflow, state: Any, run: RunDirectory, console: Console) -> None:
-    """Record an episode, write the report, and print their paths."""
+    """Print the result; record an episode, write the report, and print their paths."""
+    faults = describe_faults(run)
+    results = [("run", str(run.path)), ("evaluation", describe_results(run)), *([("faults", faults)] if faults else [])]
+    print_rows(console, results, more=True)
     options = ["--episodes", "100"]
-    if needs_trust(workflow.settings.train.env.name):
+    if needs_trust(workflow.settings.to_mapping()):
         options.append("--trust")
     try:
         with console.status("recording an episode"):
             agent_state, key = agent_state_of(workflow, state, 0), make_key(workflow.settings.train.seed)
-            record_episode(workflow, agent_state, key, run.episode_path, STEPS_IN_REPORT, MAX_BYTES_IN_REPORT)
+            frames = workflow.play(agent_state, key, STEPS_IN_REPORT)
+            write_video(run.episode_path, frames, max_bytes=MAX_BYTES_IN_REPORT)
         options += ["--video", "episode.gif"]
     except Exception as error:  # the other results do not depend on the picture
         run.episode_path.unlink(missing_ok=True)
         print_line(console, f"no episode was recorded: {one_line(error)}")
     with console.status("writing the report"):
         write_report([run], run.report_path)
-    faults = describe_faults(run)
-    print_rows(
-        console,
-        [
-            ("run", str(run.path)),
-            ("evaluation", describe_results(run)),
-            *([("faults", faults)] if faults else []),
-            ("report", str(run.report_path)),
-            ("next", command("evaluate", run, *options)),
-            ("", command("report", run)),
-        ],
-    )
+    files = [
+        ("report", str(run.report_path)),
+        ("next", command("evaluate", run, *options)),
+        ("", command("report", run)),
+    ]
+    print_rows(console, files, width=max(len(name) for name, _ in results))

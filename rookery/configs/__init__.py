@@ -3,10 +3,11 @@
 The groups `env` and `preset` are YAML files. The group `agent` and the settings of a run come from declarations.
 """
 
-from rookery.configs.composition import compose, sweep
+from rookery.configs.composition import compose, sweep, with_values
 from rookery.configs.declared import register
 from rookery.configs.explanation import explain
+from rookery.configs.resumption import changes_from, named_again, resumed_config
 
-__all__ = ["compose", "explain", "sweep"]
+__all__ = ["changes_from", "compose", "explain", "named_again", "resumed_config", "sweep", "with_values"]
 
 register()

@@ -5,15 +5,16 @@ exists, changes defaults for that pair. `agent.learning_rate=1e-3` changes one v
 Hydra become one line that suggests the nearest names.
 """
 
+import copy
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rookery.configuration import plain
-from rookery.errors import InvalidInputError, nearest_names, shortened, unknown_name
-from rookery.registry import agent_names
+from rookery.errors import InvalidInputError, UnknownNameError, nearest_names, shortened, unknown_name
+from rookery.registry import AGENTS, agent_names, workflow_class
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -23,6 +24,34 @@ MODULE = "rookery.configs"
 GROUPS = ("agent", "env")
 OPEN_MAPPING = "env.kwargs"
 """Its keys are arguments of an environment library, so any key is valid."""
+NETWORK = "agent.network"
+"""Instead of its settings it may be the name or the class of an own encoder."""
+OTHER_NAMES = {
+    "lr": ("agent.learning_rate", "agent.actor_learning_rate"),
+    "gamma": ("agent.discount",),
+    "lambda_": ("agent.gae_lambda", "agent.trace_lambda"),
+    "n_steps": ("agent.n_step", "agent.rollout_length"),
+    "n_epochs": ("agent.num_epochs",),
+    "n_envs": ("agent.num_envs", "agent.num_lanes"),
+    "num_workers": ("env.runner.processes",),
+    "batch_size": ("agent.num_minibatches",),
+    "train_batch_size": ("agent.batch_size", "agent.rollout_length"),
+    "ent_coef": ("agent.entropy_coefficient", "agent.temperature"),
+    "vf_coef": ("agent.value_coefficient",),
+    "clip_range": ("agent.clip_ratio",),
+    "max_grad_norm": ("agent.max_grad_norm",),
+    "net_arch": ("agent.network.hidden_sizes",),
+    "tau": ("agent.target_update_rate",),
+    "buffer_size": ("agent.buffer_capacity",),
+    "learning_starts": ("agent.warmup_steps",),
+}
+"""Our keys for the names of Stable-Baselines3 and RLlib; the first that the method has counts."""
+MEANINGS = {
+    "agent.num_minibatches": "the number of parts of a batch",
+    "agent.rollout_length": "the steps of each environment between two updates; a batch has num_envs times as many",
+    "env.runner.processes": "which runs host environments in other processes",
+}
+"""What keys mean that are not another word for the same number."""
 MAX_KEY_LENGTH = 200
 MAX_RUNS = 10_000
 
@@ -39,8 +68,36 @@ def compose(overrides: Sequence[str] = ()) -> dict[str, Any]:
     except HydraException as error:
         _check_keys(parsed)
         raise InvalidInputError(" ".join(str(error).split())) from error
-    check_agent(config["agent"].get("name"))
+    workflow_class(config["agent"].get("name"))
     return config
+
+
+def with_values(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with other values by key; a key without a dot may also be one of the agent's.
+
+    A mapping changes the entries that it has. The values are not checked here.
+    """
+    changed = copy.deepcopy(dict(config))
+    for name, value in values.items():
+        key = full_key(config, name)
+        if key == NETWORK and isinstance(value, (str, type)):
+            value = {"encoder": value}
+        *path, last = key.split(".")
+        parent = changed
+        for part in path:
+            parent = parent[part]
+        is_mapping = isinstance(value, Mapping) and isinstance(parent.get(last), Mapping)
+        parent[last] = {**parent[last], **value} if is_mapping else value
+    return changed
+
+
+def full_key(config: Mapping[str, Any], name: str) -> str:
+    """Return the key of a config that a name means; raise if there is none."""
+    known = list(_keys(config))
+    key = name if name in known or "." in name else f"agent.{name}"
+    if key not in known and not key.startswith(f"{OPEN_MAPPING}."):
+        raise unknown_key(name, known)
+    return key
 
 
 def sweep(overrides: Sequence[str]) -> list[list[str]]:
@@ -70,7 +127,7 @@ def parse(text: str) -> "Override":
     from hydra.errors import HydraException
 
     try:
-        override: Override = OverridesParser.create().parse_overrides([_with_quoted_path(text)])[0]
+        override: Override = OverridesParser.create().parse_overrides([_with_quoted_path(_in_full(text))])[0]
     # An integer of too many digits is a ValueError.
     except (HydraException, ValueError, RecursionError) as error:
         if "=" in text:
@@ -83,6 +140,12 @@ def parse(text: str) -> "Override":
     if len(override.key_or_group) > MAX_KEY_LENGTH:
         raise unknown_name("key", shortened(text), [], "`rookery train --show-config` shows all keys.")
     return override
+
+
+def _in_full(text: str) -> str:
+    """Return `agent.network=my_module:MyEncoder` as the key that it stands for."""
+    key, _, value = text.partition("=")
+    return text if key != NETWORK or value.startswith("{") else f"{NETWORK}.encoder={value}"
 
 
 def _with_quoted_path(text: str) -> str:
@@ -115,14 +178,17 @@ def check(override: "Override") -> None:
         if key == "env":
             provide_env(name)
         else:
-            check_agent(name)
+            provide_agent(name)
 
 
-def check_agent(name: Any) -> None:
-    """Raise if no agent has this name."""
-    if name not in agent_names():
-        is_near = nearest_names(str(name), agent_names())
-        raise unknown_name("agent", str(name), agent_names(), "" if is_near else "`rookery list agents` shows all.")
+def provide_agent(name: str) -> None:
+    """Add the method `name` to Hydra's store if it is not ours; raise if it does not exist."""
+    if name in AGENTS:
+        return
+    from rookery.configs.declared import register_agent
+
+    workflow_class(name)
+    register_agent(name)
 
 
 def provide_env(name: str) -> None:
@@ -131,20 +197,9 @@ def provide_env(name: str) -> None:
         return
     from hydra.core.config_store import ConfigStore
 
-    from rookery.envs import env_names, library_names
-    from rookery.envs.libraries import is_on_host
-    from rookery.envs.registration import unknown_environment
+    from rookery.envs.registration import check_env_name
 
-    hint = "`rookery list envs` shows all."
-    library, _, name_in_library = name.partition("/")
-    if is_on_host(library) and name_in_library:
-        known = [name]  # a host library may have more environments than it lists: building reports an unknown one
-    elif name_in_library or library in library_names():
-        known = env_names(library)
-    else:
-        raise unknown_environment(name, hint=hint)
-    if name not in known:
-        raise unknown_name("environment", name, known, hint)
+    check_env_name(name)
     folder, _, file = f"env/{name}".rpartition("/")
     ConfigStore.instance().store(group=folder, name=file, node={"name": name}, provider="rookery")
 
@@ -175,8 +230,19 @@ def _check_keys(overrides: Sequence["Override"]) -> None:
     for override in changes:
         key = override.key_or_group
         if override.package is None and key not in known and not key.startswith(OPEN_MAPPING):
-            near = nearest_names(key, known)[:1]
-            raise unknown_name("key", key, near, "" if near else "`rookery train --show-config` shows all keys.")
+            raise unknown_key(key, known)
+
+
+def unknown_key(key: str, known: Collection[str]) -> UnknownNameError:
+    """Return the error for an unknown key: our name if it is one of another library, or the nearest key."""
+    for ours in OTHER_NAMES.get(key.rpartition(".")[2], ()):
+        if ours in known:
+            advice = f"{key}: set {ours}, {MEANINGS[ours]}." if ours in MEANINGS else f"{key} is called {ours}."
+            return UnknownNameError(advice)
+    of_agent = {name.removeprefix("agent."): name for name in known if name.startswith("agent.")}
+    near = nearest_names(key, known)[:1] or [of_agent[name] for name in nearest_names(key, of_agent)[:1]]
+    hint = f"Did you mean {near[0]!r}?" if near else "`rookery train --show-config` shows all keys."
+    return unknown_name("key", key, [], hint)
 
 
 def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -12,7 +12,7 @@ from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from rookery.configuration import declarations, to_mapping
-from rookery.registry import agent_names, workflow_class
+from rookery.registry import AGENTS, workflow_class
 
 
 def agent_defaults(name: str) -> dict[str, Any]:
@@ -76,7 +76,12 @@ class DeclaredNode(ConfigNode):
 
 def register() -> None:
     """Put the configs into Hydra's store: the methods as the group `agent`, the settings of a run as `train`."""
-    nodes = [DeclaredNode(name, "agent", partial(agent_defaults, name)) for name in agent_names()]
-    repo = ConfigStore.instance().repo
-    repo.setdefault("agent", {}).update({node.name: node for node in nodes})
-    repo["train.yaml"] = DeclaredNode("train", None, train_defaults)
+    for name in AGENTS:
+        register_agent(name)
+    ConfigStore.instance().repo["train.yaml"] = DeclaredNode("train", None, train_defaults)
+
+
+def register_agent(name: str) -> None:
+    """Put the config of a method into Hydra's store."""
+    node = DeclaredNode(name, "agent", partial(agent_defaults, name))
+    ConfigStore.instance().repo.setdefault("agent", {})[node.name] = node

@@ -73,6 +73,9 @@ class EnvConfig:
     kwargs: Mapping[str, Any] = setting(
         {}, help="arguments of the environment's library: env.kwargs.backend=positional"
     )
+    wrappers: tuple[str, ...] = setting(
+        (), help="Gymnasium wrappers of a host environment, innermost first: [my_module:MyWrapper]"
+    )
     runner: RunnerSettings = setting(RunnerSettings(), help="host environments, such as gymnasium/CartPole-v1")
     policies: Literal["shared", "per_agent"] | Mapping[str, Any] | None = setting(
         None, help="multi-agent: shared, per_agent or {agent_*: policy}; null: agents with the same spaces share one"
@@ -89,6 +92,11 @@ class EnvConfig:
         library = find_host_library(self.name)
         return library is not None and library.has_several_agents
 
+    @property
+    def _is_gymnasium(self) -> bool:
+        library = find_host_library(self.name)
+        return library is not None and not library.has_several_agents and not library.has_threads
+
     def __post_init__(self) -> None:
         check_settings(self)
         if self.autoreset_mode is AutoresetMode.DISABLED:
@@ -100,6 +108,11 @@ class EnvConfig:
             raise InvalidInputError(
                 f"autoreset_mode={self.autoreset_mode.value} is for environments on the device: "
                 f"{self.name} is on the host, use 'normal'."
+            )
+        if self.wrappers and not self._is_gymnasium:
+            raise InvalidInputError(
+                f"wrappers={list(self.wrappers)} are for single Gymnasium environments, such as gymnasium/CartPole-v1, "
+                f"not for {self.name}."
             )
         if self.policies is not None and not self.has_several_agents:
             raise InvalidInputError(

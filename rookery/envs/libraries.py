@@ -1,6 +1,7 @@
 """The table of device libraries and host libraries. It imports none of them."""
 
 import importlib
+import importlib.metadata
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from rookery.errors import missing_extra
+
+HOST_ENTRY_POINT_GROUP = "rookery.host_envs"
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,19 @@ class HostLibrary(Library):
         return {name: value for name, value in kwargs.items() if name not in omitted}
 
 
+@dataclass(frozen=True, kw_only=True)
+class InstalledHostLibrary(HostLibrary):
+    """A host library of another package, registered under the entry-point group `rookery.host_envs`."""
+
+    module: str = "rookery.runners.envs.installed"
+    names_fn: str = "names"
+    make_fn: str = "factory"
+    entry_point: importlib.metadata.EntryPoint
+
+    def load(self) -> Any:
+        return super().load().InstalledEnvs(self.entry_point.load())
+
+
 LIBRARIES: dict[str, Library] = {
     "classic": Library("rookery.envs.classic"),
     "probe": Library("rookery.testing.probe_envs"),
@@ -103,13 +119,35 @@ LIBRARIES: dict[str, Library] = {
         training_options=("episodic_life",),
     ),
 }
-"""Third parties add device libraries by entry points: see `rookery.envs.registration`."""
+"""Third parties add libraries by entry points: see `rookery.envs.registration`."""
+
+OWN_LIBRARIES: dict[str, Library] = {
+    "own": Library("rookery.envs.own"),
+    "own_host": HostLibrary(module="rookery.runners.envs.own", names_fn="own_names", make_fn="own_factory"),
+    "own_agents": HostLibrary(
+        module="rookery.runners.envs.own",
+        names_fn="own_names",
+        make_fn="own_agents_factory",
+        has_several_agents=True,
+    ),
+    "own_vector": HostLibrary(
+        module="rookery.runners.envs.own", names_fn="own_names", make_fn="make_own_vector_env", has_threads=True
+    ),
+}
+"""The environments that a program passes to `rookery.train`; they are not listed."""
 
 
 def find_host_library(name: str) -> HostLibrary | None:
     """Return the host library of an environment like `gymnasium/CartPole-v1`; None if it is on the device."""
-    library = LIBRARIES.get(name.partition("/")[0])
+    prefix = name.partition("/")[0]
+    library = LIBRARIES.get(prefix) or OWN_LIBRARIES.get(prefix) or installed_host_libraries().get(prefix)
     return library if isinstance(library, HostLibrary) else None
+
+
+def installed_host_libraries() -> dict[str, InstalledHostLibrary]:
+    """Return the host libraries of other packages."""
+    points = importlib.metadata.entry_points(group=HOST_ENTRY_POINT_GROUP)
+    return {point.name: InstalledHostLibrary(entry_point=point) for point in points}
 
 
 def is_on_host(name: str) -> bool:

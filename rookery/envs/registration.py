@@ -3,7 +3,8 @@
 A library is a module (or any object) with `names()`, which returns its environments, and
 `make(name, episode_length, **kwargs)`, which builds one bare env. Rookery's libraries are in the table of
 `rookery.envs.libraries`. Other packages register theirs under the entry-point group `rookery.envs`; the name of the
-entry point is the name of the library.
+entry point is the name of the library. Those of the group `rookery.host_envs` make Gymnasium environments instead:
+`make(name, **kwargs)`, which gets `render_mode` to render.
 """
 
 import importlib.metadata
@@ -12,13 +13,14 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from rookery.envs.env import Env, check_is_env
-from rookery.envs.libraries import LIBRARIES, find_host_library, is_on_host
+from rookery.envs.libraries import LIBRARIES, OWN_LIBRARIES, find_host_library, installed_host_libraries, is_on_host
 from rookery.envs.wrappers import AutoresetMode, EpisodeWrapper, FastAutoresetWrapper, VectorWrapper
 from rookery.envs.wrappers.autoreset import VECTOR_WRAPPERS
 from rookery.errors import InvalidInputError, UnknownNameError, check_count, nearest_names, unknown_name
 from rookery.trust import check_kwargs
 
 ENTRY_POINT_GROUP = "rookery.envs"
+HINT = "Names look like 'classic/cartpole'; `rookery list envs` shows all."
 CONFIG_FOLDER = Path(__file__).parents[1] / "configs" / "env"
 """Has a file for every environment of the builtin libraries, which lists their names without importing them."""
 
@@ -41,7 +43,7 @@ def library_names() -> list[str]:
 
 def all_library_names() -> list[str]:
     """Return the names of the device libraries and the host libraries, installed or not."""
-    return [*library_names(), *filter(is_on_host, LIBRARIES)]
+    return list(dict.fromkeys([*library_names(), *filter(is_on_host, LIBRARIES), *installed_host_libraries()]))
 
 
 def is_installed(library: str) -> bool:
@@ -51,12 +53,13 @@ def is_installed(library: str) -> bool:
 
 def load_library(library: str) -> EnvLibrary:
     """Import a library of device environments."""
-    if library in LIBRARIES and not is_on_host(library):
-        return cast(EnvLibrary, LIBRARIES[library].load())
+    builtin = LIBRARIES | OWN_LIBRARIES
+    if library in builtin and not is_on_host(library):
+        return cast(EnvLibrary, builtin[library].load())
     entry_points = _entry_points()
     if library in entry_points:
         return cast(EnvLibrary, entry_points[library].load())
-    raise unknown_name("environment library", library, all_library_names(), "Names look like 'classic/cartpole'.")
+    raise unknown_name("environment library", library, all_library_names(), HINT)
 
 
 def env_names(library: str) -> list[str]:
@@ -71,8 +74,7 @@ def make_env(name: str, episode_length: int | None = None, **library_kwargs: Any
     if not isinstance(name, str):
         raise InvalidInputError(f"expected the name of an environment, like 'classic/cartpole', got {name!r}.")
     library, _, env_name = name.partition("/")
-    if not env_name:
-        raise unknown_environment(name)
+    check_env_name(name)
     if is_on_host(library):
         raise unknown_name(
             "device environment",
@@ -81,27 +83,42 @@ def make_env(name: str, episode_length: int | None = None, **library_kwargs: Any
             "It is a host environment, which cannot be compiled: make it with "
             f"rookery.runners.envs.libraries.make_host_env({name!r}, num_envs).",
         )
-    if library not in LIBRARIES and library in library_names() and name not in env_names(library):
-        raise unknown_name("environment", name, env_names(library))
     check_kwargs(name, library_kwargs)
     return load_library(library).make(env_name, episode_length, **library_kwargs)
 
 
-def unknown_environment(
-    name: str, other_names: Iterable[str] = (), hint: str = "Names look like 'classic/cartpole'."
-) -> UnknownNameError:
-    """Build the error for a name without a library, with the nearest names; no library is imported.
+def check_env_name(name: str) -> None:
+    """Raise if no environment has this name; a host library, which may have more than it lists, decides later."""
+    library, _, name_in_library = name.partition("/")
+    if name_in_library and (is_on_host(library) or library in OWN_LIBRARIES):
+        return
+    libraries = all_library_names()
+    if library not in libraries:
+        if not name_in_library:
+            raise _unknown_name(name)
+        raise unknown_name("environment library", library, libraries, HINT)
+    if not name_in_library:
+        raise InvalidInputError(
+            f"{name!r} is the name of a library: add that of an environment, as `rookery list envs {name}` shows them."
+        )
+    known = env_names(library)
+    if name not in known:
+        raise unknown_name("environment", name, known, HINT)
 
-    Names of installed builtin libraries are compared without the library, `other_names` in full.
+
+def _unknown_name(name: str) -> UnknownNameError:
+    """Build the error for a name without a library, with the nearest names; no optional library is imported.
+
+    Names of Gymnasium and of installed device libraries are compared without the library.
     """
-    spellings = [(other, other) for other in other_names]
+    spellings = [(full.removeprefix("gymnasium/"), full) for full in env_names("gymnasium")]
     for library in filter(is_installed, LIBRARIES):
         stems = sorted(path.stem for path in (CONFIG_FOLDER / library).glob("*.yaml"))
         spellings.extend((stem, f"{library}/{stem}") for stem in stems)
     near = [match.casefold() for match in nearest_names(name, (short for short, _ in spellings))]
     found = [full for match in near for short, full in spellings if short.casefold() == match]
     advice = f"Did you mean {' or '.join(map(repr, found[:2]))}? " if found else ""
-    return unknown_name("environment", name, [], advice + hint)
+    return unknown_name("environment", name, [], advice + HINT)
 
 
 def wrap_env(

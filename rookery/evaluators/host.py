@@ -73,14 +73,14 @@ class HostEvaluator:
     `MAX_EPISODE_STEPS` steps, and counts. Environments never end a run by failing in an evaluation, unless
     `on_invalid="raise"` asks for that.
 
-    If `policy_of` gives the policy of each agent, agent states are given by policy. The first evaluation uses the
-    `opened` environments if it needs the same number.
+    If `policy_of` gives the policy of each agent, agent states are given by policy, and `agent` may be as well. The
+    first evaluation uses the `opened` environments if it needs the same number.
     """
 
     def __init__(
         self,
         env: EnvConfig,
-        agent: Agent,
+        agent: Agent | Mapping[PolicyID, Agent],
         num_envs: int,
         policy_of: Mapping[AgentID, PolicyID] | None = None,
         *,
@@ -91,8 +91,15 @@ class HostEvaluator:
         self._env = env
         self._num_envs = num_envs
         self.max_episode_steps = env.episode_length or MAX_EPISODE_STEPS
-        self._players: Any = GreedyPlayers(agent) if policy_of is None else GreedyTeams(agent, policy_of)
-        self._policies = None if policy_of is None else distinct_policies(policy_of)
+        self._players: Any
+        self._policies: list[PolicyID] | None = None
+        if policy_of is None:
+            assert isinstance(agent, Agent), "without policies there is one agent"
+            self._players = GreedyPlayers(agent)
+        else:
+            self._policies = distinct_policies(policy_of)
+            agents = agent if isinstance(agent, Mapping) else dict.fromkeys(self._policies, agent)
+            self._players = GreedyTeams(agents, policy_of)
         self._restart = RestartPolicy(max_restarts=env.runner.max_restarts)
         self._base_env = opened
         self._engine: EpisodeEngine | None = None

@@ -5,14 +5,19 @@ from dataclasses import dataclass
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rookery.agent import AgentState, Carry
+from rookery.compilation import run_once_options
 from rookery.envs import Env, EnvState, MultiAgentEnv, VectorWrapper
 from rookery.envs.wrappers import VmapWrapper
 from rookery.errors import InvalidInputError, RookeryError, check_count
-from rookery.rollout import ActionFn, EnvFn, act
-from rookery.types import Key, as_one_key
+from rookery.rollout import ActionFn, act
+from rookery.types import Array, Key, as_one_key, index_tree
+
+STEPS_PER_CALL = 100
+"""The number of steps of an episode that are played in one call of a program."""
 
 
 class RenderError(RookeryError):
@@ -21,7 +26,7 @@ class RenderError(RookeryError):
 
 @dataclass(frozen=True)
 class PlayedEpisode:
-    """One episode: its states from first to last, and the sum of its rewards."""
+    """One episode: its states from first to last on the host, and the sum of its rewards."""
 
     env: Env
     states: tuple[EnvState, ...]
@@ -59,9 +64,9 @@ def play_episodes(
             "play_episodes needs a vectorized environment with one agent: make it with create_env or wrap_env."
         )
     single = VmapWrapper(env.env, 1)
-    episode_keys = jax.random.split(as_one_key(key), num_episodes)
     carry = initial_carry_fn(single.batch_shape)
-    return [_play(single, action_fn, carry, agent_state, episode_key, max_steps) for episode_key in episode_keys]
+    play_fn = partial(_play, single, action_fn, carry, agent_state, as_one_key(key), max_steps, num_episodes)
+    return [play_fn(number) for number in range(num_episodes)]
 
 
 def render(env: Env, env_state: EnvState) -> np.ndarray:
@@ -76,23 +81,51 @@ def render(env: Env, env_state: EnvState) -> np.ndarray:
 
 
 def _play(
-    env: VmapWrapper, action_fn: ActionFn, carry: Carry, agent_state: AgentState, key: Key, max_steps: int
+    env: VmapWrapper,
+    action_fn: ActionFn,
+    carry: Carry,
+    agent_state: AgentState,
+    key: Key,
+    max_steps: int,
+    num_episodes: int,
+    number: int,
 ) -> PlayedEpisode:
-    reset_key, action_key = jax.random.split(key)
-    env_state = env.reset(reset_key)
-    render(env, env_state)
-    states, episode_return = [env_state], 0.0
-    while len(states) <= max_steps and not env_state.done[0]:
-        step_key = jax.random.fold_in(action_key, len(states))
-        env_state, carry = _step(env.step, action_fn, agent_state, env_state, carry, step_key)
-        states.append(env_state)
-        episode_return += float(env_state.reward[0])
-    return PlayedEpisode(env, tuple(states), episode_return)
+    start_fn = jax.jit(_start, static_argnums=(0, 2), compiler_options=run_once_options())
+    env_state, action_key = start_fn(env, key, num_episodes, np.int32(number))
+    states, episode_return = [jax.device_get(env.first(env_state))], 0.0
+    render(env.env, states[0])
+    while len(states) <= max_steps and not states[-1].done:
+        first_step = np.int32(len(states))
+        (env_state, carry), played = _steps(env, action_fn, agent_state, env_state, carry, action_key, first_step)
+        played = jax.device_get(played)
+        num_played = min(int(np.argmax([*played.done, True])) + 1, STEPS_PER_CALL, max_steps - len(states) + 1)
+        states += [index_tree(played, step) for step in range(num_played)]
+        episode_return += sum(map(float, played.reward[:num_played]))
+    return PlayedEpisode(env.env, tuple(states), episode_return)
 
 
-@partial(jax.jit, static_argnames=("env_fn", "action_fn"))
-def _step(
-    env_fn: EnvFn, action_fn: ActionFn, agent_state: AgentState, env_state: EnvState, carry: Carry, key: Key
-) -> tuple[EnvState, Carry]:
-    actions, _, carry = act(action_fn, agent_state, env_state, carry, key)
-    return env_fn(env_state, actions), carry
+def _start(env: VmapWrapper, key: Key, num_episodes: int, number: Array) -> tuple[EnvState, Key]:
+    """Start an episode; return the state of the env and the key of its actions."""
+    reset_key, action_key = jax.random.split(jax.random.split(key, num_episodes)[number])
+    return env.reset(reset_key), action_key
+
+
+@partial(jax.jit, static_argnames=("env", "action_fn"))
+def _steps(
+    env: VmapWrapper,
+    action_fn: ActionFn,
+    agent_state: AgentState,
+    env_state: EnvState,
+    carry: Carry,
+    key: Key,
+    first_step: Array,
+) -> tuple[tuple[EnvState, Carry], EnvState]:
+    """Take several steps; an env that is done stays as it is. Return its last state, and all of them."""
+
+    def step(state: tuple[EnvState, Carry], number: Array) -> tuple[tuple[EnvState, Carry], EnvState]:
+        env_state, carry = state
+        actions, _, carry = act(action_fn, agent_state, env_state, carry, jax.random.fold_in(key, number))
+        env_state = env.step(env_state, actions)
+        return (env_state, carry), env.first(env_state)
+
+    return jax.lax.scan(step, (env_state, carry), first_step + jnp.arange(STEPS_PER_CALL, dtype=jnp.int32))

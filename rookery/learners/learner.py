@@ -44,6 +44,10 @@ class LearnerState(PyTreeData):
         """Return the state with other hyper-parameters."""
         return self.replace(hyperparameters=hyperparameters)
 
+    def with_agent(self, agent_state: AgentState) -> Self:
+        """Return the first state with another agent; optimizers start fresh."""
+        return self.replace(agent_state=agent_state)
+
     @property
     def lacks_replay(self) -> bool:
         """Whether this state comes from a checkpoint without its replay buffer."""

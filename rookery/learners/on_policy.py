@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +65,10 @@ class OnPolicyState(LearnerState):
     reward_scaling: RewardScaling | None
     actor_state: AgentState | None
     """The agent state that acts, if it lags behind the one that learns."""
+
+    def with_agent(self, agent_state: AgentState) -> Self:
+        actor_state = None if self.actor_state is None else agent_state
+        return self.replace(agent_state=agent_state, actor_state=actor_state)
 
 
 LossFn = Callable[[AgentState, PyTree, Carry, HyperparameterValues], tuple[Array, dict[str, Array]]]

@@ -1,10 +1,11 @@
 """Several policies in the same environments: one learner for each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
 
+from rookery.agent import AgentState
 from rookery.distributed.collectives import sum_over_devices
 from rookery.hyperparameters import Hyperparameters
 from rookery.learners.learner import Learner, LearnerState, Metrics
@@ -34,6 +35,11 @@ class PoliciesState(PyTreeData):
         """Return the state with other hyper-parameters for all policies."""
         states = {policy: own.with_hyperparameters(hyperparameters) for policy, own in self.policies.items()}
         return PoliciesState(policies=PyTreeDict(states))
+
+    def with_agent(self, agent_states: Mapping[str, AgentState]) -> "PoliciesState":
+        """Return the first state with other agents for some policies."""
+        changed = {policy: self.policies[policy].with_agent(agent) for policy, agent in agent_states.items()}
+        return PoliciesState(policies=PyTreeDict({**self.policies, **changed}))
 
     @property
     def num_updates(self) -> Counter:

@@ -13,6 +13,7 @@ from rookery.agent import Agent, AgentState
 from rookery.agents.random_actions import RandomActions
 from rookery.agents.replay import LossInfo, ReplayAgent, ReplayBatch
 from rookery.configuration import check_settings, setting
+from rookery.control_flow import scan_any
 from rookery.distributed import SAME, SPLIT, check_divides, check_memory
 from rookery.distributed.collectives import (
     device_axis,
@@ -126,6 +127,10 @@ class OffPolicyState(LearnerState):
     optimizer_states: PyTreeDict
     buffer_state: ReplayState
     """None in a checkpoint without the replay buffer."""
+
+    def with_agent(self, agent_state: AgentState) -> Self:
+        targets = PyTreeDict({part: agent_state.params[part] for part in self.target_params})
+        return self.replace(agent_state=agent_state, target_params=targets)
 
     @property
     def lacks_replay(self) -> bool:
@@ -315,7 +320,7 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
             return state.replace(buffer_state=buffer_state, num_updates=state.num_updates.add(1)), metrics
 
         step_keys = jax.random.split(key_of_this_device(key), self.config.num_updates)
-        state, metrics = jax.lax.scan(step, state, step_keys)
+        state, metrics = scan_any(buffer.can_sample(state.buffer_state), step, state, step_keys)
         return jax.tree.map(jnp.sum, metrics), state
 
 

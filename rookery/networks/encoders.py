@@ -9,10 +9,53 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.agent import ACTION_MASK
-from rookery.errors import InvalidInputError
+from rookery.errors import InvalidInputError, ShapeError
 from rookery.networks.convolution import GRID_LAYERS, cnn_for, scaled_to_float, smallest_side
 from rookery.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Shape, Space, Tuple
+from rookery.trust import import_object
 from rookery.types import Array, Obs
+
+
+def own_encoder(name: str) -> nn.Module:
+    """Make the flax module that a config names as `module:Class`."""
+    found = import_object(name, f"agent.network={name}")
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise InvalidInputError(f"encoder={name} is {found!r:.80}: expected a subclass of flax.linen.Module.")
+    try:
+        return found(name="own")
+    except TypeError as error:
+        raise InvalidInputError(f"encoder={name} is called without arguments, and that fails: {error}.") from error
+
+
+class OwnEncoder(nn.Module):
+    """Encodes an observation of `space` by an own module, which maps rows `[N, ...]` to features `[N, F]`."""
+
+    space: Space
+    encoder: str
+
+    @nn.compact
+    def __call__(self, obs: Obs) -> Array:
+        """Map an observation with leading axes `[...]` to `[..., F]`."""
+        batch_shape = self.space.batch_shape_of(obs)
+        num_rows = math.prod(batch_shape)
+        rows = jax.tree.map(lambda leaf: leaf.reshape(num_rows, *leaf.shape[len(batch_shape) :]), obs)
+        features = own_encoder(self.encoder)(rows)
+        self._check(features, num_rows)
+        return features.reshape(*batch_shape, features.shape[-1])
+
+    def _check(self, features: Any, num_rows: int) -> None:
+        is_array = isinstance(features, jax.Array)
+        if not is_array or features.ndim != 2 or len(features) != num_rows or features.dtype != jnp.float32:
+            given = f"{features.dtype}{list(features.shape)}" if is_array else f"a {type(features).__name__}"
+            raise ShapeError(
+                f"agent.network={self.encoder} returned {given} for {num_rows} observations of {self.space}: expected "
+                f"float32[{num_rows}, F], a row of F features for each."
+            )
+        if others := sorted(set(self.variables) - {"params"}):
+            raise InvalidInputError(
+                f"agent.network={self.encoder} has variables {others[0]!r}, which training does not keep: use "
+                "parameters only, LayerNorm instead of BatchNorm for example."
+            )
 
 
 class ObservationEncoder(nn.Module):

@@ -12,10 +12,11 @@ from rookery.configuration import check_settings, setting
 from rookery.errors import InvalidInputError
 from rookery.networks.dense import Dense
 from rookery.networks.distributions import Distribution, DistributionFamily, GaussianConfig, distribution_family
-from rookery.networks.encoders import ObservationEncoder
+from rookery.networks.encoders import ObservationEncoder, OwnEncoder, own_encoder
 from rookery.networks.mlp import ACTIVATIONS, KERNEL_INITIALIZERS, MLP, initializer_named
 from rookery.networks.recurrent import CELLS, RecurrentCore
 from rookery.spaces import Shape, Space
+from rookery.trust import name_of
 from rookery.types import Array, Key, Obs, Params, PyTreeDict, as_key
 
 
@@ -27,12 +28,25 @@ class TrunkConfig:
     activation: str = setting("tanh", choices=ACTIVATIONS)
     kernel_init: str = setting("orthogonal", choices=KERNEL_INITIALIZERS)
     layer_norm: bool = setting(False, help="normalize the output of every layer")
+    encoder: str | type | None = setting(
+        None, help="your flax module that encodes observations, my_module:MyEncoder; the layers follow; null: ours"
+    )
     core: str | None = setting(None, choices=CELLS, help="recurrent core after the layers: null, gru or lstm")
     core_size: int = setting(128, low=1, help="units of the core")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden_sizes", tuple(self.hidden_sizes))
+        encoder = name_of(self.encoder) if isinstance(self.encoder, type) else self.encoder
+        object.__setattr__(self, "encoder", encoder)
         check_settings(self)
+        if encoder is not None:
+            own_encoder(encoder)
+
+    def make_encoder(self, obs_space: Space) -> nn.Module:
+        """Make the encoder of observations."""
+        if self.encoder is None:
+            return ObservationEncoder(obs_space, self.kernel_init, name="encoder")
+        return OwnEncoder(obs_space, self.encoder, name="encoder")
 
     def make_core(self) -> RecurrentCore | None:
         """Make the recurrent core, or None for a feed-forward network."""
@@ -62,6 +76,9 @@ class Trunk:
         layers_key, core_key = jax.random.split(as_key(key))
         obs = jax.eval_shape(self.obs_space.sample, layers_key)
         params = PyTreeDict(layers=self._layers.lazy_init(layers_key, obs).get("params", {}))
+        if self.config.encoder is not None:  # an own one may work with one observation alone
+            rows = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape), leaf.dtype), obs)
+            jax.eval_shape(self._encode, params, rows)
         core = self.config.make_core()
         if core is not None:
             features = jax.eval_shape(self._encode, params, obs)
@@ -124,7 +141,7 @@ class _TrunkLayers(nn.Module):
     @nn.compact
     def __call__(self, obs: Obs) -> Array:
         config = self.config
-        features = ObservationEncoder(self.obs_space, config.kernel_init, name="encoder")(obs)
+        features = config.make_encoder(self.obs_space)(obs)
         hidden = MLP(
             config.hidden_sizes, config.activation, config.kernel_init, layer_norm=config.layer_norm, name="hidden"
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 from rookery.errors import InvalidInputError
 from rookery.report.loaded_run import LoadedRun, load_runs
 from rookery.report.markup import Markup, element
-from rookery.report.sections import SECTIONS
+from rookery.report.sections import SECTIONS, Section, headline, learning_curves
 from rookery.runs.directory import RunDirectory
 from rookery.runs.files import write_output
 
@@ -26,7 +26,13 @@ def write_report(runs: Sequence[RunDirectory], path: Path) -> Path:
     return path
 
 
-def render_page(runs: Sequence[LoadedRun]) -> str:
+def learning_curve_frame(run: RunDirectory) -> str:
+    """Return the headline and the learning curves of a run as a frame for a notebook."""
+    page = render_page(load_runs([run]), (headline, learning_curves))
+    return element("iframe", srcdoc=page, style="width: 100%; height: 36rem; border: 0")
+
+
+def render_page(runs: Sequence[LoadedRun], sections: Sequence[Section] = SECTIONS) -> str:
     """Return the text of the page."""
     title = runs[0].title if len(runs) == 1 else f"{len(runs)} runs compared"
     subtitle = runs[0].name if len(runs) == 1 else ", ".join(dict.fromkeys(run.title for run in runs))
@@ -43,7 +49,7 @@ def render_page(runs: Sequence[LoadedRun]) -> str:
     body = element(
         "body",
         element("header", element("h1", title), element("p", subtitle)),
-        element("main", (section(runs) for section in SECTIONS)),
+        element("main", (section(runs) for section in sections)),
         element("script", _asset("page.js")),
     )
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"

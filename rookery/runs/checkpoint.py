@@ -18,6 +18,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ from rookery.runs.verification import (
 from rookery.types import PyTree
 
 ARRAYS = "arrays"
+NUM_FLUSHES = 8
+"""The number of files that are flushed at the same time: a disk writes several as fast as one."""
 REPLACED = ".replaced"
 """The suffix of the previous checkpoint of a step that is saved again."""
 
@@ -64,14 +67,24 @@ class Checkpoints:
         self.folder = Path(folder)
         self.keep = keep
 
-    def save(self, tree: PyTree, step: int, metadata: Mapping[str, Any]) -> Path:
+    def save(
+        self,
+        tree: PyTree,
+        step: int,
+        metadata: Mapping[str, Any],
+        files: Mapping[str, bytes] | None = None,
+        also_keep: int | None = None,
+    ) -> Path:
         """Write a pytree of arrays, random keys and numbers as the checkpoint of `step`, and return its folder.
 
         When `save` returns, the checkpoint is on disk; until then, a previous checkpoint of the same step stays valid.
-        Later checkpoints are deleted. `metadata` must be serializable as JSON.
+        Later checkpoints are deleted, and old ones except that of the step `also_keep`. `metadata` must be serializable
+        as JSON. `files` are further files by path.
         """
         leaves, arrays = _to_host(tree)
-        needed, free = sum(array.nbytes for array in arrays.values()), _free_bytes(self.folder)
+        files = files or {}
+        needed = sum(array.nbytes for array in arrays.values()) + sum(map(len, files.values()))
+        free = _free_bytes(self.folder)
         temporary = self.folder / f"{step:012d}.{secrets.token_hex(4)}{TEMPORARY}"
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -80,6 +93,9 @@ class Checkpoints:
             if needed > free:
                 raise OSError("the disk is full")
             temporary.mkdir()
+            for name, content in files.items():
+                (temporary / name).parent.mkdir(exist_ok=True)
+                (temporary / name).write_bytes(content)
             _write(temporary, leaves, arrays, step, metadata)
             self._publish(temporary, step)
         # TensorStore, which Orbax writes with, raises ValueError if it cannot write.
@@ -90,7 +106,8 @@ class Checkpoints:
         self.discard_after(step)
         if self.keep is not None:
             for old in self.steps()[: -self.keep]:
-                _remove(self._path(old))
+                if old != also_keep:
+                    _remove(self._path(old))
         return self._path(step)
 
     def restore(self, template: PyTree, step: int | None = None) -> tuple[PyTree, JsonObject]:
@@ -109,11 +126,14 @@ class Checkpoints:
             )
         return checkpoint.read({"": template})[""], checkpoint.metadata
 
-    def open(self, step: int | None = None) -> "Checkpoint":
-        """Verify the checkpoint of `step`, by default the last, in order to read parts of it."""
+    def open(self, step: int | None = None, part: str = "") -> "Checkpoint":
+        """Verify the checkpoint of `step`, by default the last, in order to read parts of it.
+
+        With `part` only the files whose paths begin with it are verified, which is fast for a small part.
+        """
         step = self._existing_step(step)
         try:
-            return Checkpoint(self._path(step), verify(self._path(step), step))
+            return Checkpoint(self._path(step), verify(self._path(step), step, part))
         except Unusable as fault:
             raise CheckpointError(f"checkpoint {step} {fault}; {self._advice()}") from None
 
@@ -124,6 +144,12 @@ class Checkpoints:
         pattern = rf"(\d{{12,}})({re.escape(REPLACED)})?"
         matches = (re.fullmatch(pattern, entry.name) for entry in self.folder.iterdir())
         return sorted({int(match[1]) for match in matches if match})
+
+    def best_step(self) -> int | None:
+        """Return the step of the checkpoint with the best evaluation; None without one."""
+        best = self.open(part=MANIFEST).metadata.get("best") if self.steps() else None
+        step = best.get("step") if isinstance(best, dict) else None
+        return step if step in self.steps() else None
 
     def last_good_step(self) -> int | None:
         """Return the last step whose files pass verification; None if there is no such step."""
@@ -208,11 +234,12 @@ class Checkpoint:
 
     def __init__(self, path: Path, verified: Verified) -> None:
         manifest = verified.manifest
-        self._path, self._stamps = path, verified.stamps
+        self.path, self._stamps = path, verified.stamps
         self._leaves: list[Leaf] = manifest["leaves"]
         self.step: int = manifest["step"]
         self.format_version: int = manifest["format_version"]
         self.metadata: JsonObject = manifest["metadata"]
+        self.files: tuple[str, ...] = tuple(manifest["files"])
 
     def read(self, templates: Mapping[str, Any]) -> JsonObject:
         """Read parts of the tree, given a template for the path of each; the path of the whole tree is empty.
@@ -223,8 +250,8 @@ class Checkpoint:
         expected = [leaf for path, template in templates.items() for leaf in _describe(template, path)]
         _check_structure(self.step, leaves, expected)
         try:
-            arrays = _read_arrays(self._path / ARRAYS, leaves)
-            check_unchanged(self._path, self._stamps)
+            arrays = _read_arrays(self.path / ARRAYS, leaves)
+            check_unchanged(self.path, self._stamps)
         except Unusable as fault:
             raise CheckpointError(f"checkpoint {self.step} {fault}.") from None
         saved = {leaf["path"]: leaf for leaf in leaves}
@@ -298,20 +325,30 @@ def _write(folder: Path, leaves: list[Leaf], arrays: dict[str, np.ndarray], step
     leaves = [leaf | {"array": f"{number:05d}"} for number, leaf in enumerate(leaves)]  # a path may be no file name
     stored = {leaf["array"]: arrays[leaf["path"]] for leaf in leaves}
     _write_arrays(folder / ARRAYS, {name: array for name, array in stored.items() if array.size})
-    files = {}
-    for path in sorted(folder.rglob("*")):
-        sync_to_disk(path)
-        if path.is_file():
-            files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": hash_of_file(path)}
     manifest = {
         "format_version": FORMAT_VERSION,
         "step": step,
         "metadata": dict(metadata),
         "leaves": leaves,
-        "files": files,
+        "files": _flush_and_hash(folder),
     }
     manifest["sha256"] = hash_of_manifest(manifest)
     write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1))
+
+
+def _flush_and_hash(folder: Path) -> dict[str, JsonObject]:
+    """Wait until all files are on disk; return the size and hash of each."""
+    paths = sorted(folder.rglob("*"))
+
+    def flush(some: Sequence[Path]) -> dict[Path, JsonObject]:
+        for path in some:
+            sync_to_disk(path)
+        return {path: {"bytes": path.stat().st_size, "sha256": hash_of_file(path)} for path in some if path.is_file()}
+
+    with ThreadPoolExecutor(NUM_FLUSHES) as pool:
+        parts = pool.map(flush, [paths[start::NUM_FLUSHES] for start in range(NUM_FLUSHES)])
+        files = {path: found for part in parts for path, found in part.items()}
+    return {path.relative_to(folder).as_posix(): files[path] for path in paths if path in files}
 
 
 def _check_structure(step: int, saved: Sequence[Leaf], expected: Sequence[Leaf]) -> None:

@@ -25,6 +25,8 @@ FORMAT_VERSION = 1
 RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnasium")
 MAX_EPISODE_BYTES = 32 * 2**20
 MAX_HOLDER_LENGTH = 200
+MAX_RESUMPTIONS = 100
+"""The number of resumptions that the manifest keeps."""
 
 
 class RunInUseError(RookeryError):
@@ -67,14 +69,32 @@ class RunDirectory:
             ) from error
         return run
 
-    def change_config(self, config: Mapping[str, Any], step: int) -> None:
-        """Replace the config of a run that continues at `step`; the manifest keeps what the agent had before."""
-        before, after = self.config["agent"], config["agent"]
-        changed = {name: value for name, value in before.items() if after.get(name) != value}
-        manifest = self.manifest
-        manifest["before"] = manifest.get("before", {}) | {f"step {step}": changed}
+    def note_resumption(self, config: Mapping[str, Any], step: int) -> None:
+        """Write the config of a run that continues at `step`; the manifest keeps who resumed it with what."""
+        before, manifest = self.config, self.manifest
+        changed = {name: value for name, value in flat_config(before).items() if flat_config(config).get(name) != value}
+        changed.pop("run_dir", None)
+        entry = {"step": step, "time": _now(), "host": platform.node(), "command": sys.argv, "before": changed}
+        entry |= {"versions": {name: now for name, (_, now) in self.changed_versions().items()}}
+        earlier = _as_list(manifest.get("resumed"))
+        manifest["resumed"] = [*earlier, entry][-MAX_RESUMPTIONS:]
         write_atomically(self.manifest_path, json.dumps(manifest, indent=2) + "\n")
         self._write_config(config)
+
+    def changed_versions(self) -> dict[str, tuple[str, str]]:
+        """Return the packages whose versions differ from those that last trained the run: before and now."""
+        manifest = self.manifest
+        entries = [manifest, *_as_list(manifest.get("resumed"))]
+        before: JsonObject = {}
+        for entry in entries:
+            versions = entry.get("versions") if isinstance(entry, dict) else None
+            before |= versions if isinstance(versions, dict) else {}
+        now = _versions()
+        return {
+            name: (shortened(str(version), 30), now[name])
+            for name, version in before.items()
+            if name in now and now[name] != version
+        }
 
     def _write_config(self, config: Mapping[str, Any]) -> None:
         import yaml  # type: ignore[import-untyped]
@@ -248,21 +268,37 @@ def make_new_folder(path: Path) -> Path:
 
 
 def _manifest(backend: str | None, devices: Sequence[str]) -> JsonObject:
+    return {
+        "format_version": FORMAT_VERSION,
+        "created": _now(),
+        "command": sys.argv,
+        "versions": _versions(),
+        "platform": platform.platform(),
+        "backend": backend,
+        "devices": list(devices),
+    }
+
+
+def _versions() -> dict[str, str]:
     import rookery
 
     versions = {"rookery": rookery.__version__, "python": platform.python_version()}
     for package in RECORDED_PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-    return {
-        "format_version": FORMAT_VERSION,
-        "created": _now(),
-        "command": sys.argv,
-        "versions": versions,
-        "platform": platform.platform(),
-        "backend": backend,
-        "devices": list(devices),
-    }
+    return versions
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def flat_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a config by their full keys."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        flat |= flat_config(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
 
 
 def _now() -> str:

@@ -3,17 +3,21 @@
 import signal
 import threading
 from types import FrameType
-from typing import Self
-
-from rookery.errors import RookeryError
+from typing import Any, Self
 
 
-class Interrupted(RookeryError):  # noqa: N818
-    """Training was stopped by a signal; `consequence` describes the result ("saved at step 8192 in runs/a")."""
+class Interrupted(KeyboardInterrupt):
+    """Training was stopped by a signal; `consequence` describes the result ("saved at step 8192 in runs/a").
 
-    def __init__(self, stopped_by: signal.Signals, consequence: str = "") -> None:
+    `state` is the training state at that moment. From `rookery.train`, `run` is the run so far.
+    """
+
+    run: Any = None
+
+    def __init__(self, stopped_by: signal.Signals, consequence: str = "", state: Any = None) -> None:
         super().__init__(f"stopped by {stopped_by.name}{': ' if consequence else ''}{consequence}.")
         self.signal = stopped_by
+        self.state = state
 
     @property
     def exit_code(self) -> int:

@@ -28,12 +28,12 @@ def load_agent(
     template: AgentState | Mapping[str, AgentState],
     num_seeds: int = 1,
     step: int | None = None,
-    best: bool = False,
+    best_individual: bool = False,
 ) -> LoadedAgent:
     """Load the agent of a run from the checkpoint at `step`, by default the last.
 
     `template` has the shapes of the agent state of one seed: what `jax.eval_shape` returns for `agent.init`, or a
-    mapping of these by policy. `best` takes the parameters of the fittest individual of an evolution.
+    mapping of these by policy. `best_individual` takes the parameters of the fittest individual of an evolution.
     """
     checkpoint = Checkpoints(run.checkpoints_path).open(step)
     learner = LEARNER_PATHS[checkpoint.format_version]
@@ -46,7 +46,7 @@ def load_agent(
         agent_state = PyTreeDict({policy: parts[path] for policy, path in paths.items()})
     else:
         center, fittest = f"{learner}.agent_state", f"{learner}.evo_state.best_params"
-        parts = checkpoint.read({center: template} | ({fittest: template.params} if best else {}))
-        agent_state = parts[center].replace(params=parts[fittest]) if best else parts[center]
+        parts = checkpoint.read({center: template} | ({fittest: template.params} if best_individual else {}))
+        agent_state = parts[center].replace(params=parts[fittest]) if best_individual else parts[center]
     agent_states = [agent_state] if num_seeds == 1 else [index_tree(agent_state, seed) for seed in range(num_seeds)]
     return LoadedAgent(agent_states, checkpoint.step)

@@ -44,6 +44,8 @@ class Progress:
     """Env steps of each seed at the last record."""
     diverged: dict[int, int] = field(default_factory=dict)
     """The seeds that have diverged, and their env steps when that was found."""
+    best: dict[str, Any] | None = None
+    """The best evaluation so far: its metric, value and step."""
 
     def to_mapping(self) -> dict[str, Any]:
         return asdict(self)
@@ -59,6 +61,10 @@ class Progress:
     @property
     def position(self) -> Position:
         return Position(self.num_records, self.env_steps, self.recorded_steps)
+
+    @property
+    def best_step(self) -> int | None:
+        return None if self.best is None else self.best["step"]
 
     @property
     def elapsed_seconds(self) -> float:
@@ -98,6 +104,7 @@ class RunLog(contextlib.AbstractContextManager):
         self._seconds_per_iteration: float | None = None
         self._seconds_of_call = 0.0
         self._num_iterations = 0
+        self._best_before: dict[str, Any] | None = None
         self._steps_at_record = env_steps
         self._train_seconds_at_record = self._train_seconds_at_start = self.progress.train_seconds
 
@@ -210,11 +217,26 @@ class RunLog(contextlib.AbstractContextManager):
         self._steps_at_record, self._train_seconds_at_record = sum(env_steps), train_seconds
         return rows
 
+    def note_best(self, metric: str, rows: Sequence[Mapping[str, float]]) -> bool:
+        """Return whether the rows of a record have the highest mean of a metric so far, and remember it."""
+        values = [row[metric] for row in rows if metric in row and DIVERGED not in row]
+        mean, best = float(np.mean(values)) if values else float("nan"), self.progress.best
+        is_best = np.isfinite(mean) and (best is None or best["metric"] != metric or mean > best["value"])
+        if is_best:
+            self._best_before = best
+            self.progress.best = {"metric": metric, "value": mean, "step": self.progress.env_steps}
+        return bool(is_best)
+
+    def forget_best(self, step: int) -> None:
+        """Return to the best evaluation before, because the checkpoint of the best at `step` could not be written."""
+        if self.progress.best_step == step:
+            self.progress.best = self._best_before
+
     @property
     def consequence(self) -> str:
         """What a stopped run leaves behind, for the error message."""
         if self._directory is None:
-            return "nothing was saved, because there is no run_dir"
+            return "the exception has the state, which is not on disk, because there is no run_dir"
         command = f"rookery resume {shlex.quote(str(self._directory.path))}"
         return f"saved at {self.progress.env_steps:,} steps, continue with `{command}`"
 
@@ -223,8 +245,8 @@ class RunLog(contextlib.AbstractContextManager):
         for recorder in self._recorders:
             recorder.sync()
 
-    def finish(self, collect_seconds: float | None) -> None:
-        """Report that training is complete and write `timing.json`.
+    def finish(self, collect_seconds: float | None, message: str = "") -> None:
+        """Report that training is complete, show `message` and write `timing.json`.
 
         `collect_seconds` is the average time that an iteration spends on collecting experience.
         """
@@ -240,4 +262,4 @@ class RunLog(contextlib.AbstractContextManager):
                 timing["collect_share"] = min(1.0, collect_seconds * self._num_iterations / train_seconds)
             write_atomically(directory.timing_path, json.dumps(timing, indent=2) + "\n")
         for recorder in self._recorders:
-            recorder.finish("")
+            recorder.finish(message)

@@ -38,8 +38,11 @@ class Verified(NamedTuple):
     stamps: dict[str, Stamp]
 
 
-def verify(folder: Path, step: int) -> Verified:
-    """Verify the checkpoint in `folder`; raise `Unusable` if its format is too new or a file is damaged."""
+def verify(folder: Path, step: int, part: str = "") -> Verified:
+    """Verify the checkpoint in `folder`; raise `Unusable` if its format is too new or a file is damaged.
+
+    Only files whose paths begin with `part` are hashed.
+    """
     # The folder of checkpoints belongs to the run as well: it must not be a link.
     run, name = folder.parents[1], f"{folder.parent.name}/{folder.name}"
     try:
@@ -48,6 +51,7 @@ def verify(folder: Path, step: int) -> Verified:
         stamps = {
             file: _check_file(run, f"{name}/{file}", file, stated["bytes"], stated["sha256"])
             for file, stated in manifest["files"].items()
+            if file.startswith(part)
         }
     except OSError as error:
         raise Unusable(f"is damaged: {Path(error.filename or folder).name}: {error.strerror}") from None

@@ -19,7 +19,7 @@ import numpy as np
 
 from rookery.agent import action_mask_of, sample_allowed
 from rookery.envs.env import Env, EnvState, MultiAgentEnv, Wrapper
-from rookery.envs.registration import library_names, make_env
+from rookery.envs.registration import make_env
 from rookery.envs.wrappers import VmapWrapper
 from rookery.errors import EnvironmentCheckError, RookeryError
 from rookery.spaces import Discrete, Shape, Space
@@ -77,8 +77,8 @@ def check_env(env: Env | gymnasium.Env, name: str | None = None, show_fn: ShowFn
 
 
 def check_env_by_name(name: str, show_fn: ShowFn | None = None) -> CheckReport:
-    """Check `library/name` of Rookery, `gymnasium/ID`, or any registered Gymnasium id such as `CartPole-v1`."""
-    if name.partition("/")[0] in library_names():
+    """Check a device environment, or one of Gymnasium such as `gymnasium/CartPole-v1`."""
+    if not name.startswith("gymnasium/"):
         return check_env(make_env(name), name, show_fn)
 
     from rookery.testing.check_gymnasium import check_gymnasium_env, make_gymnasium_env

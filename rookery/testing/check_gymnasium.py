@@ -15,14 +15,12 @@ import numpy as np
 from gymnasium.envs import registration
 from gymnasium.utils import env_checker
 
-from rookery.envs.registration import all_library_names, unknown_environment
+from rookery.envs.registration import env_names
 from rookery.errors import (
     EnvironmentCheckError,
     InvalidInputError,
     MissingExtraError,
     ShapeError,
-    UnknownNameError,
-    nearest_names,
     unknown_name,
 )
 from rookery.spaces import from_gymnasium
@@ -69,7 +67,7 @@ def check_gymnasium_env(env: Any, name: str | None = None, show_fn: ShowFn | Non
 
 
 def make_gymnasium_env(name: str) -> gymnasium.Env:
-    """Build an env by its id, with or without the prefix `gymnasium/`; warnings of Gymnasium are hidden."""
+    """Build an env by its name, `gymnasium/ID`; warnings of Gymnasium are hidden."""
     gymnasium_id = name.removeprefix("gymnasium/")
     module, has_module, _ = gymnasium_id.partition(":")
     try:
@@ -79,22 +77,11 @@ def make_gymnasium_env(name: str) -> gymnasium.Env:
                 import_named(module, name)
             return gymnasium.make(gymnasium_id, disable_env_checker=True)
     except gymnasium.error.UnregisteredEnv:
-        raise unknown_id(gymnasium_id) from None
+        raise unknown_name("environment", name, env_names("gymnasium")) from None
     except gymnasium.error.DependencyNotInstalled as error:
         raise MissingExtraError(f"{name} needs a package that is not installed: {one_line(str(error))}") from error
     except (gymnasium.error.Error, ImportError) as error:
         raise InvalidInputError(f"gymnasium.make({gymnasium_id!r}) raised {describe_error(error)}.") from error
-
-
-def unknown_id(name: str) -> UnknownNameError:
-    """Build the error for an unknown Gymnasium id, which may be meant for another library."""
-    hint = "Names look like 'classic/cartpole' (`rookery list envs`), or 'CartPole-v1' for Gymnasium."
-    library, slash, _ = name.partition("/")
-    libraries = all_library_names()
-    is_namespace = any(spec.namespace == library for spec in gymnasium.registry.values())
-    if slash and not is_namespace and nearest_names(library, libraries):
-        return unknown_name("environment library", library, libraries, hint)
-    return unknown_environment(name, gymnasium.registry, hint)
 
 
 def own_checks(env: gymnasium.Env) -> Iterator[Check]:

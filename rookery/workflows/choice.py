@@ -2,15 +2,12 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
 
-from rookery.agent import Agent
 from rookery.distributed import check_memory
-from rookery.envs import AutoresetMode, MultiAgentEnv, VectorWrapper, create_env
+from rookery.envs import AutoresetMode
 from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError
-from rookery.evaluators import Evaluator
-from rookery.evaluators.host import MAX_EPISODE_STEPS, HostEvaluator
+from rookery.evaluators.host import HostEvaluator
 from rookery.evaluators.host_population import HostPopulation
 from rookery.learners.learner import Learner
 from rookery.learners.on_policy import OnPolicyLearner
@@ -19,11 +16,12 @@ from rookery.rollout import RolloutSource
 from rookery.runners.callbacks import FaultNotices
 from rookery.runners.envs.base_env import BaseEnv
 from rookery.runners.group import Description, EnvSpec, LocalRunners, RunnerGroup, RunnerSpec
-from rookery.runners.host_envs import check_one_host, make_envs, num_evaluation_envs
+from rookery.runners.host_envs import check_one_host
 from rookery.types import PyTreeDict
 from rookery.workflows.collector import SingleAgentCollector
 from rookery.workflows.config import Settings, TrainConfig
 from rookery.workflows.device_training import DeviceTraining
+from rookery.workflows.evaluation import close_on_error, make_device_evaluator, make_env, make_evaluation_envs
 from rookery.workflows.generations import REFERENCE_ENVS, DeviceGenerations, Evolution, HostGenerations
 from rookery.workflows.host_training import HostTraining
 from rookery.workflows.multi_agent_collector import MultiAgentCollector
@@ -51,8 +49,8 @@ def make_gradient_training(
             learner,
             settings.hyperparameters,
             layout,
-            make_evaluator(settings, learner.agent),
-            train.evaluation.num_episodes,
+            make_device_evaluator(train.env, learner.agent, train.evaluation_episodes),
+            train.evaluation_episodes,
         )
     if train.env.has_several_agents:
         return _make_joint_training(settings, layout, learner, evaluation_episodes)
@@ -91,7 +89,7 @@ def make_generations(
     settings: Settings, layout: Layout, evolution: Evolution, evaluation_episodes: int | None = None
 ) -> Training:
     """Make the evolution of an agent on the configured environment; see `make_gradient_training`."""
-    train, num_episodes = settings.train, settings.train.evaluation.num_episodes
+    train, num_episodes = settings.train, settings.train.evaluation_episodes
     agent, config = evolution.agent, evolution.config
     num_jobs = config.population_size * config.num_episodes
     check_memory(
@@ -103,7 +101,8 @@ def make_generations(
         reference_env = None
         if config.fixed_obs_statistics:
             reference_env = make_env(train.env, REFERENCE_ENVS, AutoresetMode.NORMAL)
-        return DeviceGenerations(evolution, layout, make_evaluator(settings, agent), num_episodes, reference_env)
+        evaluator = make_device_evaluator(train.env, agent, num_episodes)
+        return DeviceGenerations(evolution, layout, evaluator, num_episodes, reference_env)
     num_slots = min(config.num_lanes, config.population_size * config.num_episodes)
     with close_on_error() as opened:
         envs = open_envs(train.env, num_slots, evaluation_episodes, opened)
@@ -117,8 +116,8 @@ def make_generations(
             description=None if envs is None else Description.of(envs),
         )
         opened.callback(player.close)
-        evaluator = HostEvaluator(train.env, agent, num_slots, opened=envs)
-        return HostGenerations(evolution, layout, player, evaluator, num_episodes)
+        host_evaluator = HostEvaluator(train.env, agent, num_slots, opened=envs)
+        return HostGenerations(evolution, layout, player, host_evaluator, num_episodes)
 
 
 def open_envs(
@@ -128,8 +127,7 @@ def open_envs(
     check_one_host(env)
     if evaluation_episodes is None:
         return None
-    num_envs = num_evaluation_envs(env, num_envs, evaluation_episodes)
-    envs = make_envs(env, num_envs, is_evaluation=True, longest_episode=MAX_EPISODE_STEPS)
+    envs = make_evaluation_envs(env, num_envs, evaluation_episodes)
     opened.callback(envs.close)
     return envs
 
@@ -153,39 +151,3 @@ def several_agents_error(settings: Settings) -> InvalidInputError:
         f"{settings.train.env.name} has several agents, and {settings.agent_name} trains one: use another agent, "
         "such as ppo."
     )
-
-
-def make_env(env: EnvConfig, num_envs: int, autoreset_mode: AutoresetMode) -> VectorWrapper:
-    """Make the configured device environment, vectorized."""
-    return create_env(
-        env.name,
-        episode_length=env.episode_length,
-        parallel=num_envs,
-        autoreset_mode=autoreset_mode,
-        record_ori_obs=True,
-        **env.kwargs,
-    )
-
-
-def make_evaluator(settings: Settings, agent: Agent) -> Evaluator:
-    """Make the evaluator for device environments."""
-    train = settings.train
-    env = make_env(train.env, train.evaluation.num_episodes, AutoresetMode.DISABLED)
-    if env.max_episode_steps is None:
-        raise InvalidInputError(f"{train.env.name} has no time limit of its own: set env.episode_length.")
-    if isinstance(env.unwrapped, MultiAgentEnv):
-        raise InvalidInputError(f"{train.env.name} has several agents, and {settings.agent_name} trains one.")
-    return Evaluator(
-        env=env,
-        agent_fn=agent.evaluate_actions,
-        initial_carry_fn=agent.initial_carry,
-        max_episode_steps=env.max_episode_steps,
-    )
-
-
-@contextlib.contextmanager
-def close_on_error() -> Iterator[contextlib.ExitStack]:
-    """Yield a stack whose callbacks are called if the block raises."""
-    with contextlib.ExitStack() as stack:
-        yield stack
-        stack.pop_all()

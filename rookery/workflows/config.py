@@ -1,5 +1,6 @@
 """The settings of a training run as frozen dataclasses, built from a composed config and checked."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,9 @@ from rookery.recorders import RECORDERS
 from rookery.runs.divergence import STOP, WARN
 from rookery.types import PRNG_IMPLEMENTATIONS
 
+DEVICE_EPISODES, HOST_EPISODES = 32, 8
+"""The default number of episodes of an evaluation: on the host, playing them takes longer than training."""
+
 
 @dataclass(frozen=True)
 class EvaluationConfig:
@@ -19,7 +23,12 @@ class EvaluationConfig:
     interval: int | None = setting(
         None, low=1, help="env steps between evaluations, which go with a record; null: a tenth of total_timesteps"
     )
-    num_episodes: int = setting(32, low=1, high=2**20, help="episodes played by the greedy policy")
+    num_episodes: int | None = setting(
+        None,
+        low=1,
+        high=2**20,
+        help=f"episodes played by the greedy policy; null: {DEVICE_EPISODES}, on host environments {HOST_EPISODES}",
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -32,10 +41,38 @@ class CheckpointConfig:
     interval: int | None = setting(
         None, low=1, help="env steps between checkpoints, which go with a record; null: a tenth of total_timesteps"
     )
+    minutes: float | None = setting(10.0, low=0.1, help="also save if the last checkpoint is older; null: do not")
     keep: int | None = setting(3, low=1, help="number of newest checkpoints to keep; null: all")
+    keep_best: bool = setting(
+        True, help="also keep the checkpoint with the best evaluation, and save it when it is made"
+    )
+    best_metric: str = setting(
+        "eval/mean_reward", help="the metric that decides which checkpoint is the best: the highest"
+    )
     replay: bool = setting(
         True, help="save the replay buffer; false: smaller, but a resumed run first plays warmup_steps to refill it"
     )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True)
+class StopAtConfig:
+    """A metric that ends a run before `total_timesteps`."""
+
+    metric: str = setting("eval/mean_reward", help="a metric of the records")
+    value: float | None = setting(None, help="stop when the metric is at least this; null: do not")
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True)
+class VideoConfig:
+    """Videos of greedy episodes during a run, in the folder `videos` of the run directory."""
+
+    interval: int | None = setting(None, low=1, help="env steps between videos, which go with a record; null: none")
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -54,6 +91,8 @@ class TrainConfig:
     )
     evaluation: EvaluationConfig = setting(EvaluationConfig())
     checkpoint: CheckpointConfig = setting(CheckpointConfig())
+    stop_at: StopAtConfig = setting(StopAtConfig(), help="end the run before total_timesteps")
+    video: VideoConfig = setting(VideoConfig(), help="greedy episodes during the run, in RUN/videos")
     on_nan: str = setting(
         STOP,
         choices=(STOP, WARN),
@@ -61,6 +100,9 @@ class TrainConfig:
     )
     devices: int | None = setting(None, low=1, help="number of devices; null: one; on a CPU, 2 uses two cores")
     prng: str = setting("threefry2x32", choices=PRNG_IMPLEMENTATIONS, help="random number generator")
+    init_from: str | Mapping[str, str] | None = setting(
+        None, help="begin with the parameters of another run: RUN, RUN@STEP, RUN@best; policies: {main: RUN:main}"
+    )
     run_dir: str | None = setting(
         None, help="null: runs/<agent>-<env>-<time> on the command line, no files from Python"
     )
@@ -83,6 +125,11 @@ class TrainConfig:
                 f"prng={self.prng} uses the key of the first seed for all seeds: "
                 f"use threefry2x32 with num_seeds={self.num_seeds}."
             )
+
+    @property
+    def evaluation_episodes(self) -> int:
+        """The number of episodes of an evaluation."""
+        return self.evaluation.num_episodes or (HOST_EPISODES if self.env.is_on_host else DEVICE_EPISODES)
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -113,6 +160,8 @@ def settings_from(
         return config
     mapping = plain(config)
     agent = plain(mapping.pop("agent", {}), "agent")
+    if isinstance(agent.get("network"), (str, type)):
+        agent["network"] = {"encoder": agent["network"]}
     _check_agent_name(agent.pop("name", agent_name), agent_name)
     method_names, hyperparameter_names = field_names(method_class), field_names(hyperparameters_class)
     check_keys(agent, ["name", *method_names, *hyperparameter_names], "agent")

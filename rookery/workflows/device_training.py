@@ -15,6 +15,7 @@ from rookery.learning.experience import Experience
 from rookery.metrics import Metrics
 from rookery.rollout import RolloutSource, RolloutState
 from rookery.sample_batch import SampleBatch
+from rookery.spaces import Space
 from rookery.types import Array, Key
 from rookery.workflows.programs import Layout, experience_specs
 from rookery.workflows.training import REFILL, LearnerTraining, OnDevice, TrainingState, timed
@@ -65,9 +66,12 @@ class DeviceTraining(OnDevice, LearnerTraining):
         )
         return self._warm_up(self._warmup_source, state, warmup_key) if self.learner.warmup_steps else state
 
+    @property
+    def spaces(self) -> tuple[Space, Space]:
+        return self.source.obs_space, self.source.action_space
+
     def start_learner(self, key: Key) -> LearnerState:
-        source = self.source
-        return self.learner.init(source.obs_space, source.action_space, self._hyperparameters, key, self._trajectory)
+        return self.learner.init(*self.spaces, self._hyperparameters, key, self._trajectory)
 
     def _trajectory_shapes(self) -> SampleBatch:
         """Return the shapes of what is collected: a replay buffer stores rows like these."""

@@ -1,7 +1,7 @@
 """Workflows of evolutionary methods: a strategy evolves the parameters of a policy network."""
 
 import dataclasses
-from typing import ClassVar, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 from rookery.agents.network import NetworkAgent
 from rookery.agents.policy import PolicyAgent
@@ -19,8 +19,7 @@ from rookery.workflows.workflow import Workflow
 class ECWorkflow(Workflow):
     """Evolves the parameters of an agent; an iteration is a generation.
 
-    A subclass sets `agent_name` and the strategy, `optimizer_class`. The strategy declares its settings and
-    hyper-parameters.
+    A subclass sets the strategy, `optimizer_class`. The strategy declares its settings and hyper-parameters.
     """
 
     optimizer_class: ClassVar[type[EvoOptimizer]]
@@ -33,7 +32,8 @@ class ECWorkflow(Workflow):
         super().__init_subclass__(**kwargs)
         if "optimizer_class" in cls.__dict__:
             cls.config_class = config_of(cls.optimizer_class)
-            cls.hyperparameters_class = get_type_hints(cls.optimizer_class)["hyperparameters"]
+            declared = get_type_hints(cls.optimizer_class)["hyperparameters"]
+            cls.hyperparameters_class = Hyperparameters if declared is Any else declared
 
     def make_training(self) -> Training:
         config = self.config

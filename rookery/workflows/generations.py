@@ -2,7 +2,6 @@
 
 import functools
 import time
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -132,11 +131,6 @@ class Generations(Training):
                 f"devices: use a multiple of {whole}."
             )
 
-    @property
-    @abstractmethod
-    def spaces(self) -> tuple[Space, Space]:
-        """The spaces of observations and of actions."""
-
     def agent_shape(self) -> AgentState:
         return jax.eval_shape(lambda key: self.agent.init(*self.spaces, key), jax.random.key(0))
 
@@ -149,6 +143,18 @@ class Generations(Training):
         if self.has_best:
             agents["eval/best_"] = state.agent_state.replace(params=_search(state).evo_state.best_params)
         return agents
+
+    def with_agent(self, state: TrainingState, agent_state: AgentState) -> TrainingState:
+        """Start the search at another agent."""
+
+        def start(state: TrainingState, agent_state: AgentState) -> TrainingState:
+            search = _search(state)
+            optimizer = self.optimizer.replace(hyperparameters=search.evo_state.hyperparameters)
+            evo_state = optimizer.init(agent_state.params, search.evo_state.key)
+            return state.replace(learner=search.replace(agent_state=agent_state, evo_state=evo_state))
+
+        specs = self.specs()
+        return self.layout.program(self.layout.over_seeds(start), (specs, SAME), specs)(state, agent_state)
 
     def counters(self, state: TrainingState) -> dict[str, Counter]:
         counts = _search(state).evo_state.num_invalid.astype(jnp.uint32)

@@ -21,6 +21,7 @@ from rookery.runners.acting.actor import on_one_device
 from rookery.runners.acting.roles import TRAIN, WARM_UP, RoleID
 from rookery.runners.faults import EnvFaultError
 from rookery.runs.divergence import NotFiniteError
+from rookery.spaces import Space
 from rookery.types import Key, all_finite
 from rookery.workflows.collector import Collector, check_not_traced
 from rookery.workflows.config import TrainConfig
@@ -56,7 +57,7 @@ class HostTraining(LearnerTraining):
         if warmup_agent is not learner.agent:
             self._warmup_role, agents = WARM_UP, agents | {WARM_UP: warmup_agent}
         collector.set_agents(agents)
-        self.evaluation = self._make_evaluation(train.evaluation.num_episodes, is_compiled=False)
+        self.evaluation = self._make_evaluation(train.evaluation_episodes, is_compiled=False)
         self._hyperparameters = hyperparameters
         self._blank = collector.example()
         self._specs = specs = self.specs()
@@ -153,10 +154,13 @@ class HostTraining(LearnerTraining):
         learner = self.start_learner(learner_key)
         return TrainingState(key=key, eval_key=eval_key, learner=learner, source_state=())
 
+    @property
+    def spaces(self) -> tuple[Space, Space]:
+        return self.collector.obs_space, self.collector.action_space
+
     def start_learner(self, key: Key) -> LearnerState:
-        obs_space, action_space = self.collector.obs_space, self.collector.action_space
         trajectory = self._blank.trajectory if isinstance(self._blank, Experience) else None
-        return self.learner.init(obs_space, action_space, self._hyperparameters, key, trajectory)
+        return self.learner.init(*self.spaces, self._hyperparameters, key, trajectory)
 
     def _learn_from(self, state: TrainingState, experience: Batch) -> tuple[Metrics, TrainingState]:
         key, _, learn_key = jax.random.split(state.key, 3)  # as in device training, where the second key collects

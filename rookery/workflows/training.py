@@ -17,10 +17,13 @@ from rookery.evaluators import EvaluateMetric
 from rookery.hyperparameters import Hyperparameters
 from rookery.learners.learner import Learner, LearnerState
 from rookery.learning.counter import Counter
-from rookery.metrics import Metrics, RunningMetrics, accumulate
+from rookery.metrics import Metrics, RunningMetrics, accumulate, running_shapes
+from rookery.spaces import Space
 from rookery.types import Array, Key, PyTree, PyTreeDict, State
 from rookery.workflows.programs import Layout, Program, specs_of
 
+CENTER = "eval/"
+"""The prefix of the metrics of the trained agent; of evolution, the center of the search."""
 REFILL = 2**32 - 1
 """Derives the key of `Training.refill` from that of the state."""
 
@@ -144,8 +147,14 @@ class Training(ABC):
     """`evaluation(agents, eval_key)` plays greedy episodes and returns metrics and the next key."""
     advance: Advance
     _init: Program
+    _zeros: RunningMetrics | None = None
     has_best: bool = False
     """Whether checkpoints contain the fittest individual."""
+
+    @property
+    @abstractmethod
+    def spaces(self) -> tuple[Space, Space]:
+        """The spaces of observations and actions; dicts by policy if there are several policies."""
 
     @abstractmethod
     def init(self, key: Key) -> TrainingState:
@@ -186,7 +195,23 @@ class Training(ABC):
 
     def agents(self, state: TrainingState) -> dict[str, AgentState]:
         """Return the agents to evaluate, by the prefix of their metrics."""
-        return {"eval/": state.agent_state}
+        return {CENTER: state.agent_state}
+
+    def evaluate(self, state: TrainingState) -> tuple[PyTreeDict, TrainingState]:
+        """Play episodes with the greedy policy."""
+        metrics, eval_key = self.evaluation(self.agents(state), state.eval_key)
+        return metrics, state.replace(eval_key=eval_key)
+
+    def no_metrics(self, state: TrainingState) -> RunningMetrics:
+        """Return metrics of zeros, to add to."""
+        if self._zeros is None:  # JAX keeps something for every `eval_shape`: once per run, not per record
+            shapes = running_shapes(self.metrics_shape(state))
+            self._zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+        return self.layout.place(self._zeros, SAME)
+
+    def with_agent(self, state: TrainingState, agent_state: AgentState) -> TrainingState:
+        """Return the first state with another agent, or with other agents by policy."""
+        return state.replace(learner=state.learner.with_agent(agent_state))
 
     def refill(self, state: TrainingState) -> TrainingState:
         """Give a state from a checkpoint without its replay buffer a new one, filled by the trained policy.

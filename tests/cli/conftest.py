@@ -82,6 +82,7 @@ def as_before_learners(run: str, copy: Path, monkeypatch: pytest.MonkeyPatch) ->
         arrays = {name.replace(".learner.", ".", 1): array for name, array in saved.items()}
         leaves = [leaf | {"path": leaf["path"].replace(".learner.", ".", 1)} for leaf in manifest["leaves"]]
         shutil.rmtree(path / "arrays")
+        shutil.rmtree(path / "policy")
         (path / "manifest.json").unlink()
         with monkeypatch.context() as patch:
             patch.setattr(checkpoint, "FORMAT_VERSION", 1)

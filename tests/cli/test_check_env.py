@@ -43,9 +43,9 @@ def test_check_env_of_a_broken_environment_is_exit_code_1(
 def test_check_env_takes_any_id_that_gymnasium_knows(
     run_in_a_process: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    result = run_in_a_process("check-env", "CartPole-v1")
+    result = run_in_a_process("check-env", "gymnasium/CartPole-v1")
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.splitlines()[-1].startswith("CartPole-v1: passed (")
+    assert result.stdout.splitlines()[-1].startswith("gymnasium/CartPole-v1: passed (")
 
 
 def test_check_env_plays_environments_of_host_libraries(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +59,7 @@ def test_check_env_plays_environments_of_host_libraries(capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        ("CartPol-v1", "unknown environment 'CartPol-v1'. Did you mean 'CartPole-v1'"),
+        ("CartPol-v1", "unknown environment 'CartPol-v1'. Did you mean 'gymnasium/CartPole-v1'"),
         ("brx/hopper", "unknown environment library 'brx'. Did you mean 'brax'"),
         ("gymnasium/CartPol-v1", "unknown environment 'gymnasium/CartPol-v1'. Did you mean 'gymnasium/CartPole-v1'"),
         pytest.param(
@@ -89,10 +89,10 @@ def test_check_env_is_colored_on_a_terminal_and_says_the_same(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
-    assert cli.main(["check-env", "Acrobot-v1"]) == 0
+    assert cli.main(["check-env", "gymnasium/Acrobot-v1"]) == 0
     text = capsys.readouterr().out
     assert "\x1b[32mpassed" in text
-    assert "Acrobot-v1: passed (" in text.splitlines()[-1]
+    assert "gymnasium/Acrobot-v1: passed (" in text.splitlines()[-1]
 
 
 def test_modules_of_the_current_directory_are_found(tmp_path: Path, environment: dict[str, str]) -> None:
@@ -107,7 +107,7 @@ def test_modules_of_the_current_directory_are_found(tmp_path: Path, environment:
     (here / "numpy.py").write_text("raise ImportError('a module of the current directory comes after all others')\n")
     script = elsewhere / "rookery_script.py"  # like the one that is installed, for which Python looks beside it
     script.write_text("import sys\nfrom rookery.cli import main\nsys.exit(main())\n")
-    command = [sys.executable, str(script), "check-env", "corridors:Corridor-v0"]
+    command = [sys.executable, str(script), "check-env", "gymnasium/corridors:Corridor-v0"]
     result = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.splitlines()[-1].startswith("corridors:Corridor-v0: passed (")
+    assert result.stdout.splitlines()[-1].startswith("gymnasium/corridors:Corridor-v0: passed (")

@@ -1,6 +1,7 @@
 """`rookery evaluate`."""
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 import scipy.stats
+import yaml
 from PIL import Image, ImageSequence
 
 from rookery import cli
@@ -16,6 +18,7 @@ from rookery.envs import AutoresetMode, create_env
 from rookery.registry import build_workflow
 from rookery.rollout import fast_eval_rollout_episode
 from rookery.runs.directory import RunDirectory
+from rookery.workflows.workflow import Workflow
 
 
 def rows_of(output: str) -> list[list[str]]:
@@ -56,6 +59,13 @@ def test_an_earlier_checkpoint_can_be_evaluated(finished_run: Any, capsys: pytes
     assert "after 32 env steps" in capsys.readouterr().out
 
 
+def test_the_best_checkpoint_can_be_evaluated(finished_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluations = [row for row in finished_run.directory.read_metrics() if "eval/mean_reward" in row]
+    best = max(evaluations, key=lambda row: row["eval/mean_reward"])["time/total_timesteps"]
+    assert cli.main(["evaluate", finished_run.path, "--episodes", "50", "--best"]) == 0
+    assert f"after {best:.0f} env steps" in capsys.readouterr().out
+
+
 def test_every_seed_has_a_row_and_all_have_an_interquartile_mean(
     seeds_run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,6 +84,7 @@ EVOLUTION = [
     "agent.network.hidden_sizes=[4]",
     "total_timesteps=500",
 ]
+BEST_INDIVIDUAL = ["--individual", "best"]
 
 
 def test_the_best_individual_can_be_evaluated_instead_of_the_center(
@@ -84,7 +95,7 @@ def test_the_best_individual_can_be_evaluated_instead_of_the_center(
     state = build_workflow(RunDirectory.open(run).config).restore()
     capsys.readouterr()
     outputs = []
-    for path, options in ((run, []), (run, ["--best"]), (as_written_before(run), ["--best"])):
+    for path, options in ((run, []), (run, BEST_INDIVIDUAL), (as_written_before(run), BEST_INDIVIDUAL)):
         assert cli.main(["evaluate", path, "--episodes", "50", *options]) == 0
         outputs.append(capsys.readouterr().out)
     center, best, best_before = outputs
@@ -103,6 +114,55 @@ def test_a_run_of_the_version_before_is_evaluated_as_a_new_one(
     outputs = []
     for path in (run, as_written_before(run)):
         assert cli.main(["evaluate", path, "--episodes", "20", "--step", "48"]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+
+
+def test_an_evaluation_builds_no_training(
+    finished_run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a workflow was built")
+
+    monkeypatch.setattr(Workflow, "__init__", refuse)
+    assert cli.main(["evaluate", finished_run.path, "--episodes", "5"]) == 0
+    assert "5 greedy episodes" in capsys.readouterr().out
+
+
+def test_settings_of_the_environment_can_be_changed(finished_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["evaluate", finished_run.path, "--episodes", "8", "env.episode_length=7"]) == 0
+    title, _, row = capsys.readouterr().out.splitlines()
+    assert title == "a2c on classic/cartpole after 64 env steps, 8 greedy episodes"
+    assert row.split()[1:] == ["7.00", "0.00", "7.00", "7.00", "7.0", "7", "7"]
+
+
+def test_every_seed_plays_another_environment_with_the_same_spaces(
+    seeds_run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["evaluate", seeds_run.path, "--episodes", "100"]) == 0
+    on_device = rows_of(capsys.readouterr().out)
+    options = ["--episodes", "100", "env=gymnasium/CartPole-v1"]
+    assert cli.main(["evaluate", seeds_run.path, *options]) == 0
+    title, *on_host = rows_of(capsys.readouterr().out)
+    assert title[2] == "gymnasium/CartPole-v1"
+    for ours, gymnasiums in zip(on_device[2:5], on_host[1:4], strict=True):
+        assert ours[0] == gymnasiums[0]
+        assert float(ours[1]) == pytest.approx(float(gymnasiums[1]), abs=4 * float(ours[2]) / 10 + 1)
+
+
+@pytest.mark.parametrize("env_name", ["absent/simulator", "own_host/MyEnv", "own/MyEnv"])
+def test_a_run_whose_environment_is_not_there_plays_another(
+    env_name: str, finished_run: Any, missing_library: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    shutil.copytree(finished_run.path, run.path)
+    env = {"name": env_name, "episode_length": 3, "kwargs": {"gravity": 1}}
+    run.config_path.write_text(yaml.safe_dump(run.config | {"env": env}))
+    assert cli.main(["evaluate", str(run.path), "--episodes", "9"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    outputs = []
+    for path in (str(run.path), finished_run.path):
+        assert cli.main(["evaluate", path, "--episodes", "9", "env=classic/cartpole"]) == 0
         outputs.append(capsys.readouterr().out)
     assert outputs[0] == outputs[1]
 
@@ -140,7 +200,16 @@ def test_a_run_on_an_environment_of_the_host_has_its_video_too(
     [
         (["--episodes", "0"], "--episodes=0 must be an integer of at least 1."),
         (["--video", "out.mp4"], "--video=out.mp4: the name must end in .gif, "),
-        (["--best"], "--best: a2c has no best individual."),
+        (["--best", "--step", "32"], "step=32 and best: choose one checkpoint."),
+        (["--policy", "other"], "unknown policy 'other'. Known: policy."),
+        (["agent=ppo"], "agent: this run has no own class there; start a new run to change it."),
+        (["seed=1"], "seed=1: an evaluation can change the environment, env=NAME and env.KEY=VALUE."),
+        (["env.nope=1"], "unknown key 'env.nope'."),
+        (
+            ["env=classic/pendulum"],
+            "the policy has observations in Box([-4.8, -inf, -0.418879, -inf], [4.8, inf, 0.418879, inf], (4,), "
+            "float32), and classic/pendulum in Box([-1, -1, -8], [1, 1, 8], (3,), float32): evaluate ",
+        ),
         (["--step", "3"], "there is no checkpoint 3 in "),
     ],
 )

@@ -1,10 +1,12 @@
 """`rookery resume`."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from rookery import cli
@@ -156,16 +158,46 @@ def test_a_diverged_run_can_be_resumed_with_other_hyperparameters(
     rows = run.read_metrics()
     assert rows[-1]["time/total_timesteps"] == 64
     assert 0.0 < rows[-1]["train/learning_rate"] < 1e-3
-    assert run.manifest["before"] == {"step 0": {"learning_rate": 1e30, "max_grad_norm": None}}
+    (resumed,) = run.manifest["resumed"]
+    assert (resumed["step"], resumed["before"]) == (0, {"agent.learning_rate": 1e30, "agent.max_grad_norm": None})
     assert cli.main(["resume", str(run.path)]) == 0, "a later command needs no overrides"
 
 
 def test_settings_that_shape_the_program_cannot_change_in_a_resumed_run(
     finished_run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for override in ("agent.num_envs=8", "seed=3", "agent.learning_rat=1", "env=classic/pendulum"):
-        assert cli.main(["resume", finished_run.path, override]) == 2
-        assert f"{override}: a resumed run can change" in capsys.readouterr().err
+    for key, value in {"agent.num_envs": 8, "seed": 3, "env": "classic/pendulum", "checkpoint.replay": False}.items():
+        assert cli.main(["resume", finished_run.path, f"{key}={value}"]) == 2
+        assert f"{key}: a resumed run cannot change it. It can change total_timesteps" in capsys.readouterr().err
+    assert cli.main(["resume", finished_run.path, "agent.learning_rat=1"]) == 2
+    assert "unknown key 'agent.learning_rat'. Did you mean 'agent.learning_rate'?" in capsys.readouterr().err
+
+
+def test_a_finished_run_goes_on_with_a_larger_budget_and_other_intervals(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    assert cli.main(["train", *small, f"run_dir={run.path}", "agent.learning_rate={start: 1e-3, end: 0}"]) == 0
+    changes = ["total_timesteps=128", "record_interval=32", "recorders=[jsonl]", "checkpoint.keep=1"]
+    assert cli.main(["resume", str(run.path), *changes]) == 0
+    steps = [row["time/total_timesteps"] for row in run.read_metrics()]
+    assert steps[-2:] == [96, 128]
+    assert run.config["agent"]["learning_rate"] == {"start": 0.001, "end": 0.0, "steps": 128.0}
+    assert run.manifest["resumed"][0]["before"]["total_timesteps"] == 64
+    capsys.readouterr()
+
+
+def test_other_versions_are_named_when_a_run_is_resumed(
+    finished_run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(shutil.copytree(finished_run.path, tmp_path / "run"))
+    manifest = run.manifest
+    manifest["versions"]["jax"] = "0.1.2"
+    run.manifest_path.write_text(json.dumps(manifest))
+    assert cli.main(["resume", str(run.path)]) == 0
+    assert f"resumed with jax {jax.__version__} instead of 0.1.2" in capsys.readouterr().out
+    assert cli.main(["resume", str(run.path)]) == 0
+    assert "instead of" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["openes", "ppo"])
@@ -182,3 +214,34 @@ def test_hyperparameters_of_seeds_and_of_evolution_can_change(name: str, tmp_pat
     metric = {"openes": "evolution/center_0", "ppo": "train/learning_rate"}[name]
     (first, *_, last) = [row[metric] for row in run.read_metrics() if row["seed"] == 1 and metric in row]
     assert first == last
+
+
+def test_a_job_that_is_retried_begins_resumes_and_finds_itself_finished(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    command = ["train", *small, f"run_dir={run.path}", "--or-resume"]
+    assert cli.main(command) == 0
+    for later in Checkpoints(run.checkpoints_path).steps()[1:]:
+        shutil.rmtree(run.checkpoints_path / f"{later:012d}")
+    expected = without_clock(run)
+    assert cli.main(command) == 0
+    assert without_clock(run) == expected
+    assert len(run.manifest["resumed"]) == 1
+    capsys.readouterr()
+    assert cli.main(command) == 0
+    assert f"the run in {run.path} is finished" in capsys.readouterr().out
+    assert cli.main([*command, "total_timesteps=96"]) == 0
+    assert run.read_metrics()[-1]["time/total_timesteps"] == 96
+
+
+def test_a_retried_job_with_another_config_is_refused_with_the_key(
+    finished_run: Any, small: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["train", *small, f"run_dir={finished_run.path}", "--or-resume"]
+    assert cli.main([*command, "agent.num_envs=8"]) == 2
+    assert "has another agent.num_envs: choose another run_dir" in capsys.readouterr().err
+    assert cli.main([*command, "agent=impala"]) == 2
+    assert "has another agent.name" in capsys.readouterr().err
+    assert cli.main(["train", *small, "--or-resume"]) == 2
+    assert "--or-resume needs to know the run: add run_dir=FOLDER." in capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_the_last_lines_say_where_things_are_how_good_it_is_and_what_to_do_next(
         ["next", f"rookery evaluate {finished_run.path} --episodes 100 --video episode.gif"],
         [f"rookery report {finished_run.path}"],
     ]
-    assert finished_run.output.startswith(f"run directory {finished_run.path}\n")
+    assert finished_run.output.startswith(f"preparing a2c on classic/cartpole ...\nrun directory {finished_run.path}\n")
 
 
 def test_several_seeds_are_summed_up_by_their_interquartile_mean(seeds_run: Any) -> None:

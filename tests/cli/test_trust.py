@@ -1,15 +1,17 @@
 """Commands on a stranger's run, and in a stranger's folder, run no code of theirs."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rookery import cli
-from rookery.configs import compose
 from rookery.runs.directory import RunDirectory
+from tests.cli.conftest import FinishedRun
 
 EVIL = "from pathlib import Path\n\nPath('executed').touch()\n"
 
@@ -30,27 +32,65 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def run_on(folder: Path, finished_run: FinishedRun) -> Callable[[str], None]:
+    """Copy a run to `run` in the current folder, with another environment in its config."""
+
+    def copy(env_name: str) -> None:
+        shutil.copytree(finished_run.path, folder / "run")
+        run = RunDirectory(folder / "run")
+        run.config_path.write_text(yaml.safe_dump(run.config | {"env": {"name": env_name}}))
+
+    return copy
+
+
 @pytest.mark.parametrize("command", ["evaluate", "resume"])
 @pytest.mark.parametrize("name", ["gymnasium/evil:X-v0", "pettingzoo/evil"])
 def test_a_run_that_names_a_module_is_refused_in_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str], command: str, name: str
+    run_on: Callable[[str], None], capsys: pytest.CaptureFixture[str], command: str, name: str
 ) -> None:
-    config = compose(["agent=a2c", "env=gymnasium/CartPole-v1"])
-    config["env"]["name"] = name
-    RunDirectory.create(folder / "run", config)
+    run_on(name)
     assert cli.main([command, "run"]) == 2
     error = capsys.readouterr().err
     assert error == f"rookery: error: env.name={name} imports a module of its own. If you trust the run, add --trust.\n"
     assert not Path("executed").exists()
 
 
-def test_a_run_that_names_a_module_is_read_with_trust(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = compose(["agent=a2c", "env=gymnasium/CartPole-v1"])
-    config["env"]["name"] = "gymnasium/evil:X-v0"
-    RunDirectory.create(folder / "run", config)
+def test_a_run_that_names_a_module_is_read_with_trust(
+    run_on: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_on("gymnasium/evil:X-v0")
     assert cli.main(["evaluate", "run", "--trust"]) == 2
     assert "unknown environment 'gymnasium/evil:X-v0'" in capsys.readouterr().err
     assert Path("executed").exists()
+
+
+IMPORTS = """
+import sys
+sys.addaudithook(lambda event, arguments: event == "import" and print("imports", arguments[0], file=sys.stderr))
+
+class Finder:  # sees `importlib.import_module`, which the hook does not
+    def find_spec(self, name, path, target=None):
+        print("imports", name, file=sys.stderr)
+
+sys.meta_path.insert(0, Finder())
+from rookery import cli
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("argv", [["report", "run"], ["evaluate", "run", "env=classic/cartpole", "--episodes", "2"]])
+def test_a_run_whose_environment_is_not_installed_is_used_without_importing_what_it_names(
+    run_on: Callable[[str], None], environment: dict[str, str], argv: list[str]
+) -> None:
+    run_on("gymnasium/evil:X-v0")
+    command = [sys.executable, "-P", "-c", IMPORTS, *argv]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    imported = {line.split()[1] for line in result.stderr.splitlines() if line.startswith("imports ")}
+    assert "rookery.runs.directory" in imported
+    assert not {"evil", "rookery.algorithms.a2c"} & imported
+    assert not Path("executed").exists()
 
 
 @pytest.mark.parametrize("argv", [["doctor"], ["train", "--show-config"]], ids=" ".join)

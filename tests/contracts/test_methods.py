@@ -14,7 +14,7 @@ from rookery.configuration import field_names
 from rookery.registry import AGENTS, build_workflow, workflow_class
 from rookery.runs.directory import RunDirectory
 from rookery.types import PyTreeDict
-from rookery.workflows import choice
+from rookery.workflows import evaluation as evaluation_module
 from rookery.workflows.device_training import DeviceTraining
 from rookery.workflows.evolution import ECWorkflow
 from rookery.workflows.generations import DeviceGenerations
@@ -106,7 +106,7 @@ def test_it_can_be_traced_with_its_defaults_on_environments_of_every_kind(
     family = "evolution" if method in EVOLUTION else "on-policy" if method in ON_POLICY else "off-policy"
     overrides = [*ENV_OVERRIDES[kind], *OVERRIDES_OF_FAMILIES[family].get(kind, []), *MEASURES.get(method, [])]
     workflow = build_workflow(compose([f"agent={method}", *overrides, "env.episode_length=10"]))
-    monkeypatch.setattr(choice, "create_env", None)  # environments are built before anything is traced
+    monkeypatch.setattr(evaluation_module, "create_env", None)  # environments are built before anything is traced
     state = jax.eval_shape(workflow.init, workflow.make_key())
     metrics, after = jax.eval_shape(workflow.step, state)
     assert jax.tree.structure(after) == jax.tree.structure(state)

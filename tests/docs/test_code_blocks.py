@@ -17,7 +17,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 # Every command has a process of its own, forked from one in which that is imported what most of them import.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
-    ["rookery.cli.training", "rookery.algorithms.ppo", "orbax.checkpoint", "hydra", "tensorboardX", "PIL.Image"]
+    ["rookery.cli.training", "rookery.algorithms.ppo", "orbax.checkpoint", "hydra", "PIL.Image"]
 )
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -25,8 +25,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_module_that_the_user_names_is_imported_from_the_current_folder(here: Path) -> None:
     assert import_named("their_env", "gymnasium/their_env:X-v0").__file__ == str(here / "their_env.py")
     assert sys.path[-1] == str(here)  # later imports of the module find their files
-    assert needs_trust("gymnasium/their_env:X-v0")
-    assert not needs_trust("gymnasium/CartPole-v1")
+    assert needs_trust({"env": {"name": "gymnasium/their_env:X-v0"}})
+    assert not needs_trust({"env": {"name": "gymnasium/CartPole-v1"}})
 
 
 def test_the_current_folder_leaves_the_path_if_the_module_is_elsewhere(here: Path) -> None:

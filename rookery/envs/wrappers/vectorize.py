@@ -71,7 +71,11 @@ class VectorWrapper(Wrapper):
 
     def render(self, env_state: EnvState) -> np.ndarray:
         """Render the first env."""
-        return self.env.render(_first(self._inner(env_state)))
+        return self.env.render(self.first(env_state))
+
+    def first(self, env_state: EnvState) -> EnvState:
+        """Return the state of the first env, without the batch axis."""
+        return _first(self._inner(env_state))
 
     def _check(self, state: EnvState, method: str) -> None:
         """Raise while tracing if the single env returned inconsistent shapes."""

@@ -14,14 +14,14 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from rookery.configs import compose, composition, sweep
-from rookery.configs.composition import stored_names
+from rookery.configs.composition import MEANINGS, OTHER_NAMES, stored_names
 from rookery.configs.declared import register
 from rookery.configuration import plain, to_mapping
 from rookery.envs import env_names, is_installed, library_names, registration
 from rookery.envs.config import RunnerSettings
 from rookery.envs.libraries import LIBRARIES, Library, is_on_host
 from rookery.errors import InvalidInputError, MissingExtraError, RookeryError, UnknownNameError
-from rookery.registry import agent_names, workflow_class
+from rookery.registry import AGENTS, agent_names, workflow_class
 from rookery.workflows.config import settings_from
 
 NO_PRESET = "~preset@_global_"
@@ -42,6 +42,7 @@ def test_the_defaults_are_ppo_on_cartpole() -> None:
         "autoreset_mode": "normal",
         "kwargs": {},
         "policies": None,
+        "wrappers": [],
         "runner": dataclasses.asdict(RunnerSettings()),
     }
 
@@ -49,6 +50,10 @@ def test_the_defaults_are_ppo_on_cartpole() -> None:
 def test_the_composed_config_is_the_one_that_hydra_alone_composes() -> None:
     overrides = ["agent=a2c", "env=brax/hopper", "agent.learning_rate=1e-3", "+env.kwargs.backend=positional", "seed=4"]
     assert compose(overrides) == compose_by_hydra(*overrides)
+
+
+def test_a_process_that_does_not_answer_is_replaced_after_60_seconds_by_default() -> None:
+    assert compose(["env=gymnasium/CartPole-v1"])["env"]["runner"]["step_timeout"] == 60.0
 
 
 def test_the_result_is_plain_data() -> None:
@@ -198,7 +203,7 @@ def test_an_environment_whose_library_is_missing_names_the_extra(monkeypatch: py
     ("override", "message"),
     [
         ("agent=pppo", "unknown agent 'pppo'. Did you mean 'ppo'?"),
-        ("agent=null", "unknown agent 'null'. `rookery list agents` shows all."),
+        ("agent=null", "unknown agent 'null'. `rookery list agents` shows all; your own is module:Class."),
         ("agent.name=pppo", "unknown agent 'pppo'. Did you mean 'ppo'?"),
         ("env=classic/cartpol", "unknown environment 'classic/cartpol'. Did you mean 'classic/cartpole'"),
         ("env=cartpole", "unknown environment 'cartpole'. Did you mean 'classic/cartpole'"),
@@ -206,7 +211,7 @@ def test_an_environment_whose_library_is_missing_names_the_extra(monkeypatch: py
         ("agent.lerning_rate=1e-3", "unknown key 'agent.lerning_rate'. Did you mean 'agent.learning_rate'?"),
         ("learning_rate=1e-3", "unknown key 'learning_rate'. Did you mean 'agent.learning_rate'?"),
         ("seeed=3", "unknown key 'seeed'. Did you mean 'seed'?"),
-        ("lr=3", "unknown key 'lr'. `rookery train --show-config` shows all keys."),
+        ("zz=3", "unknown key 'zz'. `rookery train --show-config` shows all keys."),
         ("~agent.lerning_rate", "unknown key 'agent.lerning_rate'. Did you mean 'agent.learning_rate'?"),
         ("seed", "cannot read the override 'seed': expected key=value, like agent.learning_rate=1e-3."),
         ("agent.network.hidden_sizes=[64", "cannot read the override 'agent.network.hidden_sizes=[64': check brackets"),
@@ -226,6 +231,48 @@ def test_a_bad_override_is_one_line_that_helps(override: str, message: str) -> N
         compose([override])
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("agent", "key", "answer"),
+    [
+        ("ppo", "agent.lr", "agent.lr is called agent.learning_rate."),
+        ("ppo", "lr", "lr is called agent.learning_rate."),
+        ("sac", "lr", "lr is called agent.actor_learning_rate."),
+        ("ppo", "agent.gamma", "agent.gamma is called agent.discount."),
+        ("ppo", "agent.lambda_", "agent.lambda_ is called agent.gae_lambda."),
+        ("impala", "agent.lambda_", "agent.lambda_ is called agent.trace_lambda."),
+        ("ppo", "agent.n_steps", "agent.n_steps: set agent.rollout_length, the steps of each environment"),
+        ("dqn", "agent.n_steps", "agent.n_steps is called agent.n_step."),
+        ("ppo", "agent.n_epochs", "agent.n_epochs is called agent.num_epochs."),
+        ("ppo", "n_envs", "n_envs is called agent.num_envs."),
+        ("openes", "n_envs", "n_envs is called agent.num_lanes."),
+        ("ppo", "num_workers", "num_workers: set env.runner.processes, which runs host environments"),
+        ("ppo", "agent.batch_size", "agent.batch_size: set agent.num_minibatches, the number of parts of a batch."),
+        ("dqn", "agent.train_batch_size", "agent.train_batch_size is called agent.batch_size."),
+        ("ppo", "train_batch_size", "train_batch_size: set agent.rollout_length, the steps"),
+        ("ppo", "agent.ent_coef", "agent.ent_coef is called agent.entropy_coefficient."),
+        ("sac", "agent.ent_coef", "agent.ent_coef is called agent.temperature."),
+        ("a2c", "agent.vf_coef", "agent.vf_coef is called agent.value_coefficient."),
+        ("ppo", "clip_range", "clip_range is called agent.clip_ratio."),
+        ("ppo", "max_grad_norm", "max_grad_norm is called agent.max_grad_norm."),
+        ("ppo", "agent.net_arch", "agent.net_arch is called agent.network.hidden_sizes."),
+        ("td3", "agent.tau", "agent.tau is called agent.target_update_rate."),
+        ("dqn", "agent.buffer_size", "agent.buffer_size is called agent.buffer_capacity."),
+        ("dqn", "agent.learning_starts", "agent.learning_starts is called agent.warmup_steps."),
+        ("openes", "agent.max_grad_norm", "unknown key 'agent.max_grad_norm'."),
+    ],
+)
+def test_a_name_of_another_library_gets_ours(agent: str, key: str, answer: str) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        compose([f"agent={agent}", f"{key}=1"])
+    assert str(caught.value).startswith(answer)
+
+
+def test_every_key_that_is_offered_for_another_name_exists() -> None:
+    known = {key for agent in AGENTS for key in composition._keys(compose([f"agent={agent}"]))}
+    assert {key for keys in OTHER_NAMES.values() for key in keys} <= known
+    assert known > set(MEANINGS)
 
 
 def test_an_unknown_key_is_looked_up_among_those_of_the_chosen_agent() -> None:

@@ -20,7 +20,7 @@ def test_keys_are_written_with_their_help() -> None:
     lines = explain(compose(["agent.num_envs=7", "agent.learning_rate={start: 1.0, end: 0.0}"])).splitlines()
     assert "  num_envs: 7  # environments in parallel, over all devices" in lines
     assert "  learning_rate:  # * step size of the optimizer" in lines
-    assert "  num_episodes: 32  # episodes played by the greedy policy" in lines
+    assert "  num_episodes: null  # episodes played by the greedy policy; null: 32, on host environments 8" in lines
 
 
 @pytest.mark.parametrize("agent", agent_names())

@@ -8,10 +8,10 @@ import pytest
 
 from rookery.envs import make_env
 from rookery.envs.libraries import LIBRARIES, Library, find_host_library, is_on_host
-from rookery.envs.registration import unknown_environment
-from rookery.errors import UnknownNameError
+from rookery.envs.registration import check_env_name
+from rookery.errors import InvalidInputError, UnknownNameError
 
-OPTIONAL = ("ale_py", "brax", "envpool", "gymnasium", "gymnax", "jumanji", "matplotlib", "mujoco", "pettingzoo")
+OPTIONAL = ("ale_py", "brax", "envpool", "gymnax", "jumanji", "matplotlib", "mujoco", "pettingzoo")
 
 
 def test_a_misspelt_name_is_answered_without_importing_the_libraries_of_environments() -> None:
@@ -38,7 +38,7 @@ print([library for library in {OPTIONAL!r} if library in sys.modules])
     ("name", "nearest"),
     [
         ("hoper", "brax/hopper"),
-        ("CartPol-v1", "gymnax/CartPole-v1"),
+        ("CartPol-v1", "gymnasium/CartPole-v1"),
         ("snake", "jumanji/Snake-v1"),
         ("MOUNTAIN_CAR", "classic/mountain_car"),
     ],
@@ -53,17 +53,35 @@ def test_the_nearest_name_is_found_in_every_installed_library_whatever_its_prefi
 
 def test_names_of_libraries_that_are_not_installed_are_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Library, "installed", property(lambda library: library.requires is None))
-    assert "Did you mean 'classic/cartpole'? Names" in str(unknown_environment("CartPol"))
-    assert "Did you mean" not in str(unknown_environment("Snake-v1"))
+    with pytest.raises(UnknownNameError, match=r"unknown environment 'Catch-bsuite'\. Names look like"):
+        check_env_name("Catch-bsuite")
 
 
 def test_names_that_look_like_nothing_get_an_example() -> None:
-    assert str(unknown_environment("zzz")) == "unknown environment 'zzz'. Names look like 'classic/cartpole'."
+    with pytest.raises(UnknownNameError, match=r"^unknown environment 'zzz'\. Names look like 'classic/cartpole'; "):
+        check_env_name("zzz")
 
 
-def test_other_names_are_compared_as_they_are_beside_those_of_the_libraries() -> None:
-    error = unknown_environment("cartpol", ["Cartpole2", "other/cartpole"], "A hint.")
-    assert str(error) == "unknown environment 'cartpol'. Did you mean 'classic/cartpole' or 'Cartpole2'? A hint."
+@pytest.mark.parametrize(
+    ("name", "suggestions"),
+    [
+        ("CartPole-v1", r"'gymnasium/CartPole-v1' or 'gymnax/CartPole-v1'"),
+        ("cartpole", r"'classic/cartpole' or 'gymnasium/CartPole-v1'"),
+        ("LunarLander-v3", r"'gymnasium/LunarLander-v3'"),
+    ],
+)
+def test_an_id_of_gymnasium_is_suggested_with_its_library(
+    name: str, suggestions: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Library, "installed", True)
+    with pytest.raises(UnknownNameError, match=rf"^unknown environment '{name}'\. Did you mean {suggestions}"):
+        check_env_name(name)
+
+
+@pytest.mark.parametrize("library", ["classic", "gymnasium"])
+def test_a_library_is_no_environment(library: str) -> None:
+    with pytest.raises(InvalidInputError, match=rf"^'{library}' is the name of a library: add that of an environment"):
+        check_env_name(library)
 
 
 def test_a_misspelt_library_is_compared_with_those_of_the_device_and_of_the_host() -> None:

@@ -2,12 +2,14 @@
 
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rookery.errors import InvalidInputError, ShapeError, UnknownNameError
+from rookery.configuration import to_mapping
+from rookery.errors import InvalidInputError, RookeryError, ShapeError, UnknownNameError
 from rookery.networks.distributions import Categorical, GaussianConfig, MultiCategorical, TanhGaussian
 from rookery.networks.policy import PolicyConfig, PolicyNetwork, Trunk, TrunkConfig
 from rookery.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
@@ -189,3 +191,88 @@ def test_a_population_of_policies_is_a_vmap_over_their_params() -> None:
         alone, _ = network(jax.tree.map(lambda leaf, i=index: leaf[i], population), obs, carry, jnp.ones(4))
         np.testing.assert_allclose(mapped.mean[index], alone.mean, atol=1e-6)
     assert float(jnp.max(jnp.abs(mapped.mean[0] - mapped.mean[1]))) > 0.0
+
+
+class OwnTorso(nn.Module):
+    """Encodes both parts of an observation."""
+
+    width: int = 7
+
+    @nn.compact
+    def __call__(self, obs: Any) -> Any:
+        assert all(len(leaf) == len(obs["a"]) for leaf in obs.values())  # rows, whatever the batch
+        return nn.Dense(self.width)(jnp.concatenate([obs["a"], nn.Embed(4, 2)(obs["b"])], axis=-1))
+
+
+class RowsInOne(nn.Module):
+    @nn.compact
+    def __call__(self, obs: Any) -> Any:
+        return nn.Dense(3)(obs.reshape(-1))
+
+
+class Integers(nn.Module):
+    @nn.compact
+    def __call__(self, obs: Any) -> Any:
+        return (nn.Dense(3)(obs) > 0).astype(jnp.int32)
+
+
+class WithStatistics(nn.Module):
+    @nn.compact
+    def __call__(self, obs: Any) -> Any:
+        return nn.BatchNorm(use_running_average=True)(obs)
+
+
+class OneRowOnly(nn.Module):
+    @nn.compact
+    def __call__(self, obs: Any) -> Any:
+        return jnp.zeros((1, 3)) + nn.Dense(3)(obs[:1])
+
+
+class Unfinished(nn.Module):
+    width: int
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("batch_shape", [(), (4,), (2, 3)])
+def test_an_own_encoder_sees_rows_and_the_layers_follow(core: str | None, batch_shape: tuple) -> None:
+    space = Dict({"a": OBS, "b": Discrete(4)})
+    network = PolicyNetwork(space, Discrete(5), small(encoder=OwnTorso, core=core))
+    params, carry = network.init(jax.random.key(0)), network.initial_carry(batch_shape)
+    layers = params["trunk"]["layers"]
+    assert layers["encoder"]["own"]["Dense_0"]["kernel"].shape == (5, 7)
+    assert layers["hidden"]["hidden_0"]["kernel"].shape == (7, 8)
+    distribution, _ = network(params, draw(space, batch_shape), carry, jnp.ones(batch_shape))
+    assert distribution.logits.shape == (*batch_shape, 5)
+
+
+def test_an_own_encoder_is_a_name_in_configs() -> None:
+    name = f"{__name__}:OwnTorso"
+    assert TrunkConfig(encoder=OwnTorso) == TrunkConfig(encoder=name)
+    assert to_mapping(TrunkConfig(encoder=OwnTorso))["encoder"] == name
+
+
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        (RowsInOne, r"RowsInOne returned float32\[3\] for 1 observations of Box.*: expected float32\[1, F\]"),
+        (Integers, r"Integers returned int32\[1, 3\] for 1 observations"),
+        (OneRowOnly, r"OneRowOnly returned float32\[1, 3\] for 2 observations of Box.*: expected float32\[2, F\]"),
+        (WithStatistics, r"WithStatistics has variables 'batch_stats', which training does not keep"),
+    ],
+)
+def test_a_wrong_own_encoder_is_refused_while_shapes_are_computed(encoder: type, message: str) -> None:
+    trunk = Trunk(OBS, TrunkConfig(encoder=encoder))
+    with pytest.raises(RookeryError, match=message):
+        jax.eval_shape(trunk.init, jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        (Unfinished, "is called without arguments, and that fails: .*'width'"),
+        (dict, r"encoder=builtins:dict is <class 'dict'>: expected a subclass of flax\.linen\.Module"),
+    ],
+)
+def test_an_own_encoder_is_a_flax_module_without_arguments(encoder: type, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        TrunkConfig(encoder=encoder)

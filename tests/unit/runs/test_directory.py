@@ -224,6 +224,14 @@ def test_a_run_without_records_has_no_metrics_and_no_timing(tmp_path: Path) -> N
     assert run.read_timing() == {"train_seconds": 2.5}
 
 
+def test_an_episode_that_is_no_gif_is_not_put_into_a_report(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, {})
+    assert run.read_episode() is None
+    run.episode_path.write_bytes(b"-----BEGIN PRIVATE KEY-----")
+    with pytest.raises(InvalidInputError, match="is not a GIF"):
+        run.read_episode()
+
+
 def test_a_write_that_fails_leaves_the_old_content_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

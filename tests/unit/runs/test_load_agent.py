@@ -115,7 +115,7 @@ def test_every_policy_has_its_agent(run: RunDirectory, save: Any) -> None:
 def test_the_best_individual_has_its_parameters_and_the_statistics_of_the_center(run: RunDirectory, save: Any) -> None:
     center, best_params = agent_state(1), agent_state(2).params
     save(agent_state=center, evo_state=Evolution(best_params=best_params, best_fitness=np.float32(9.0)))
-    assert_same(load_agent(run, template(), best=True).agent_states, [center.replace(params=best_params)])
+    assert_same(load_agent(run, template(), best_individual=True).agent_states, [center.replace(params=best_params)])
     assert_same(load_agent(run, template()).agent_states, [center])
 
 

@@ -664,7 +664,7 @@ def test_errors_of_gymnasiums_own_checker_fail_and_its_warnings_warn() -> None:
     assert warnings[0].finding == "A Box observation space minimum value is -infinity. This is probably too low."
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "gymnasium/MountainCarContinuous-v0", "Taxi-v4"])
+@pytest.mark.parametrize("name", ["gymnasium/CartPole-v1", "gymnasium/MountainCarContinuous-v0", "gymnasium/Taxi-v4"])
 def test_environments_of_gymnasium_pass(name: str) -> None:
     report = check_env_by_name(name)
     assert report.passed, report
@@ -680,7 +680,7 @@ def test_our_own_environments_pass_by_name() -> None:
 def test_unknown_names_get_the_nearest_ones_of_rookery_and_of_gymnasium() -> None:
     with pytest.raises(UnknownNameError, match="Did you mean 'classic/cartpole'"):
         check_env_by_name("cartpole")
-    with pytest.raises(UnknownNameError, match="Did you mean 'CartPole-v1'"):
+    with pytest.raises(UnknownNameError, match="Did you mean 'gymnasium/CartPole-v1'"):
         check_env_by_name("CartPol-v1")
     with pytest.raises(UnknownNameError, match="probe/counter"):
         check_env_by_name("probe/conter")
@@ -692,7 +692,7 @@ def test_a_missing_package_of_gymnasium_is_named(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(gymnasium, "make", make)
     with pytest.raises(MissingExtraError, match=r"LunarLander-v3 needs a package .* Box2D is not installed"):
-        check_env_by_name("LunarLander-v3")
+        check_env_by_name("gymnasium/LunarLander-v3")
 
 
 def test_only_single_environments_of_the_two_kinds_are_taken() -> None:

@@ -24,6 +24,23 @@ def test_an_empty_config_gives_the_defaults() -> None:
     assert settings.hyperparameters.learning_rate == PPOHyperparameters().learning_rate
 
 
+@pytest.mark.parametrize(
+    ("env", "given", "expected"),
+    [
+        ("classic/cartpole", None, 32),
+        ("gymnasium/CartPole-v1", None, 8),
+        ("classic/cartpole", 5, 5),
+        ("gymnasium/CartPole-v1", 50, 50),
+    ],
+)
+def test_an_evaluation_has_fewer_episodes_on_the_host_unless_a_number_is_given(
+    env: str, given: int | None, expected: int
+) -> None:
+    settings = parse({"env": {"name": env}, "evaluation": {"num_episodes": given}})
+    assert settings.train.evaluation_episodes == expected
+    assert settings.to_mapping()["evaluation"]["num_episodes"] == given
+
+
 def test_settings_and_hyperparameters_are_separated() -> None:
     settings = parse(num_epochs=7, clip_ratio=0.1, network={"hidden_sizes": [3, 4], "core": "gru"}, target_kl=0.02)
     assert (settings.method.num_epochs, settings.method.network.hidden_sizes) == (7, (3, 4))

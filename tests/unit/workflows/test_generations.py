@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rookery.algorithms.evolution.map_elites import MAPElitesWorkflow
 from rookery.algorithms.evolution.open_es import OpenESWorkflow
 from rookery.errors import InvalidInputError
 from rookery.runs.checkpoint import Checkpoints
@@ -132,6 +133,29 @@ def test_each_seed_stops_at_its_own_budget_and_records_where_it_does_alone(tmp_p
     for seed, of_seed in together.items():
         # A seed whose generation passes two records waits at the second one.
         assert list(dict.fromkeys(of_seed)) == records(f"alone-{seed}", num_seeds=1, seed=seed)[seed]
+
+
+def test_a_record_shows_the_archive_as_it_is_and_warns_once_of_a_negative_fitness(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    archive = {"descriptors": ["last:obs.0", "last:obs.1"], "cells": [8, 8], "low": [-1.0, -1.0], "high": [1.0, 1.0]}
+    workflow = MAPElitesWorkflow.build_from_config(
+        {
+            "agent": {"population_size": 4, "num_episodes": 1, "network": {"hidden_sizes": [4]}, **archive},
+            "env": {"name": "classic/pendulum", "episode_length": 5},
+            "total_timesteps": 160,
+            "record_interval": 80,
+            "run_dir": str(tmp_path / "run"),
+            "recorders": ["jsonl"],
+        }
+    )
+    state = workflow.learn(workflow.init(workflow.make_key()))
+    first, last = RunDirectory(tmp_path / "run").read_metrics()
+    report = workflow.training.optimizer.report(state.learner.evo_state)  # type: ignore[attr-defined]
+    assert (first["time/iterations"], last["time/iterations"]) == (4, 8)
+    for name in ("coverage", "qd_score"):
+        assert last[f"evolution/{name}"] == float(report[name]) != first[f"evolution/{name}"]
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["agent.qd_offset=0"]
 
 
 def test_schedules_go_by_env_steps() -> None:

@@ -40,6 +40,7 @@ from rookery.runners.envs.libraries import load_host_library
 from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phase
 from rookery.runners.host_envs import TRIAL_SEED, make_rendered_env
 from rookery.runners.transports.worker_process import WorkerProcess
+from rookery.runs.checkpoint import Checkpoints
 from rookery.runs.directory import RunDirectory
 from rookery.runs.log import RunLog
 from rookery.sample_batch import SampleBatch
@@ -595,7 +596,7 @@ def test_a_resumed_run_continues_with_new_seeds_and_old_counts(
 
     again = make(DDPGWorkflow, **settings)
     log.seeds.clear()
-    step = again._checkpoints(run).steps()[2]
+    step = Checkpoints(run.checkpoints_path).steps()[2]
     saved = again.restore(step)
     state = again.resume(step)
     again.close()
@@ -737,13 +738,13 @@ def test_a_run_goes_on_if_its_evaluations_cannot_finish_an_episode(
     rows = run.read_metrics()
     assert [row["time/total_timesteps"] for row in rows] == [36, 72]
     assert not any(name.startswith("eval/") for row in rows for name in row)
-    assert workflow._checkpoints(run).steps()[-1] == 72
+    assert Checkpoints(run.checkpoints_path).steps()[-1] == 72
     assert len(caplog.messages) == 2
     assert all("5 of 5 episodes of gymnasium/TellTale-v0 failed" in message for message in caplog.messages)
 
 
 def test_with_processes_evaluation_keeps_its_own_at_most_one_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rookery.runners.host_envs._num_cores", lambda: 2)
+    monkeypatch.setattr("rookery.runners.transports.subprocesses.NUM_CORES", 2)
     started: list[range] = []
     start = WorkerProcess.__init__
 

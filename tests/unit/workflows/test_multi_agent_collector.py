@@ -28,6 +28,7 @@ from rookery.algorithms.ppo import PPOWorkflow
 from rookery.errors import InvalidInputError, UnknownNameError
 from rookery.evaluators.host import HostEvaluator, MultiPolicyEvaluateMetric
 from rookery.learning.experience import JointExperience
+from rookery.runs.checkpoint import Checkpoints
 from rookery.runs.directory import RunDirectory
 from rookery.sample_batch import SampleBatch
 from rookery.types import PyTreeDict
@@ -335,7 +336,7 @@ def test_a_resumed_run_continues_with_all_policies(tmp_path: Path, log: Log, mon
         assert name in before[-1]
     again = make(**settings)
     log.seeds.clear()
-    step = again._checkpoints(run).steps()[2]
+    step = Checkpoints(run.checkpoints_path).steps()[2]
     saved = again.restore(step)
     assert int(saved.env_steps) == step
     state = again.resume(step)

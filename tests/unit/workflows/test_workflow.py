@@ -142,7 +142,7 @@ def build(enable_jit: bool = True, agent: dict | None = None, **config: Any) -> 
         "agent": agent or {},
         "env": {"name": "probe/cue_reward", "episode_length": 3},
         "evaluation": {"num_episodes": 4, "interval": config.pop("evaluation_interval", None)},
-        "checkpoint": {"interval": config.pop("checkpoint_interval", None)},
+        "checkpoint": {"interval": config.pop("checkpoint_interval", None), "keep_best": False},
         "recorders": ["spy"],
         "total_timesteps": 100,
         **config,
@@ -464,6 +464,6 @@ def test_shapes_are_derived_once_and_not_at_every_record(monkeypatch: pytest.Mon
     """JAX keeps something for every `eval_shape`, so that memory would grow with the number of records."""
     workflow = build(record_interval=10)
     state = workflow.init(workflow.make_key())
-    workflow._no_metrics(state)
+    workflow.training.no_metrics(state)
     monkeypatch.setattr(jax, "eval_shape", pytest.fail)
     workflow.learn(state)

@@ -1,0 +1,102 @@
+"""Loading the policy of a run from its files."""
+
+import os
+from dataclasses import replace
+
+from rookery.agent import Agent
+from rookery.errors import InvalidInputError
+from rookery.policy import Policy
+from rookery.registry import acting_agent
+from rookery.runs.checkpoint import Checkpoint, Checkpoints
+from rookery.runs.directory import RunDirectory
+from rookery.runs.policy_files import (
+    FOLDER,
+    PolicyError,
+    PolicyName,
+    policy_names,
+    read_agent_state,
+    read_description,
+)
+from rookery.trust import UntrustedError, strangers_config
+
+
+def load(
+    path: str | os.PathLike[str],
+    step: int | None = None,
+    *,
+    best: bool = False,
+    policy: str | None = None,
+    seed: int | None = None,
+    individual: str | None = None,
+    agent: type[Agent] | Agent | None = None,
+    network: type | None = None,
+    warm_up: tuple[int, ...] = (),
+) -> Policy:
+    """Load the policy of a run: from its last checkpoint, from the one at `step`, or from the best.
+
+    No environment is built, and no module that the run names is imported. A run with several policies needs the name of
+    one; `seed` chooses one of several seeds, by default the first. `individual="best"` is the fittest individual of
+    evolution. A policy of own classes needs them, `agent=MyAgent` and `network=MyEncoder`. `warm_up` compiles `predict`
+    for batches of these sizes.
+    """
+    checkpoint = open_policies(RunDirectory.open(path), step, best)
+    name = _chosen(checkpoint, PolicyName(policy, seed, individual))
+    try:
+        with strangers_config():
+            result = read_policy(checkpoint, name, agent, network)
+    except UntrustedError as error:
+        key, _, own_class = error.setting.removeprefix("agent.").partition("=")
+        raise InvalidInputError(
+            f"the policy in {path} has the {key} {own_class}, which is not a class of Rookery: name the class again, "
+            f"rookery.load(path, {key}={own_class.rpartition(':')[2]})."
+        ) from error
+    result.warm_up(*warm_up)
+    return result
+
+
+def open_policies(run: RunDirectory, step: int | None = None, best: bool = False) -> Checkpoint:
+    """Open the last checkpoint of a run, the one at `step` or the best, and verify its policy files."""
+    checkpoints = Checkpoints(run.checkpoints_path)
+    if best:
+        if step is not None:
+            raise InvalidInputError(f"step={step} and best: choose one checkpoint.")
+        step = checkpoints.best_step()
+        if step is None:
+            raise InvalidInputError(
+                f"{run.path} has no best checkpoint: it made no evaluation yet, or did not keep it "
+                "(checkpoint.keep_best); leave out --best."
+            )
+    return checkpoints.open(step, part=f"{FOLDER}/")
+
+
+def read_policy(
+    checkpoint: Checkpoint,
+    name: PolicyName,
+    agent: type[Agent] | Agent | None = None,
+    network: type | str | None = None,
+) -> Policy:
+    """Read one policy of a checkpoint. Own classes that it names are imported if they are trusted and not given."""
+    description = read_description(checkpoint.path, name.stem)
+    loaded = description.make_agent(acting_agent(description.agent) if agent is None else agent, network)
+    agent_state = read_agent_state(checkpoint.path, name.stem, description, loaded)
+    return Policy(loaded, agent_state, description.obs_space, description.action_space, description.env_steps)
+
+
+def _chosen(checkpoint: Checkpoint, name: PolicyName) -> PolicyName:
+    """Return the policy of a checkpoint with this name; without a seed, of the first seed."""
+    names = {known.stem: known for known in policy_names(checkpoint)}
+    if name.stem in names:
+        return name
+    if not names:
+        raise PolicyError(
+            f"{checkpoint.path} has no policy files: it was written by an older Rookery. Evaluate it with `rookery "
+            "evaluate`."
+        )
+    seeds = [
+        known for known in names.values() if known.seed is not None and replace(known, seed=None).stem == name.stem
+    ]
+    if not seeds:
+        raise InvalidInputError(
+            f"{checkpoint.path} has no policy {name.stem!r}: choose one of {', '.join(sorted(names))}."
+        )
+    return min(seeds, key=lambda known: known.seed or 0)

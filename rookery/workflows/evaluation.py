@@ -1,0 +1,157 @@
+"""Evaluation of trained policies, and the device evaluator that trainings use as well."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from rookery.agent import Agent
+from rookery.configuration import from_mapping, plain
+from rookery.envs import AutoresetMode, MultiAgentEnv, VectorWrapper, create_env
+from rookery.envs.config import EnvConfig
+from rookery.errors import InvalidInputError, check_count
+from rookery.evaluators import EvaluateMetric, Evaluator
+from rookery.evaluators.host import MAX_EPISODE_STEPS, HostEvaluator
+from rookery.policy import Policy
+from rookery.runners.acting.policy_map import PolicyID
+from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, BaseEnv
+from rookery.runners.host_envs import check_one_host, make_envs, num_evaluation_envs
+from rookery.spaces import alike
+from rookery.types import Key, PyTreeDict
+from rookery.workflows.config import DEVICE_EPISODES, EvaluationConfig
+from rookery.workflows.policies import Spaces, assign_policies
+from rookery.workflows.training import AgentEvaluator
+
+Team = Mapping[PolicyID, Policy]
+"""Trained policies by name."""
+
+
+class TeamEvaluator:
+    """Plays greedy episodes with trained policies, in any environment whose spaces are theirs.
+
+    One policy acts for all agents of an environment. Of several, `env.policies` assigns one to each agent. On the
+    device, `num_envs` episodes are played at a time. On the host, at most `num_envs` environments are made, and no more
+    than `num_episodes` need. Close it in the end.
+    """
+
+    def __init__(self, env: EnvConfig, team: Team, num_envs: int, num_episodes: int) -> None:
+        self._evaluator: AgentEvaluator
+        self._has_several_agents = False
+        agents = {name: policy.agent for name, policy in team.items()}
+        first_agent = next(iter(agents.values()))
+        if not env.is_on_host:
+            self._evaluator = evaluator = make_device_evaluator(env, first_agent, num_envs)
+            spaces = evaluator.env.obs_space, evaluator.env.action_space
+            self._policies = _assigned(env, team, {SINGLE_AGENT: spaces})
+            return
+        with close_on_error() as opened:
+            envs = make_evaluation_envs(env, num_envs, num_episodes)
+            opened.callback(envs.close)
+            self._policies = _assigned(env, team, envs.spaces)
+            self._has_several_agents = envs.is_multi_agent
+            if envs.is_multi_agent:
+                self._evaluator = HostEvaluator(env, agents, num_envs, self._policies, opened=envs)
+            else:
+                self._evaluator = HostEvaluator(env, first_agent, num_envs, opened=envs)
+
+    def evaluate(self, team: Team, key: Key, num_episodes: int) -> EvaluateMetric:
+        """Play `num_episodes` episodes with the given team or one of the same structure, such as another seed."""
+        return self._evaluator.evaluate(self._states(team), key, num_episodes)
+
+    def frames(self, team: Team, key: Key, max_steps: int | None = None) -> Iterator[np.ndarray]:
+        """Play and render one episode, or its first `max_steps` steps; raise `RenderError` if that fails."""
+        return self._evaluator.frames(self._states(team), key, max_steps or self._evaluator.max_episode_steps)
+
+    def close(self) -> None:
+        """Close the environments. May be called twice."""
+        self._evaluator.close()
+
+    def _states(self, team: Team) -> Any:
+        states = PyTreeDict({policy: team[policy].agent_state for policy in self._policies.values()})
+        return states if self._has_several_agents else next(iter(states.values()))
+
+
+def num_envs_of(config: Mapping[str, Any], env: EnvConfig) -> int:
+    """Return how many environments evaluate a run with this config: on the host, as many as its training had."""
+    if not env.is_on_host:
+        return (
+            from_mapping(EvaluationConfig, config.get("evaluation", {}), "evaluation").num_episodes or DEVICE_EPISODES
+        )
+    agent = plain(config.get("agent", {}), "agent")
+    if "num_envs" in agent:
+        check_count("agent.num_envs", agent["num_envs"])
+        return agent["num_envs"]
+    for key in ("num_lanes", "population_size", "num_episodes"):
+        check_count(f"agent.{key}", agent.get(key))
+    return min(agent["num_lanes"], agent["population_size"] * agent["num_episodes"])
+
+
+def make_device_evaluator(env: EnvConfig, agent: Agent, num_envs: int) -> Evaluator:
+    """Make the evaluator of an agent for a device environment."""
+    device_env = make_env(env, num_envs, AutoresetMode.DISABLED)
+    if device_env.max_episode_steps is None:
+        raise InvalidInputError(f"{env.name} has no time limit of its own: set env.episode_length.")
+    if isinstance(device_env.unwrapped, MultiAgentEnv):
+        raise InvalidInputError(f"{env.name} has several agents, which is possible on the host only.")
+    return Evaluator(
+        env=device_env,
+        agent_fn=agent.evaluate_actions,
+        initial_carry_fn=agent.initial_carry,
+        max_episode_steps=device_env.max_episode_steps,
+    )
+
+
+def make_env(env: EnvConfig, num_envs: int, autoreset_mode: AutoresetMode) -> VectorWrapper:
+    """Make the configured device environment, vectorized."""
+    return create_env(
+        env.name,
+        episode_length=env.episode_length,
+        parallel=num_envs,
+        autoreset_mode=autoreset_mode,
+        record_ori_obs=True,
+        **env.kwargs,
+    )
+
+
+def make_evaluation_envs(env: EnvConfig, num_envs: int, num_episodes: int) -> BaseEnv:
+    """Make the host environments of an evaluation of `num_episodes` episodes, at most `num_envs`."""
+    check_one_host(env)
+    num_envs = num_evaluation_envs(env, num_envs, num_episodes)
+    return make_envs(env, num_envs, is_evaluation=True, longest_episode=MAX_EPISODE_STEPS)
+
+
+@contextlib.contextmanager
+def close_on_error() -> Iterator[contextlib.ExitStack]:
+    """Yield a stack whose callbacks are called if the block raises."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+        stack.pop_all()
+
+
+def _assigned(env: EnvConfig, team: Team, spaces: Mapping[AgentID, Spaces]) -> dict[AgentID, PolicyID]:
+    """Return the policy of each agent; raise if it cannot act for it."""
+    if len(team) == 1:
+        policy_of = dict.fromkeys(spaces, next(iter(team)))
+    elif set(spaces) == {SINGLE_AGENT}:
+        raise InvalidInputError(f"{env.name} has one agent: choose one of the policies {', '.join(team)}.")
+    else:
+        policy_of = assign_policies(env.policies, spaces)
+    for agent, policy in policy_of.items():
+        if policy not in team:
+            raise InvalidInputError(
+                f"{env.name} needs the policy {policy!r}, and there are {', '.join(team)}: assign them by env.policies."
+            )
+        _check_spaces(env, team[policy], spaces[agent])
+    return policy_of
+
+
+def _check_spaces(env: EnvConfig, policy: Policy, spaces: Spaces) -> None:
+    for what, of_policy, of_env in zip(
+        ("observations", "actions"), (policy.obs_space, policy.action_space), spaces, strict=True
+    ):
+        if not alike(of_policy, of_env):
+            raise InvalidInputError(
+                f"the policy has {what} in {of_policy}, and {env.name} in {of_env}: evaluate it on an environment with "
+                "the same spaces."
+            )

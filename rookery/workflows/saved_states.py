@@ -1,0 +1,90 @@
+"""Training states as checkpoints of a run: saved with their policies, and restored."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from rookery.distributed import SAME
+from rookery.hyperparameters import Hyperparameters
+from rookery.learning.counter import Counter
+from rookery.metrics import RunningMetrics, running_shapes
+from rookery.runs.checkpoint import Checkpoints
+from rookery.runs.directory import RunDirectory
+from rookery.runs.log import Progress, RunLog
+from rookery.types import Key
+from rookery.workflows.config import Settings
+from rookery.workflows.programs import Layout, gather
+from rookery.workflows.saved_policies import saved_policies
+from rookery.workflows.training import Training, TrainingState
+
+OUTSIDE = "outside"
+"""The entry of a checkpoint's metadata for `Environments.get_state`."""
+
+
+class SavedStates:
+    """Saves the states of a training, and restores them."""
+
+    def __init__(self, settings: Settings, training: Training, layout: Layout) -> None:
+        self._settings = settings
+        self._training = training
+        self._layout = layout
+
+    def of(self, run: RunDirectory) -> Checkpoints:
+        """Return the checkpoints of a run."""
+        return Checkpoints(run.checkpoints_path, self._settings.train.checkpoint.keep)
+
+    def save(self, run: RunDirectory | None, log: RunLog, state: TrainingState, metrics: RunningMetrics) -> None:
+        """Save a checkpoint with the policies; only one process has a run to save to."""
+        tree = gather((self._part(state), metrics))
+        if run is None:
+            return
+        metadata = log.progress.to_mapping() | {OUTSIDE: self._training.environments.get_state()}
+        log.sync()
+        files = saved_policies(self._settings, self._training, tree[0])
+        self.of(run).save(tree, env_steps_of(state), metadata, files, also_keep=log.progress.best_step)
+
+    def restore(
+        self, run: RunDirectory, key: Key, step: int | None = None, saved_with: Hyperparameters | None = None
+    ) -> tuple[TrainingState, RunningMetrics, Progress]:
+        """Return the state, the metrics since the last record and the progress of a checkpoint: of `step`, or the last.
+
+        `saved_with` are the hyper-parameters of the run, if they are not those of this training.
+        """
+        shape = self._training.state_shape(key)
+        metrics_shape = running_shapes(self._training.metrics_shape(shape))
+        if saved_with is not None:
+            shape = self.with_hyperparameters(shape, saved_with)
+        (state, metrics), metadata = self.of(run).restore((self._part(shape), metrics_shape), step)
+        self._training.environments.set_state(metadata.pop(OUTSIDE))
+        if saved_with is not None:
+            state = self.with_hyperparameters(state, self._settings.hyperparameters)
+        state = self._layout.place(state, self._part(self._training.specs()))
+        if state.learner.lacks_replay:
+            state = self._training.refill(state)
+        progress = Progress.from_mapping(metadata)
+        if progress.best_step not in self.of(run).steps():
+            progress.best = None
+        return state, self._layout.place(metrics, SAME), progress
+
+    def with_hyperparameters(self, state: TrainingState, hyperparameters: Hyperparameters) -> TrainingState:
+        """Replace the hyper-parameters of all seeds of a state."""
+        seeds = () if self._layout.num_seeds == 1 else (self._layout.num_seeds,)
+        of_seeds = jax.tree.map(lambda value: np.full(seeds, value, np.float32), hyperparameters)
+        return state.replace(learner=state.learner.with_hyperparameters(of_seeds))
+
+    def _part(self, state: Any) -> Any:
+        """Return the part of a state that checkpoints contain."""
+        if self._settings.train.checkpoint.replay:
+            return state
+        return state.replace(learner=state.learner.without_replay())
+
+
+def counts_of(counter: Counter) -> list[int]:
+    """Return the count of each seed."""
+    return counter.to_ints() if counter.low.ndim else [int(counter)]
+
+
+def env_steps_of(state: TrainingState) -> int:
+    """Return the env steps of the seed with the fewest."""
+    return min(counts_of(state.env_steps))
