@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rookery.agent import AgentState, Carry
+from rookery.agent import Agent, AgentState, Carry
 from rookery.agents.network import NetworkAgent
-from rookery.agents.policy import PolicyAgent, policy_of
+from rookery.agents.policy import acts_like, policy_of
 from rookery.control_flow import cond_any
 from rookery.learning.advantages import gae
 from rookery.learning.experience import Experience
@@ -58,8 +58,8 @@ class ActorCriticAgent(NetworkAgent):
         distribution, _, carry_extras = self._act(agent_state, sample_batch)
         return distribution.action(distribution.mode()), carry_extras
 
-    def acting_part(self, agent_state: AgentState) -> tuple[PolicyAgent, AgentState]:
-        return policy_of(self, agent_state)
+    def acting_part(self, agent_state: AgentState) -> tuple[Agent, AgentState]:
+        return policy_of(self, agent_state) if acts_like(self, ActorCriticAgent) else (self, agent_state)
 
     def replay(
         self, agent_state: AgentState, sample_batch: SampleBatch, carry: Carry = ()

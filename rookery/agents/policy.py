@@ -57,6 +57,23 @@ class PolicyAgent(NetworkAgent):
         return self.apply(agent_state.extra_state.network, agent_state.params, agent_state, sample_batch)
 
 
+ACTING_METHODS = (
+    "make_network",
+    "initial_carry",
+    "preprocess_obs",
+    "apply",
+    "episode_start_of",
+    "_act",
+    "compute_actions",
+    "evaluate_actions",
+)
+
+
+def acts_like(agent: NetworkAgent, agent_class: type[NetworkAgent]) -> bool:
+    """Return whether an agent acts like this base class of it: it overrides none of the methods that act."""
+    return all(getattr(type(agent), name, None) is getattr(agent_class, name, None) for name in ACTING_METHODS)
+
+
 def policy_of(agent: NetworkAgent, agent_state: AgentState) -> tuple[PolicyAgent, AgentState]:
     """Return the policy of an agent whose parameters have an entry `policy`, without its critics."""
     network = agent_state.extra_state.network

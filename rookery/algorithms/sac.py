@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rookery.agent import AgentState, action_mask_of
+from rookery.agent import Agent, AgentState, action_mask_of
 from rookery.agents.critics import critic_loss
-from rookery.agents.policy import PolicyAgent, policy_of
+from rookery.agents.policy import acts_like, policy_of
 from rookery.agents.replay import LossInfo, ReplayAgent, ReplayBatch, Transitions
 from rookery.distributed.collectives import mean_over_devices
 from rookery.hyperparameters import HyperparameterValues, Scalar, number
@@ -89,8 +89,8 @@ class SACAgent(ReplayAgent):
         distribution, extras = self._act(agent_state, sample_batch)
         return distribution.action(distribution.mode()), extras
 
-    def acting_part(self, agent_state: AgentState) -> tuple[PolicyAgent, AgentState]:
-        return policy_of(self, agent_state)
+    def acting_part(self, agent_state: AgentState) -> tuple[Agent, AgentState]:
+        return policy_of(self, agent_state) if acts_like(self, SACAgent) else (self, agent_state)
 
     def _act(self, agent_state: AgentState, sample_batch: SampleBatch) -> tuple[Distribution, PyTreeDict]:
         policy = agent_state.extra_state.network.policy

@@ -14,6 +14,7 @@ import numpy as np
 
 from rookery.agent import AgentState
 from rookery.agents.critics import critic_loss
+from rookery.agents.policy import acts_like
 from rookery.agents.replay import LossInfo, ReplayAgent, ReplayBatch, Transitions
 from rookery.configuration import setting
 from rookery.control_flow import cond_any
@@ -96,6 +97,8 @@ class TD3Agent(ReplayAgent):
         return distribution.action(distribution.mode()), extras
 
     def acting_part(self, agent_state: AgentState) -> tuple["TD3Agent", AgentState]:
+        if not acts_like(self, TD3Agent):
+            return self, agent_state
         return self, agent_state.replace(params=PyTreeDict(policy=agent_state.params["policy"]))
 
     def targets(

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 import rookery
-from rookery import cli
+from rookery import cli, trust
 from rookery.api import loading
 from rookery.cli.training import new_run_directory
 from rookery.configs import compose, sweep
@@ -29,7 +30,9 @@ import flax.linen as nn
 import gymnasium
 import numpy as np
 
-from rookery.algorithms.a2c import A2CWorkflow
+import jax.numpy as jnp
+
+from rookery.algorithms.a2c import A2C, A2CAgent, A2CWorkflow
 from rookery.algorithms.evolution.open_es import OpenES
 from rookery.workflows.evolution import ECWorkflow
 
@@ -42,6 +45,23 @@ class SignES(ECWorkflow):
 
 class OwnA2C(A2CWorkflow):
     """A2C under another name."""
+
+
+class Lazy(A2CAgent):
+    def evaluate_actions(self, agent_state, sample_batch, key):
+        actions, extras = super().evaluate_actions(agent_state, sample_batch, key)
+        return jnp.zeros_like(actions), extras
+
+
+class LazyA2C(A2C):
+    agent_class = Lazy
+    agent: Lazy
+
+
+class LazyWorkflow(A2CWorkflow):
+    """Always pushes to the left in evaluations."""
+
+    learner_class = LazyA2C
 
 
 class Torso(nn.Module):
@@ -122,6 +142,22 @@ def test_an_own_method_with_an_own_network_is_trained_resumed_evaluated_and_load
     kernel = policy.agent_state.params["trunk"]["layers"]["encoder"]["own"]["Dense_0"]["kernel"]
     assert kernel.shape == (4, 6)
     assert policy.predict([0.0] * 4)[0] in (0, 1)
+
+
+def test_a_policy_of_an_own_agent_acts_as_that_agent(
+    folder: Path, small: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main("train", *small, "agent=my_parts:LazyWorkflow", "run_dir=run")
+    evaluated = RunDirectory.open(folder / "run").read_metrics()[-1]["eval/mean_reward"]
+    assert evaluated < 11  # CartPole falls at once if it is always pushed to the left
+    monkeypatch.setattr(trust, "_given", {})  # as in a new process
+    capsys.readouterr()
+    for options in (["agent=my_parts:LazyWorkflow"], ["agent=my_parts:Lazy"], ["--trust"]):
+        main("evaluate", "run", "--episodes", "5", *options)
+        assert float(capsys.readouterr().out.split()[-7]) < 11
+    assert cli.main(["evaluate", "run"]) == 2
+    assert "agent=my_parts:Lazy imports a module of its own" in capsys.readouterr().err
+    assert not rookery.load("run", agent=sys.modules["my_parts"].Lazy).predict(np.eye(4, dtype=np.float32))[0].any()
 
 
 def test_the_config_of_an_own_method_is_shown_without_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
