@@ -17,10 +17,9 @@ from rookery.policy import Policy
 from rookery.runners.acting.policy_map import PolicyID
 from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, BaseEnv
 from rookery.runners.host_envs import check_one_host, make_envs, num_evaluation_envs
-from rookery.spaces import alike
 from rookery.types import Key, PyTreeDict
 from rookery.workflows.config import DEVICE_EPISODES, EvaluationConfig
-from rookery.workflows.policies import Spaces, assign_policies
+from rookery.workflows.policies import Spaces, assign_policies, differing_spaces
 from rookery.workflows.training import AgentEvaluator
 
 Team = Mapping[PolicyID, Policy]
@@ -147,11 +146,9 @@ def _assigned(env: EnvConfig, team: Team, spaces: Mapping[AgentID, Spaces]) -> d
 
 
 def _check_spaces(env: EnvConfig, policy: Policy, spaces: Spaces) -> None:
-    for what, of_policy, of_env in zip(
-        ("observations", "actions"), (policy.obs_space, policy.action_space), spaces, strict=True
-    ):
-        if not alike(of_policy, of_env):
-            raise InvalidInputError(
-                f"the policy has {what} in {of_policy}, and {env.name} in {of_env}: evaluate it on an environment with "
-                "the same spaces."
-            )
+    if differing := differing_spaces((policy.obs_space, policy.action_space), spaces):
+        what, of_policy, of_env = differing
+        raise InvalidInputError(
+            f"the policy has {what} in {of_policy}, and {env.name} in {of_env}: evaluate it on an environment with "
+            "the same spaces."
+        )

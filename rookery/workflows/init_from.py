@@ -11,10 +11,13 @@ import numpy as np
 from rookery.agent import AgentState
 from rookery.distributed import SAME
 from rookery.errors import InvalidInputError
-from rookery.runs.checkpoint import CheckpointError, Checkpoints
+from rookery.runs.checkpoint import Checkpoint, CheckpointError, Checkpoints
 from rookery.runs.directory import RunDirectory
 from rookery.runs.load_agent import load_agent
+from rookery.runs.policy_files import FOLDER, policy_names, read_description
 from rookery.types import PyTreeDict
+from rookery.workflows.policies import Spaces, differing_spaces
+from rookery.workflows.saved_policies import by_policy
 from rookery.workflows.training import Training, TrainingState
 
 BEST = "best"
@@ -36,12 +39,14 @@ class Source(NamedTuple):
             return cls(text, None, None)
         return cls(*match.groups())
 
-    def read(self, template: AgentState, text: str) -> Any:
-        """Read the agent state; that of the first seed if there are several."""
+    def read(self, template: AgentState, spaces: Spaces, text: str) -> Any:
+        """Read the agent state for these spaces; that of the first seed if there are several."""
         run = RunDirectory.open(self.run)
-        step = Checkpoints(run.checkpoints_path).best_step() if self.step == BEST else self.step
+        checkpoints = Checkpoints(run.checkpoints_path)
+        step = checkpoints.best_step() if self.step == BEST else self.step
         if self.step == BEST and step is None:
             raise InvalidInputError(f"init_from={text}: {self.run} has no best checkpoint, it made no evaluation yet.")
+        self._check_spaces(checkpoints.open(None if step is None else int(step), part=f"{FOLDER}/"), spaces, text)
         num_seeds = run.config.get("num_seeds", 1)
         wanted: Any = template if self.policy is None else {self.policy: template}
         try:
@@ -49,6 +54,18 @@ class Source(NamedTuple):
         except CheckpointError as error:
             raise InvalidInputError(f"init_from={text} does not fit this run: {error}") from error
         return loaded if self.policy is None else loaded[self.policy]
+
+    def _check_spaces(self, checkpoint: Checkpoint, spaces: Spaces, text: str) -> None:
+        """Raise if the policy was trained in other spaces; older checkpoints do not say it."""
+        for name in policy_names(checkpoint):
+            if name.policy != (self.policy or "policy"):
+                continue
+            description = read_description(checkpoint.path, name.stem)
+            if differing := differing_spaces((description.obs_space, description.action_space), spaces):
+                what, theirs, ours = differing
+                raise InvalidInputError(
+                    f"init_from={text} does not fit this run: it has {what} in {theirs}, and this run in {ours}."
+                )
 
 
 def with_origin(training: Training, state: TrainingState, origin: Origin) -> TrainingState:
@@ -64,13 +81,16 @@ def with_origin(training: Training, state: TrainingState, origin: Origin) -> Tra
         if unknown:
             has = f"the policies {', '.join(policies)}" if policies else "one policy without a name"
             raise InvalidInputError(f"init_from={dict(origin)}: this run has no policy {unknown[0]!r}, but {has}.")
-        agent = PyTreeDict({name: Source.parse(text).read(templates[name], text) for name, text in origin.items()})
+        spaces = {name: of_policy for name, _, of_policy in by_policy(templates, training.spaces)}
+        agent = PyTreeDict(
+            {name: Source.parse(text).read(templates[name], spaces[name], text) for name, text in origin.items()}
+        )
     elif policies is not None:
         raise InvalidInputError(
             f"init_from={origin}: this run has several policies, so name each: init_from={{{policies[0]}: RUN:NAME}}."
         )
     else:
-        agent = Source.parse(origin).read(templates, origin)
+        agent = Source.parse(origin).read(templates, training.spaces, origin)
     if (num_seeds := training.layout.num_seeds) > 1:
         agent = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (num_seeds, *np.shape(leaf))), agent)
     return training.with_agent(state, training.layout.place(agent, SAME))

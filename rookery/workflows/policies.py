@@ -8,7 +8,7 @@ from rookery.envs.config import check_policy_name
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.runners.acting.policy_map import PolicyID, distinct_policies
 from rookery.runners.envs.base_env import AgentID
-from rookery.spaces import Space
+from rookery.spaces import Space, alike
 
 SHARED, PER_AGENT = "shared", "per_agent"
 
@@ -30,6 +30,14 @@ def assign_policies(
         check_policy_name(f"the policy of agent {agent!r}", policy)
     _check_spaces(policy_of, spaces)
     return policy_of
+
+
+def differing_spaces(one: Spaces, other: Spaces) -> tuple[str, Space, Space] | None:
+    """Return which spaces are not alike, `observations` or `actions`, and both of them; None if all are alike."""
+    for what, ours, theirs in zip(("observations", "actions"), one, other, strict=True):
+        if not alike(ours, theirs):
+            return what, ours, theirs
+    return None
 
 
 def agents_of(policy: PolicyID, policy_of: Mapping[AgentID, PolicyID]) -> list[AgentID]:

@@ -19,7 +19,8 @@ import scipy.stats
 import yaml
 from PIL import Image
 
-from rookery import cli
+from rookery import cli, trust
+from rookery.algorithms.ppo import PPOWorkflow
 from rookery.cli import training
 from rookery.cli.train import EPILOG
 from rookery.cli.training import describe_returns
@@ -200,7 +201,8 @@ def examples() -> list[str]:
 
 
 @pytest.mark.parametrize("example", examples())
-def test_the_examples_of_the_help_are_valid(example: str) -> None:
+def test_the_examples_of_the_help_are_valid(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "_given", {"my_module:MyWorkflow": PPOWorkflow})
     overrides = [word for word in shlex.split(example)[2:] if not word.startswith("--")]
     jobs = sweep(overrides) if "--multirun" in example else [overrides]
     assert all(compose(job)["agent"]["num_envs"] > 0 for job in jobs)

@@ -14,7 +14,7 @@ def checked(name: str) -> tuple[CheckReport, list[str]]:
     """Check an env; return the report, and the warnings that would be printed beside it."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        report = check_env_by_name(name)
+        report = check_env_by_name(f"gymnasium/{name}")
     return report, [str(warning.message) for warning in caught]
 
 
