@@ -9,13 +9,14 @@ import importlib
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from rookery.errors import InvalidInputError, RookeryError, nearest_names
 
-_named_by_user: Collection[str] | None = None
+_named_by_user: ContextVar[Collection[str] | None] = ContextVar("names given by the user", default=None)
 """The names that the user gave; None outside of `strangers_config`, where all names are the user's."""
 
 _need_trust: set[str] = set()
@@ -36,12 +37,11 @@ class UntrustedError(RookeryError):
 @contextlib.contextmanager
 def strangers_config(named_by_user: Collection[str] = ()) -> Iterator[None]:
     """Import no module that a config names, except those that the names in `named_by_user` contain."""
-    global _named_by_user
-    before, _named_by_user = _named_by_user, named_by_user
+    token = _named_by_user.set(named_by_user)
     try:
         yield
     finally:
-        _named_by_user = before
+        _named_by_user.reset(token)
 
 
 def import_named(module: str, env_name: str) -> ModuleType:
@@ -111,10 +111,11 @@ def _import(module: str, name: str, setting: str, advice: str = "") -> ModuleTyp
 
 def _check(name: str, setting: str, what: str, advice: str = "") -> None:
     _need_trust.add(name)
-    if _named_by_user is None or name in _named_by_user:
+    named_by_user = _named_by_user.get()
+    if named_by_user is None or name in named_by_user:
         return
     module, colon, _ = name.partition(":")
-    if not colon or not any(named.startswith(f"{module}:") for named in _named_by_user):
+    if not colon or not any(named.startswith(f"{module}:") for named in named_by_user):
         raise UntrustedError(setting, what, advice)
 
 

@@ -188,8 +188,7 @@ class Run:
         with self._trust():
             workflow = build_workflow(resumed_config(saved, changes))
         if self.path is not None:
-            changed_from = saved if changes else None
-            return train_to_the_end(workflow, lambda hooks: workflow.resume(step, changed_from, hooks), on_record)
+            return train_to_the_end(workflow, lambda hooks: workflow.resume(step, hooks), on_record)
         if step is not None:
             raise InvalidInputError(f"step={step}: a run without a run_dir has no checkpoints.")
         state = workflow.with_hyperparameters(self.state)

@@ -79,9 +79,11 @@ def train_or_resume(config: Mapping[str, Any], console: Console, on_all_hosts: b
             f"--or-resume: the run in {run.path} has another {differing[0]}: choose another run_dir, or change the "
             f"setting with `{command('resume', run)} KEY=VALUE`."
         )
-    steps = Checkpoints(run.checkpoints_path).steps()
-    if steps and steps[-1] >= wanted.train.total_timesteps:
-        print_line(console, f"the run in {run.path} is finished")
+    checkpoints = Checkpoints(run.checkpoints_path)
+    steps = checkpoints.steps()
+    stop_reason = checkpoints.metadata().get("stop_reason") if steps else None
+    if steps and (steps[-1] >= wanted.train.total_timesteps or stop_reason):
+        print_line(console, f"the run in {run.path} is finished{f': {stop_reason}' if stop_reason else ''}")
         return run
     is_longer = saved["total_timesteps"] != wanted.train.total_timesteps
     overrides = [f"total_timesteps={wanted.train.total_timesteps}"] if is_longer else []
@@ -129,7 +131,7 @@ def resume(
 
     def learn() -> Any:
         print_directory(workflow, console)
-        return workflow.resume(step, changed_from=saved if changes else None)
+        return workflow.resume(step)
 
     return _complete(workflow, learn, console)
 

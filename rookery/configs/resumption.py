@@ -43,7 +43,8 @@ def resumed_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
     A schedule over the whole run then spans the new `total_timesteps`.
     """
     agent = config["agent"]
-    declared = declarations(workflow_class(agent["name"]).hyperparameters_class)
+    workflow = workflow_class(agent["name"])
+    declared = declarations(workflow.hyperparameters_class)
     numbers = [name for name, declaration in declared.items() if declaration.schedule]
     complete = _with_defaults(config, train_defaults())
     for name in changes:
@@ -56,6 +57,12 @@ def resumed_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
                 f"NAME one of {', '.join(numbers)}. Start a new run to change other settings; init_from takes over "
                 "the parameters."
             )
+    before = complete["devices"]
+    if changes.get("devices", before) != before and workflow.is_split_by_devices:
+        raise InvalidInputError(
+            f"devices={changes['devices']}: the replay buffer of this run is split over its devices: keep "
+            f"devices={'null' if before is None else before}."
+        )
     if "total_timesteps" in changes:
         complete["agent"] = {name: _without_end(value, config["total_timesteps"]) for name, value in agent.items()}
     return with_values(complete, changes)

@@ -145,9 +145,13 @@ class Checkpoints:
         matches = (re.fullmatch(pattern, entry.name) for entry in self.folder.iterdir())
         return sorted({int(match[1]) for match in matches if match})
 
+    def metadata(self, step: int | None = None) -> JsonObject:
+        """Return the metadata of the checkpoint of `step`, by default the last."""
+        return self.open(step, part=MANIFEST).metadata
+
     def best_step(self) -> int | None:
         """Return the step of the checkpoint with the best evaluation; None without one."""
-        best = self.open(part=MANIFEST).metadata.get("best") if self.steps() else None
+        best = self.metadata().get("best") if self.steps() else None
         step = best.get("step") if isinstance(best, dict) else None
         return step if step in self.steps() else None
 

@@ -46,15 +46,20 @@ class Progress:
     """The seeds that have diverged, and their env steps when that was found."""
     best: dict[str, Any] | None = None
     """The best evaluation so far: its metric, value and step."""
+    stop_reason: str | None = None
+    """Why a hook ended the run before its `total_timesteps`."""
 
     def to_mapping(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        best = mapping.get("best")
         converted = {
+            "best": best if isinstance(best, Mapping) and {"metric", "value", "step"} <= set(best) else None,
             "recorded_steps": tuple(mapping.get("recorded_steps", ())),
             "diverged": {int(seed): steps for seed, steps in mapping.get("diverged", {}).items()},
+            "stop_reason": None,
         }
         return cls(**{**mapping, **converted})
 
@@ -228,7 +233,7 @@ class RunLog(contextlib.AbstractContextManager):
         return bool(is_best)
 
     def forget_best(self, step: int) -> None:
-        """Return to the best evaluation before, because the checkpoint of the best at `step` could not be written."""
+        """Return to the best evaluation before, because the best at `step` has no checkpoint."""
         if self.progress.best_step == step:
             self.progress.best = self._best_before
 

@@ -13,11 +13,13 @@ from rookery.errors import InvalidInputError, nearest_names
 from rookery.policy import Policy
 from rookery.report import write_video
 from rookery.runs.divergence import DIVERGED
+from rookery.runs.files import make_folder
 from rookery.runs.policy_files import PolicyName
 from rookery.types import Key, PyTree, index_tree, make_key
 from rookery.workflows.config import Settings, StopAtConfig, TrainConfig
 from rookery.workflows.programs import gather
 from rookery.workflows.saved_policies import PolicyPart, policy_in, policy_parts
+from rookery.workflows.saved_states import counts_of
 from rookery.workflows.training import Training, TrainingState
 
 logger = logging.getLogger(__name__)
@@ -87,9 +89,19 @@ class RecordEvent:
         self.stop_reason = reason
 
     def replace_state(self, state: TrainingState) -> None:
-        """Continue with another state, which has the shapes of `state`."""
+        """Continue with another state, which has the shapes and the env steps of `state`.
+
+        This record is then not the best, because its evaluation is that of the state before.
+        """
         if shapes_of(state) != shapes_of(self._state):
             raise InvalidInputError("replace_state: expected a state with the tree, shapes and dtypes of event.state.")
+        given, expected = (counts_of(counted.env_steps) for counted in (state, self._state))
+        if given != expected:
+            raise InvalidInputError(
+                f"replace_state: the state is at {given[0]:,} env steps, and the run at {expected[0]:,}: replace the "
+                "learner of event.state instead, event.state.replace(learner=...)."
+            )
+        self.is_best = False
         self._state = self._training.layout.place(gather(state), self._training.specs())
 
     @property
@@ -116,9 +128,9 @@ Hook = Callable[[RecordEvent], object]
 Hooks = Hook | Sequence[Hook]
 
 
-def as_hooks(on_record: Hooks) -> list[Hook]:
-    """Return the hooks of an argument `on_record`: one function, or several."""
-    return [on_record] if callable(on_record) else list(on_record)
+def as_hooks(on_record: Hooks | None) -> list[Hook]:
+    """Return the hooks of an argument `on_record`: one function, several, or none."""
+    return [on_record] if callable(on_record) else list(on_record or ())
 
 
 def configured_hooks(train: TrainConfig) -> list[Hook]:
@@ -129,7 +141,7 @@ def configured_hooks(train: TrainConfig) -> list[Hook]:
     if train.video.interval is not None:
         if train.run_dir is None:
             raise InvalidInputError(f"video.interval={train.video.interval} needs a run_dir, where videos are written.")
-        hooks.append(Videos(train.video.interval, Path(train.run_dir) / "videos"))
+        hooks.append(Videos(train.video.interval, Path(train.run_dir)))
     return hooks
 
 
@@ -155,10 +167,10 @@ class StopAt:
 
 
 class Videos:
-    """Writes a video of a greedy episode at every interval of env steps."""
+    """Writes a video of a greedy episode at every interval of env steps, to the folder `videos` of the run."""
 
-    def __init__(self, interval: int, folder: Path) -> None:
-        self._interval, self._folder = interval, folder
+    def __init__(self, interval: int, run_dir: Path) -> None:
+        self._interval, self._run_dir = interval, run_dir
         self._last: int | None = None
 
     def __call__(self, event: RecordEvent) -> None:
@@ -167,7 +179,8 @@ class Videos:
         if not is_due or jax.process_index() > 0:
             return
         try:
-            self._folder.mkdir(exist_ok=True)
-            event.write_video(self._folder / f"{event.env_steps:012d}.gif")
+            path = make_folder(self._run_dir, "videos") / f"{event.env_steps:012d}.gif"
+            path.unlink(missing_ok=True)  # a run from elsewhere may have a link there
+            event.write_video(path)
         except Exception as error:  # the run does not depend on its pictures
             logger.warning("no video at %s steps: %s", f"{event.env_steps:,}", error)

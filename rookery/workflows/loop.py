@@ -67,6 +67,7 @@ class TrainingLoop:
             state, metrics = event.next_state, self.training.no_metrics(state)
             if agreed(event.stop_reason is not None):
                 message = f"stopped at {env_steps:,} steps: {event.stop_reason}"
+                self.log.progress.stop_reason = message
             is_last = bool(message) or env_steps >= timetable.total_timesteps
             if not is_last and agreed(self.signals.requested is not None):
                 self._interrupt(state, metrics)
@@ -124,6 +125,8 @@ class TrainingLoop:
         event = RecordEvent(self.settings, training, rows, state, is_best)
         for hook in self.hooks:
             hook(event)
+        if is_best and not event.is_best:
+            log.forget_best(env_steps)
         return event
 
     def _interrupt(self, state: TrainingState, metrics: RunningMetrics) -> None:

@@ -14,6 +14,7 @@ class OffPolicyWorkflow(Workflow):
     """Trains a replay learner; `init` takes the `warmup_steps`, so that every iteration can learn."""
 
     learner_class: ClassVar[type[ReplayLearner]]
+    is_split_by_devices = True  # the replay buffer is
 
     def make_training(self) -> Training:
         config, train = self.config, self.settings.train

@@ -5,8 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from rookery.configuration import field_names, plain, to_mapping
 from rookery.distributed import SAME
-from rookery.hyperparameters import Hyperparameters
+from rookery.hyperparameters import Hyperparameters, hyperparameters_from
 from rookery.learning.counter import Counter
 from rookery.metrics import RunningMetrics, running_shapes
 from rookery.runs.checkpoint import Checkpoints
@@ -20,6 +21,8 @@ from rookery.workflows.training import Training, TrainingState
 
 OUTSIDE = "outside"
 """The entry of a checkpoint's metadata for `Environments.get_state`."""
+HYPERPARAMETERS = "hyperparameters"
+"""The entry of a checkpoint's metadata for the hyper-parameters of its state, as in a config."""
 
 
 class SavedStates:
@@ -39,25 +42,31 @@ class SavedStates:
         tree = gather((self._part(state), metrics))
         if run is None:
             return
-        metadata = log.progress.to_mapping() | {OUTSIDE: self._training.environments.get_state()}
+        metadata = log.progress.to_mapping() | {
+            OUTSIDE: self._training.environments.get_state(),
+            HYPERPARAMETERS: to_mapping(self._settings.hyperparameters),
+        }
         log.sync()
         files = saved_policies(self._settings, self._training, tree[0])
         self.of(run).save(tree, env_steps_of(state), metadata, files, also_keep=log.progress.best_step)
 
     def restore(
-        self, run: RunDirectory, key: Key, step: int | None = None, saved_with: Hyperparameters | None = None
+        self, run: RunDirectory, key: Key, step: int | None = None
     ) -> tuple[TrainingState, RunningMetrics, Progress]:
         """Return the state, the metrics since the last record and the progress of a checkpoint: of `step`, or the last.
 
-        `saved_with` are the hyper-parameters of the run, if they are not those of this training.
+        The state has the hyper-parameters of this training, also if it was saved with others.
         """
         shape = self._training.state_shape(key)
         metrics_shape = running_shapes(self._training.metrics_shape(shape))
-        if saved_with is not None:
+        saved_with = self._hyperparameters_of(run, step)
+        is_changed = to_mapping(saved_with) != to_mapping(self._settings.hyperparameters)
+        if is_changed:
             shape = self.with_hyperparameters(shape, saved_with)
         (state, metrics), metadata = self.of(run).restore((self._part(shape), metrics_shape), step)
         self._training.environments.set_state(metadata.pop(OUTSIDE))
-        if saved_with is not None:
+        metadata.pop(HYPERPARAMETERS, None)
+        if is_changed:
             state = self.with_hyperparameters(state, self._settings.hyperparameters)
         state = self._layout.place(state, self._part(self._training.specs()))
         if state.learner.lacks_replay:
@@ -72,6 +81,13 @@ class SavedStates:
         seeds = () if self._layout.num_seeds == 1 else (self._layout.num_seeds,)
         of_seeds = jax.tree.map(lambda value: np.full(seeds, value, np.float32), hyperparameters)
         return state.replace(learner=state.learner.with_hyperparameters(of_seeds))
+
+    def _hyperparameters_of(self, run: RunDirectory, step: int | None) -> Hyperparameters:
+        """Return the hyper-parameters of a checkpoint; an older one has those of the run's config."""
+        kind = type(self._settings.hyperparameters)
+        values = plain(self.of(run).metadata(step).get(HYPERPARAMETERS) or run.config.get("agent", {}), "agent")
+        known = {name: values[name] for name in field_names(kind) if name in values}
+        return hyperparameters_from(kind, known, self._settings.train.total_timesteps)
 
     def _part(self, state: Any) -> Any:
         """Return the part of a state that checkpoints contain."""

@@ -41,6 +41,8 @@ class Workflow(ABC):
     hyperparameters_class: ClassVar[type[Hyperparameters]]
     vectorize_seeds: ClassVar[bool] = True
     """If True, vectorize seeds with `vmap`; otherwise loop over them."""
+    is_split_by_devices: ClassVar[bool] = False
+    """Whether the shapes of a state depend on the number of devices."""
     compiler_options: ClassVar[Callable[[], Mapping[str, str]]] = dict
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -169,11 +171,11 @@ class Workflow(ABC):
         with created_run(self.settings, self.layout.mesh) as run:
             return self._train(run, state, self.training.no_metrics(state), None, on_record)
 
-    def resume(self, step: int | None = None, changed_from: Any = None, on_record: Hooks = ()) -> TrainingState:
+    def resume(self, step: int | None = None, on_record: Hooks = ()) -> TrainingState:
         """Continue from a checkpoint of the run directory: the one at `step`, or the last.
 
-        A run that was stopped before its first checkpoint starts from the beginning. If the hyper-parameters of this
-        workflow are not those of the run, `changed_from` is the config that the run had before.
+        A run that was stopped before its first checkpoint starts from the beginning. The hyper-parameters of this
+        workflow replace those of the checkpoint.
         """
         with reopened_run(self.settings) as run:
             existing = existing_run(self.settings)
@@ -181,10 +183,7 @@ class Workflow(ABC):
                 state, progress = self.init(self.make_key()), Progress()
                 metrics = self.training.no_metrics(state)
             else:
-                saved_with = None
-                if changed_from is not None:
-                    saved_with = self.check_config(changed_from, self.settings.agent_name).hyperparameters
-                state, metrics, progress = self._saved.restore(existing, self.make_key(), step, saved_with)
+                state, metrics, progress = self._saved.restore(existing, self.make_key(), step)
             if run is not None:
                 run.note_resumption(self.settings.to_mapping(), progress.env_steps)
             return self._train(run, state, metrics, progress, on_record)

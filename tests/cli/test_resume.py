@@ -1,6 +1,7 @@
 """`rookery resume`."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import jax
 import pytest
 
 from rookery import cli
+from rookery.configs import compose
 from rookery.recorders import jsonl
 from rookery.runs import checkpoint
 from rookery.runs.checkpoint import Checkpoints
@@ -233,6 +235,29 @@ def test_a_job_that_is_retried_begins_resumes_and_finds_itself_finished(
     assert f"the run in {run.path} is finished" in capsys.readouterr().out
     assert cli.main([*command, "total_timesteps=96"]) == 0
     assert run.read_metrics()[-1]["time/total_timesteps"] == 96
+
+
+def test_a_retried_job_that_a_hook_ended_is_finished(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    command = ["train", *small, f"run_dir={run.path}", "stop_at.value=1"]
+    assert cli.main([*command, "--or-resume"]) == 0
+    (*_, last) = run.read_metrics()
+    assert last["time/total_timesteps"] < 64
+    assert cli.main([*command, "--or-resume"]) == 0
+    assert re.search(r"is finished: stopped at \d+ steps: eval/mean_reward is", capsys.readouterr().out)
+    assert run.read_metrics()[-1] == last
+    assert cli.main(["resume", str(run.path), "stop_at.value=1e9"]) == 0
+    assert run.read_metrics()[-1]["time/total_timesteps"] == 64
+
+
+def test_a_replay_buffer_keeps_its_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["agent.num_envs=4", "agent.warmup_steps=32", "agent.batch_size=8", "agent.buffer_capacity=64"]
+    RunDirectory.create(tmp_path / "run", compose(["agent=dqn", *sizes]))
+    assert cli.main(["resume", str(tmp_path / "run"), "devices=2"]) == 2
+    expected = "devices=2: the replay buffer of this run is split over its devices: keep devices=null.\n"
+    assert capsys.readouterr().err == f"rookery: error: {expected}"
 
 
 def test_a_retried_job_with_another_config_is_refused_with_the_key(

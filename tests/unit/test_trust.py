@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -49,6 +51,30 @@ def test_a_module_is_imported_if_the_command_line_names_its_environment(here: Pa
     with strangers_config({name}):
         import_named("their_env", name)
     assert Path("imported").exists()
+
+
+def test_threads_that_end_in_another_order_stay_distrustful(here: Path) -> None:
+    name, first_is_inside, second_is_inside, first_left = "gymnasium/their_env:X-v0", Event(), Event(), Event()
+
+    def first() -> None:
+        with strangers_config():
+            first_is_inside.set()
+            assert second_is_inside.wait(10)
+        first_left.set()
+
+    def second() -> bool:
+        assert first_is_inside.wait(10)
+        with strangers_config():
+            second_is_inside.set()
+            assert first_left.wait(10)
+            with pytest.raises(UntrustedError):
+                import_named("their_env", name)
+        return not Path("imported").exists()
+
+    with ThreadPoolExecutor(2) as threads:
+        threads.submit(first)
+        assert threads.submit(second).result()
+    import_named("their_env", name)
 
 
 def test_environments_of_the_libraries_need_no_trust() -> None:

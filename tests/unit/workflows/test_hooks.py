@@ -106,6 +106,32 @@ def test_a_hook_replaces_the_state_and_the_checkpoint_has_the_new_one(tmp_path: 
     np.testing.assert_array_equal(workflow.restore().agent_state.params, np.full(3, 1000.0))
 
 
+def test_a_record_whose_state_was_replaced_is_not_the_best(tmp_path: Path) -> None:
+    """Its evaluation is not that of the state that would be saved."""
+
+    def replace(event: RecordEvent) -> None:
+        if event.env_steps == 60:
+            event.replace_state(event.state)
+
+    workflow = build(run_dir=str(tmp_path / "run"))
+    learn(evaluating_to(workflow, [1.0, 2.0, 9.0, 1.0, 1.0]), replace)
+    assert Checkpoints(tmp_path / "run" / "checkpoints").best_step() == 40
+
+
+def test_a_state_of_another_step_is_refused() -> None:
+    states: list[Any] = []
+
+    def go_back(event: RecordEvent) -> None:
+        states.append(event.state)
+        if event.env_steps == 40:
+            event.replace_state(states[0])
+
+    with pytest.raises(
+        InvalidInputError, match=r"the state is at 20 env steps, and the run at 40: replace the learner"
+    ):
+        learn(build(), go_back)
+
+
 def test_a_state_of_another_shape_is_refused() -> None:
     def shrink(event: RecordEvent) -> None:
         state = event.state
@@ -131,6 +157,17 @@ def test_a_metric_that_is_never_recorded_is_a_warning_with_the_nearest_name(capl
 def test_videos_need_a_run_directory() -> None:
     with pytest.raises(InvalidInputError, match=r"video.interval=40 needs a run_dir"):
         learn(build(video={"interval": 40}))
+
+
+def test_videos_are_written_inside_the_run_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The run may be a stranger's, with a link in place of the folder."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run" / "videos").symlink_to(tmp_path / "elsewhere")
+    with caplog.at_level(logging.WARNING):
+        learn(build(video={"interval": 40}, run_dir=str(tmp_path / "run"), env={"name": "classic/cartpole"}))
+    assert "no video at 40 steps" in caplog.text
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_a_video_that_cannot_be_made_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
