@@ -2,9 +2,6 @@
 
 from typing import Any
 
-import jax
-import numpy as np
-
 from rookery.distributed import SAME
 from rookery.hyperparameters import Hyperparameters
 from rookery.learning.counter import Counter
@@ -69,9 +66,7 @@ class SavedStates:
 
     def with_hyperparameters(self, state: TrainingState, hyperparameters: Hyperparameters) -> TrainingState:
         """Replace the hyper-parameters of all seeds of a state."""
-        seeds = () if self._layout.num_seeds == 1 else (self._layout.num_seeds,)
-        of_seeds = jax.tree.map(lambda value: np.full(seeds, value, np.float32), hyperparameters)
-        return state.replace(learner=state.learner.with_hyperparameters(of_seeds))
+        return state.replace(learner=state.learner.with_hyperparameters(self._layout.for_seeds(hyperparameters)))
 
     def _part(self, state: Any) -> Any:
         """Return the part of a state that checkpoints contain."""

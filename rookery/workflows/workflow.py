@@ -163,8 +163,7 @@ class Workflow(ABC):
 
         `on_record` is a function, or several, that is called after every record with a `RecordEvent`.
         """
-        # The training program overwrites its state, so it gets a copy; one program copies all arrays.
-        state = jax.jit(partial(jax.tree.map, jnp.copy))(state)
+        state = _copied(state)  # the training program overwrites its state
         self.check_memory(state)
         with created_run(self.settings, self.layout.mesh) as run:
             return self._train(run, state, self.training.no_metrics(state), None, on_record)
@@ -222,3 +221,7 @@ class Workflow(ABC):
                 self.settings, self.training, self.layout, self.timetable, self._saved, run, log, signals, hooks
             )
             return loop.train(state, metrics, is_new=resumed is None)
+
+
+_copied = jax.jit(partial(jax.tree.map, jnp.copy))
+"""One program that copies all arrays of a state."""
