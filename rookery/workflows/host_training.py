@@ -80,7 +80,7 @@ class HostTraining(LearnerTraining):
 
     def refill(self, state: TrainingState) -> TrainingState:
         fresh = self._run_init(jax.random.fold_in(state.key, REFILL))
-        empty = state.replace_learner(buffer_state=fresh.learner.buffer_state)
+        empty = state.replace_learner(buffer_state=fresh.learner.buffer_state)  # type: ignore[attr-defined]
         empty = jax.tree.map(jnp.copy, empty.replace_learner(agent_state=self.acting_state(empty)))
         filled = self._warm_up(empty, TRAIN)  # overwrites its argument
         return state.replace_learner(buffer_state=filled.learner.buffer_state)  # type: ignore[attr-defined]

@@ -73,6 +73,11 @@ class Workflow(ABC):
         self.evaluation_episodes = evaluation_episodes
         self.training = self.make_training()
 
+    def __repr__(self) -> str:
+        train = self.settings.train
+        seeds = f"{train.num_seeds} seeds" if train.num_seeds > 1 else f"seed {train.seed}"
+        return f"{type(self).__name__}({train.env.name}, {train.total_timesteps:,} steps, {seeds})"
+
     @abstractmethod
     def make_training(self) -> Training:
         """Make the training of this run."""

@@ -155,6 +155,19 @@ def test_the_repr_is_one_line(run: rookery.Run) -> None:
     assert repr(run.metrics).startswith("RunMetrics(")
 
 
+def test_the_parts_of_a_run_print_one_short_line(run: rookery.Run) -> None:
+    """Weights on the screen are the reason to print nothing."""
+    workflow, state = run.workflow, run.state
+    env, settings = workflow.evaluator.env, workflow.settings
+    parts = (workflow, workflow.agent, workflow.training.learner, state, state.learner, state.agent_state, env)
+    for part in (*parts, state.source_state.env_state, settings, settings.train, run.policy, run.metrics):
+        assert repr(part).startswith(type(part).__name__)
+        assert len(repr(part)) <= 220, repr(part)
+        assert "\n" not in repr(part)
+    assert repr(workflow) == "PPOWorkflow(classic/cartpole, 640 steps, seed 0)"
+    assert repr(env) == "VmapWrapper(EpisodeWrapper(CartPole()))"
+
+
 def test_a_run_in_memory_goes_on_with_a_larger_budget() -> None:
     """As the run that had the budget from the start: its learning rate is constant."""
     settings = SMALL | {"learning_rate": 1e-3}
