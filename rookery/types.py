@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar, dataclass_transform
 
 import jax
@@ -73,6 +73,54 @@ def as_mappable_key(key: Key) -> Key:
     return jax.random.wrap_key_data(jax.random.key_data(key)[..., :2], impl="threefry2x32")
 
 
+MAX_SUMMARY = 180
+"""The length of the `repr` of a tree, about."""
+LEAST_ROOM = 12
+"""The least number of characters in which a part of a tree says something."""
+
+
+def summary(value: Any, room: int = MAX_SUMMARY) -> str:
+    """Describe a tree in one line of about `room` characters: arrays by dtype and shape, like `f32[64,64]`."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"{_short_dtype(value.dtype)}[{','.join(map(str, value.shape))}]"
+    left, right, parts = _parts_of(value)
+    if parts is None:
+        text, room = " ".join((getattr(value, "__qualname__", None) or repr(value)).split()), max(room, LEAST_ROOM)
+        return text if len(text) <= room else f"{text[: room - 3]}..."
+    texts: list[str] = []
+    room -= len(left) + len(right)
+    for index, (label, part) in enumerate(parts):
+        if room < LEAST_ROOM:
+            texts.append("...")
+            break
+        texts.append(label + summary(part, room // min(len(parts) - index, 3) - len(label)))
+        room -= len(texts[-1]) + 2
+    return f"{left}{', '.join(texts)}{right}"
+
+
+def _parts_of(value: Any) -> tuple[str, str, Sequence[tuple[str, Any]] | None]:
+    """Return how the description of a value begins and ends, and its parts with labels; None if it has none."""
+    match value:
+        case PyTreeDict():
+            return f"{type(value).__name__}(", ")", [(f"{name}=", part) for name, part in value.items()]
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            names = [field.name for field in dataclasses.fields(value) if field.repr]
+            return f"{type(value).__name__}(", ")", [(f"{name}=", getattr(value, name, None)) for name in names]
+        case dict():
+            return "{", "}", [(f"{name}: ", part) for name, part in value.items()]
+        case list() | tuple():
+            left, right = "[]" if isinstance(value, list) else "()"
+            return left, right, [("", part) for part in value]
+    return "", "", None
+
+
+def _short_dtype(dtype: Any) -> str:
+    name = str(dtype)
+    for long, short in (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c")):
+        name = name.replace(long, short) if name.startswith(long) else name
+    return name
+
+
 class PyTreeDict(dict):
     """A dict with attribute access that is a pytree, for open collections: extras, info, metrics.
 
@@ -128,7 +176,7 @@ class PyTreeDict(dict):
         return type(self)({**self, **changes})
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.items())})"
+        return summary(self)
 
 
 def _with_nested_dicts(value: Any) -> Any:
@@ -262,8 +310,11 @@ class PyTreeData:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        dataclasses.dataclass(frozen=True, kw_only=True, eq=False)(cls)
+        dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
         _register_fields(cls)
+
+    def __repr__(self) -> str:
+        return summary(self)
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with these fields changed."""

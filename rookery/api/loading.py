@@ -1,5 +1,6 @@
 """Loading the policy of a run from its files."""
 
+import contextlib
 import os
 from dataclasses import replace
 
@@ -31,24 +32,25 @@ def load(
     agent: type[Agent] | Agent | None = None,
     network: type | None = None,
     warm_up: tuple[int, ...] = (),
+    trust: bool = False,
 ) -> Policy:
     """Load the policy of a run: from its last checkpoint, from the one at `step`, or from the best.
 
     No environment is built, and no module that the run names is imported. A run with several policies needs the name of
     one; `seed` chooses one of several seeds, by default the first. `individual="best"` is the fittest individual of
-    evolution. A policy of own classes needs them, `agent=MyAgent` and `network=MyEncoder`. `warm_up` compiles `predict`
-    for batches of these sizes.
+    evolution. A policy of own classes needs them, `agent=MyAgent` and `network=MyEncoder`, or your `trust`, with which
+    the modules that the run names are imported. `warm_up` compiles `predict` for batches of these sizes.
     """
     checkpoint = open_policies(RunDirectory.open(path), step, best)
     name = _chosen(checkpoint, PolicyName(policy, seed, individual))
     try:
-        with strangers_config():
+        with contextlib.nullcontext() if trust else strangers_config():
             result = read_policy(checkpoint, name, agent, network)
     except UntrustedError as error:
         key, _, own_class = error.setting.removeprefix("agent.").partition("=")
         raise InvalidInputError(
             f"the policy in {path} has the {key} {own_class}, which is not a class of Rookery: name the class again, "
-            f"rookery.load(path, {key}={own_class.rpartition(':')[2]})."
+            f"rookery.load(path, {key}={own_class.rpartition(':')[2]}), or add trust=True if you trust the run."
         ) from error
     result.warm_up(*warm_up)
     return result

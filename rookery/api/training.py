@@ -20,7 +20,7 @@ def train(
     seed: int = 0,
     num_seeds: int = 1,
     run_dir: str | os.PathLike[str] | None = None,
-    on_record: Hooks = (),
+    on_record: Hooks | None = None,
     config: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Run:

@@ -36,11 +36,15 @@ def lasting_output() -> Iterator[None]:
 
 
 def print_line(console: "Console", text: str, style: str = "") -> None:
-    """Print a line without markup; styled on a terminal."""
+    """Print a line without markup; styled on a terminal.
+
+    It is written to standard output, which the live display of a run replaces, so that the line appears above it.
+    """
     if console.is_terminal:
-        console.print(text, style=style, markup=False, soft_wrap=True)
-    else:
-        print(text, flush=True)
+        with console.capture() as captured:
+            console.print(text, style=style, markup=False, soft_wrap=True, end="")
+        text = captured.get()
+    print(text, flush=True)
 
 
 def print_heading(console: "Console", name: str, remark: str) -> None:

@@ -18,6 +18,7 @@ from rookery.cli.console import one_line, print_line, print_rows, printable
 from rookery.configs import changes_from, named_again, resumed_config
 from rookery.envs.libraries import is_on_host
 from rookery.errors import InvalidInputError
+from rookery.recorders.rows import by_policy
 from rookery.registry import build_workflow, workflow_class
 from rookery.report import write_report, write_video
 from rookery.report.statistics import bootstrap_interval, interquartile_mean
@@ -112,14 +113,8 @@ def resume(
     run = RunDirectory.open(path)
     saved, changes = named_again(run.config, changes_from(overrides))
     config = (resumed_config(saved, changes) if changes else saved) | {"run_dir": str(run.path)}
-    steps = Checkpoints(run.checkpoints_path).steps()
-    later = steps[steps.index(step) + 1 :] if step in steps else []
-    if later and not discard_later:
-        raise InvalidInputError(
-            f"--step {step} deletes {len(later)} later checkpoint{'s' * (len(later) > 1)} "
-            f"({', '.join(map(str, later[:5]))}{', ...' * (len(later) > 5)}) and the records after step {step}: "
-            f"add --yes, or copy {run.path} first."
-        )
+    if not discard_later:
+        Checkpoints(run.checkpoints_path).check_going_back(step, f"--step {step}", "add --yes")
     if not on_all_hosts:
         prepare_jax(config)
     workflow = build_workflow(config, enable_multi_devices=on_all_hosts)
@@ -203,9 +198,15 @@ def command(name: str, run: RunDirectory, *options: str) -> str:
 
 
 def describe_results(run: RunDirectory) -> str:
-    """Format the returns of the last evaluation of all seeds of a run."""
+    """Format the returns of the last evaluation of all seeds of a run, or of several policies."""
     rows = run.read_metrics()
-    last = {row["seed"]: row["eval/mean_reward"] for row in rows if "eval/mean_reward" in row}
+    evaluations = {row["seed"]: row for row in rows if "eval/mean_reward" in row}
+    if (
+        len(policies := [by_policy(row, "eval/mean_reward") for row in evaluations.values()]) == 1
+        and len(policies[0]) > 1
+    ):
+        return ", ".join(f"{policy} {value:.2f}" for policy, value in policies[0].items())
+    last = {seed: row["eval/mean_reward"] for seed, row in evaluations.items()}
     diverged = {row["seed"] for row in rows if DIVERGED in row}
     return describe_returns([value for seed, value in last.items() if seed not in diverged], len(diverged))
 

@@ -70,6 +70,9 @@ class Env(ABC):
         """Render the state of one env as an RGB array, `uint8[height, width, 3]`."""
         raise NotImplementedError(f"{type(self).__name__} cannot be rendered.")
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
 
 class MultiAgentEnv(Env):
     """Several agents act at once: observations, actions and rewards are dicts with one entry per agent.
@@ -99,6 +102,9 @@ class Wrapper(Env):
     def __init__(self, env: Env) -> None:
         check_is_env(env)
         self.env = env
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.env!r})"
 
     def reset(self, key: Key) -> EnvState:
         return self.env.reset(key)

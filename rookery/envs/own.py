@@ -24,6 +24,11 @@ def give_name(library: str, title: str, make_fn: Callable[..., Any]) -> str:
     return name
 
 
+def is_own(name: str) -> bool:
+    """Return whether an environment with this name was passed by a program."""
+    return name.partition("/")[0] in (DEVICE, HOST, AGENTS, VECTOR)
+
+
 def maker_of(name: str) -> Callable[..., Any]:
     """Return the function that makes an environment with such a name."""
     if name not in _MAKERS:

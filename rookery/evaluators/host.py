@@ -25,9 +25,10 @@ from rookery.runners.envs.base_env import AgentID, BaseEnv
 from rookery.runners.faults import EnvFaultError, EnvsLostError
 from rookery.runners.health import RestartPolicy
 from rookery.runners.host_envs import make_envs, make_rendered_env, make_with_retries, num_evaluation_envs
+from rookery.runners.recording.episode import EpisodeMeans
 from rookery.runners.recording.returns import ReturnsRecorder
 from rookery.runners.schedule import DealtEpisodes
-from rookery.types import Array, Key, PyTree, PyTreeDict, as_one_key
+from rookery.types import Array, Key, PyTree, PyTreeDict, as_one_key, pytree_field
 
 MAX_EPISODE_STEPS = 108_000
 """The time limit of environments that have none: that of Atari games, in frames."""
@@ -40,13 +41,16 @@ class HostEvaluateMetric(EvaluateMetric):
 
     num_left_out: int
     num_cut: int = 0
+    reported: PyTreeDict = pytree_field(default_factory=PyTreeDict)
+    """The means of the numbers that environments report of their episodes, such as `success_rate`."""
 
     def summary(self, prefix: str) -> dict[str, Array]:
         """Return the metrics of these episodes for a record; none without a finished episode."""
         if not len(self.episode_returns):
             return {}
         counts = {"episodes_left_out": self.num_left_out, "episodes_cut": self.num_cut}
-        return super().summary(prefix) | {f"{prefix}{name}": jnp.float32(count) for name, count in counts.items()}
+        numbers = self.reported | counts
+        return {f"{prefix}{name}": jnp.float32(value) for name, value in numbers.items()} | super().summary(prefix)
 
 
 class MultiPolicyEvaluateMetric(HostEvaluateMetric):
@@ -119,7 +123,8 @@ class HostEvaluator:
         check_count("num_episodes", num_episodes)
         num_envs = num_evaluation_envs(self._env, self._num_envs, num_episodes)
         recorder, schedule = self._prepare(agent_state, key, num_episodes, num_envs)
-        problem = self._play(recorder, schedule, num_envs)
+        means = EpisodeMeans()
+        problem = self._play(recorder, schedule, num_envs, means)
         finished = np.flatnonzero(recorder.is_finished)
         lengths = recorder.lengths[finished]
         num_left_out = num_episodes - len(finished)
@@ -130,12 +135,17 @@ class HostEvaluator:
         if num_cut:
             told = f"{num_cut} of {num_episodes} episodes of {self._env.name} did not end and were cut"
             self._tell("cut", f"In the evaluation {told} after {MAX_EPISODE_STEPS:,} steps: set env.episode_length.")
-        return self.result_of(recorder.returns[finished], lengths, num_left_out, num_cut)
+        return self.result_of(recorder.returns[finished], lengths, num_left_out, num_cut, means.take())
 
     def result_of(
-        self, returns: np.ndarray, lengths: np.ndarray, num_left_out: int = 0, num_cut: int = 0
+        self,
+        returns: np.ndarray,
+        lengths: np.ndarray,
+        num_left_out: int = 0,
+        num_cut: int = 0,
+        reported: Mapping[str, float] | None = None,
     ) -> HostEvaluateMetric:
-        """Make the result from returns `[episode, policy]` and lengths `[episode]`."""
+        """Make the result from returns `[episode, policy]`, lengths `[episode]` and means that envs report."""
 
         def as_array(numbers: np.ndarray) -> Array:
             return jnp.asarray(numbers, jnp.float32)
@@ -145,6 +155,7 @@ class HostEvaluator:
             "episode_lengths": jnp.asarray(lengths),
             "num_left_out": num_left_out,
             "num_cut": num_cut,
+            "reported": PyTreeDict(reported or {}),
         }
         if self._policies is None:
             return HostEvaluateMetric(**fields)
@@ -183,8 +194,8 @@ class HostEvaluator:
         recorder = ReturnsRecorder(self._players, num_envs, num_episodes)
         return recorder, DealtEpisodes(num_episodes, num_envs, int(jax.random.bits(as_one_key(key))))
 
-    def _play(self, recorder: ReturnsRecorder, schedule: DealtEpisodes, num_envs: int) -> str:
-        """Play the episodes of a schedule; return the reason if some are not finished."""
+    def _play(self, recorder: ReturnsRecorder, schedule: DealtEpisodes, num_envs: int, means: EpisodeMeans) -> str:
+        """Play the episodes of a schedule and add their metrics; return the reason if some are not finished."""
         try:
             engine = self._open_engine(recorder, schedule, num_envs)
         except Exception as error:  # of a constructor, which may raise anything
@@ -197,6 +208,8 @@ class HostEvaluator:
         except EnvsLostError as error:
             return _first_line(error)
         finally:
+            for episode, _ in engine.ended:
+                means.add(episode.metrics)
             if not is_kept:
                 self.close()
 

@@ -29,7 +29,7 @@ from rookery.runners.group import Description, check_one_agent
 from rookery.runners.health import RestartPolicy
 from rookery.runners.host_envs import make_envs, make_with_retries, try_first_reset
 from rookery.runners.ledger import Steps
-from rookery.runners.recording.episode import LiveEpisode
+from rookery.runners.recording.episode import EpisodeMeans, LiveEpisode
 from rookery.runners.recording.returns import ReturnsRecorder
 from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import RunnerConfig
@@ -80,6 +80,8 @@ class HostPopulation:
         self._restart = RestartPolicy(max_restarts=env.runner.max_restarts)
         self._counts: Counter[str] = Counter()
         """The counts of previous engines, and of episodes that were given up or cut."""
+        self._means = EpisodeMeans()
+        """Of the episodes since the last record."""
         self._fault_notices = FaultNotices()
         self._clock, self._sleep = clock, sleep
         self._engine: EpisodeEngine | None = None
@@ -124,6 +126,8 @@ class HostPopulation:
         finally:
             self._counts["unfinished_episodes"] += schedule.num_given_up
             self._count_cut_episodes(recorder)
+            for episode, _ in engine.ended:
+                self._means.add(episode.metrics)
         statistics = players.obs_statistics(recorder.is_finished)
         return recorder.result((population_size, num_episodes), statistics)
 
@@ -156,9 +160,10 @@ class HostPopulation:
         return self._env.name
 
     def report(self) -> dict[str, float]:
-        """Return the counts of faults and discarded steps, by the name of their metric."""
+        """Return the counts of faults and discarded steps, and episode metrics since the last call."""
         counts = self._counts + self._engine_counts()
         report = fault_report(counts, 0 if self._engine is None else len(self._engine.states.lost))
+        report |= {f"rollout/{name}": mean for name, mean in self._means.take().items()}
         return report | {
             "faults/unfinished_episodes": counts["unfinished_episodes"],
             "rollout/episodes_cut": counts["episodes_cut"],

@@ -1,5 +1,6 @@
 """Progress of a run for people: a live display on a terminal, one plain line per record elsewhere."""
 
+import logging
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -13,11 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 from rookery.recorders.lasting_stream import LastingStream
-from rookery.recorders.rows import ENV_STEPS, as_number
+from rookery.recorders.rows import ENV_STEPS, as_number, by_policy
 from rookery.runs.divergence import DIVERGED
 from rookery.runs.recorder import Position, Recorder, RunDescription
 
 SHOWN_METRICS = {"return": "rollout/ep_rew_mean", "evaluation": "eval/mean_reward"}
+MAX_POLICIES = 3
+"""The number of policies whose returns are shown."""
+MAX_SILENCE = 30.0
+"""Seconds after which a plain line is due, also if the next record is far."""
 BAR_WIDTHS = (40, 20, 10)
 OPTIONAL_FIELDS = ("rate", "steps")
 """Fields that a narrow terminal omits, in this order."""
@@ -31,7 +36,8 @@ class ConsoleRecorder(Recorder):
     """Shows progress, speed, remaining time and returns of a run.
 
     Several seeds are shown by their mean and range: `152.3 (min 98.0, max 211.4)`. Seeds that diverged are counted and
-    left out. Steps per second are summed over seeds and exclude compilation time.
+    left out. Steps per second are summed over seeds and exclude compilation time. Several policies are shown by their
+    own returns, because the sum is 0 in every zero-sum game: `leader 3.5, chaser -3.5`.
     """
 
     def __init__(self, stream: TextIO | None = None, clock: Clock = time.monotonic) -> None:
@@ -57,16 +63,13 @@ class ConsoleRecorder(Recorder):
         self._display.compiled(what, seconds)
 
     def advance(self, env_steps: int) -> None:
-        self._display.progress.advance(env_steps)
+        self._display.advance(env_steps)
 
     def record(self, rows: Sequence[Mapping[str, float]]) -> None:
         finite = [row for row in rows if DIVERGED not in row]
-        values = {
-            label: [as_number(metric, row[metric]) for row in finite if metric in row]
-            for label, metric in SHOWN_METRICS.items()
-        }
         self._display.progress.advance(int(min(row[ENV_STEPS] for row in rows)))
-        shown = {label: format_values(numbers, len(finite)) for label, numbers in values.items() if numbers}
+        returns = {label: format_returns(metric, finite) for label, metric in SHOWN_METRICS.items()}
+        shown = {label: text for label, text in returns.items() if text}
         if len(finite) < len(rows):
             shown["diverged"] = f"{len(rows) - len(finite)} of {len(rows)} seeds"
         self._display.record(shown)
@@ -148,6 +151,10 @@ class Display(ABC):
         self.progress.exclude(seconds)
         self.say(f"compiled the {what} in {seconds:.1f} s")
 
+    def advance(self, env_steps: int) -> None:
+        """Note the env steps reached between two records."""
+        self.progress.advance(env_steps)
+
     @abstractmethod
     def record(self, values: Mapping[str, str]) -> None:
         """Show the progress with the values of a record, by label."""
@@ -158,14 +165,21 @@ class Display(ABC):
 
 
 class PlainDisplay(Display):
-    """One aligned line per record, for files, pipes and notebooks."""
+    """One aligned line per record and at least every `MAX_SILENCE` seconds, for files, pipes and notebooks."""
 
     def __init__(self, progress: Progress, stream: TextIO) -> None:
         super().__init__(progress)
         self._stream = stream
+        self._said_at = progress.clock()
 
     def say(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
+        self._said_at = self.progress.clock()
+
+    def advance(self, env_steps: int) -> None:
+        super().advance(env_steps)
+        if self.progress.clock() - self._said_at >= MAX_SILENCE:
+            self.record({})
 
     def compiling(self, what: str) -> None:
         self.say(f"compiling the {what} ...")
@@ -179,15 +193,21 @@ class PlainDisplay(Display):
 
 
 class LiveDisplay(Display):
-    """Two lines updated in place, progress and returns; other output appears above them."""
+    """Two lines updated in place, progress and returns; other output appears above them.
+
+    What Python writes to the terminal meanwhile goes through the same console, also what log handlers write that hold
+    on to the stream: a line in between would tear the display.
+    """
 
     def __init__(self, progress: Progress, console: Console) -> None:
         super().__init__(progress)
         self._console = console
         self._compiling: tuple[str, float] | None = None
         self._values: dict[str, str] = {}
-        self._live = Live(console=console, get_renderable=self._lines)
+        stdout, stderr = sys.stdout, sys.stderr
+        self._live = Live(console=console, get_renderable=self._lines, redirect_stderr=stderr.isatty())
         self._live.start(refresh=True)
+        self._redirected = redirect_handlers({stdout: sys.stdout, stderr: sys.stderr})
 
     def say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)
@@ -207,6 +227,9 @@ class LiveDisplay(Display):
 
     def close(self) -> None:
         self._live.stop()
+        for handler, stream in self._redirected.items():
+            handler.setStream(stream)
+        self._redirected = {}
 
     def _lines(self) -> RenderableType:
         if (compiling := self._compiling) is not None:
@@ -219,6 +242,20 @@ class LiveDisplay(Display):
         if not self._values:
             return line
         return Group(line, one_line("  ".join(f"{label} {value}" for label, value in self._values.items()), "bold"))
+
+
+def redirect_handlers(streams: Mapping[Any, Any]) -> dict[logging.StreamHandler, Any]:
+    """Let all log handlers that write to one of these streams write to another; return them with their streams."""
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    handlers = {handler for logger in loggers for handler in getattr(logger, "handlers", ())}
+    found = {
+        handler: handler.stream
+        for handler in handlers
+        if isinstance(handler, logging.StreamHandler) and any(handler.stream is stream for stream in streams)
+    }
+    for handler, stream in found.items():
+        handler.setStream(streams[stream])
+    return found
 
 
 def one_line(text: str, style: str = "") -> Text:
@@ -235,6 +272,20 @@ def fit_line(fields: Mapping[str, str], width: int) -> tuple[int, str]:
             if bar_width + 2 + len(text) <= width:
                 return bar_width, text
     return BAR_WIDTHS[-1], text
+
+
+def format_returns(metric: str, rows: Sequence[Mapping[str, float]]) -> str:
+    """Format a return of all seeds, of each policy if there are several; empty without values."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for policy, value in by_policy(row, metric).items():
+            values.setdefault(policy, []).append(value)
+    if len(values) < 2:
+        sums = [as_number(metric, row[metric]) for row in rows if metric in row]
+        return format_values(sums, len(rows)) if sums else ""
+    texts = [f"{policy} {format_values(returns, len(rows))}" for policy, returns in values.items()]
+    more = [f"{len(texts) - MAX_POLICIES} more"] if len(texts) > MAX_POLICIES else []
+    return ", ".join(texts[:MAX_POLICIES] + more)
 
 
 def format_values(values: Sequence[float], num_seeds: int = 1) -> str:

@@ -22,3 +22,12 @@ def as_number(name: str, value: Any) -> int | float:
 def plotted_metrics(row: Mapping[str, float]) -> dict[str, int | float]:
     """Return the metrics of a row that are plotted over env steps: all except the seed and the env steps."""
     return {name: as_number(name, value) for name, value in row.items() if name not in (SEED, ENV_STEPS)}
+
+
+def by_policy(row: Mapping[str, float], metric: str) -> dict[str, float]:
+    """Return a metric of each policy, `POLICY/metric`, by the name of the policy."""
+    return {
+        name.removesuffix(f"/{metric}"): as_number(name, value)
+        for name, value in row.items()
+        if name.endswith(f"/{metric}")
+    }

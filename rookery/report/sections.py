@@ -30,6 +30,13 @@ from rookery.report.tables import (
 )
 from rookery.runs.divergence import describe_diverged
 
+REPORTED_IN = {"eval/": "evaluation", "rollout/": "training"}
+NOT_REPORTED = (
+    *("mean_reward", "std_reward", "mean_ep_length", "episodes_left_out", "episodes_cut", "best_"),
+    *("ep_rew_mean", "ep_len_mean", "staleness", "steps_discarded", "obs_clipped", "exploration_rate"),
+)
+"""Beginnings of the names of our own metrics of episodes; environments report the others."""
+
 Section = Callable[[Sequence[LoadedRun]], Markup | None]
 
 MAX_REASON_LENGTH = 300
@@ -70,10 +77,23 @@ def learning_curves(runs: Sequence[LoadedRun]) -> Markup | None:
 
 
 def episodes(runs: Sequence[LoadedRun]) -> Markup | None:
-    """The length of episodes, and a recorded episode."""
+    """The length of episodes, what environments report of them, and a recorded episode."""
     recordings = [_recording(run, run.episode, named=len(runs) > 1) for run in runs if run.episode is not None]
     lengths = metric_figure(runs, EPISODE_LENGTH, "Episode length in training")
-    return section("Episodes", legend_of(runs), figures(lengths, recordings or absent("No episode was recorded.")))
+    shown = figures(lengths, recordings or absent("No episode was recorded."))
+    return section("Episodes", legend_of(runs), shown, _reported(runs))
+
+
+def _reported(runs: Sequence[LoadedRun]) -> list[Markup] | None:
+    """Draw the numbers that environments report of their episodes, such as the success rate."""
+    titles = {
+        f"{prefix}{name}": f"{name.replace('_', ' ')} in {where}"
+        for name in dict.fromkeys(name.partition("/")[2] for run in runs for name in run.series)
+        for prefix, where in REPORTED_IN.items()
+        if not name.startswith(NOT_REPORTED)
+    }
+    names = [name for name in titles if any(name in run.series for run in runs)]
+    return small_figures(names, lambda name: metric_figure(runs, name, titles[name], small=True)) if names else None
 
 
 def updates(runs: Sequence[LoadedRun]) -> Markup | None:

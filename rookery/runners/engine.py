@@ -4,14 +4,14 @@ import contextlib
 import math
 import numbers
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from rookery.runners.callbacks import Callbacks, EpisodeEndEvent, EpisodeEvent, FaultEvent
-from rookery.runners.envs.base_env import EPISODE_INFO, BaseEnv, End, EnvOutputs
+from rookery.runners.envs.base_env import EPISODE_INFO, SUCCESS_INFO, SUCCESS_RATE, BaseEnv, End, EnvOutputs
 from rookery.runners.faults import EnvFaultError, EnvsLostError, Failed, Fault, FaultKind, Phase
 from rookery.runners.health import EnvStates, RestartPolicy, Status
 from rookery.runners.ledger import Steps
@@ -247,8 +247,8 @@ class EpisodeEngine:
         """Report an episode that has ended or failed; its figures must be up to date."""
         if "on_episode_end" in self._hooks:
             self._callbacks.on_episode_end(EpisodeEndEvent(self.base_env, episode, fault))  # type: ignore[union-attr]
-        for info in episode.infos.values():
-            episode.metrics = _numbers_in(info.get(EPISODE_INFO)) | episode.metrics
+        if fault is None:
+            episode.metrics = _reported_in(episode.infos.values()) | episode.metrics
         self.ended.append((episode, how))
 
     def _call_for(self, hook: str, envs: Iterable[int], outputs: EnvOutputs) -> None:
@@ -334,6 +334,16 @@ def _truncated_envs(outputs: EnvOutputs) -> frozenset[int]:
     return frozenset(outputs.envs[np.isin(outputs.ends, TRUNCATED)].tolist())
 
 
+def _reported_in(infos: Iterable[Mapping]) -> dict[str, float]:
+    """Return the numbers that an env reports in the last infos of an episode; those of several agents are averaged."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for info in infos:
+        report = _numbers_in({SUCCESS_RATE: info.get(SUCCESS_INFO)}) | _numbers_in(info.get(EPISODE_INFO))
+        for name, value in report.items():
+            found[name].append(value)
+    return {name: math.fsum(values) / len(values) for name, values in found.items()}
+
+
 def _numbers_in(report: Any) -> dict[str, float]:
     """Return the finite numbers in the metrics of an episode; an env may put anything there."""
     found: dict[str, float] = {}
@@ -345,6 +355,6 @@ def _numbers_in(report: Any) -> dict[str, float]:
 
 def _is_finite(value: Any) -> bool:
     try:
-        return isinstance(value, numbers.Real) and math.isfinite(value)
+        return isinstance(value, (numbers.Real, np.bool_)) and math.isfinite(value)
     except OverflowError:  # of a large integer
         return False

@@ -145,6 +145,20 @@ class Checkpoints:
         matches = (re.fullmatch(pattern, entry.name) for entry in self.folder.iterdir())
         return sorted({int(match[1]) for match in matches if match})
 
+    def check_going_back(self, step: int | None, given: str, consent: str) -> None:
+        """Raise if there are checkpoints after `step`, which going back to it deletes.
+
+        `given` is how the user named the step, and `consent` how to agree.
+        """
+        steps = self.steps()
+        later = steps[steps.index(step) + 1 :] if step in steps else []
+        if later:
+            raise InvalidInputError(
+                f"{given} deletes {len(later)} later checkpoint{'s' * (len(later) > 1)} "
+                f"({', '.join(map(str, later[:5]))}{', ...' * (len(later) > 5)}) and the records after step {step}: "
+                f"{consent}, or copy {self.folder.parent} first."
+            )
+
     def metadata(self, step: int | None = None) -> JsonObject:
         """Return the metadata of the checkpoint of `step`, by default the last."""
         return self.open(step, part=MANIFEST).metadata

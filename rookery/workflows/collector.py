@@ -31,6 +31,7 @@ from rookery.runners.group import (
     merge_columns,
 )
 from rookery.runners.host_envs import clips_rewards
+from rookery.runners.recording.episode import EpisodeMeans
 from rookery.runners.sampling import Sample
 from rookery.runs.log import SECONDS_AHEAD
 from rookery.sample_batch import SampleBatch
@@ -82,8 +83,8 @@ class Collector(ABC):
         """The last report of each runner since the group was started."""
         self._counts: Counter[str] = Counter()
         """The counts before the group was started."""
-        self._episode_metrics: dict[str, Mean] = {}
-        """Episode metrics from environments and callbacks since the last record."""
+        self._means = EpisodeMeans()
+        """Of the episodes since the last record."""
         self.seconds_ahead = 0.0
         """With `overlap`, the collecting time of `steps_ahead`."""
         self.steps_ahead = 0
@@ -126,7 +127,8 @@ class Collector(ABC):
         self._states = [self._reports[index].state for index in range(self.group.num_runners)]
         samples = [sample_of(replies[index]) for index in range(self.group.num_runners)]
         for sample in samples:
-            self._note_metrics(sample)
+            for episode in sample.episodes:
+                self._means.add(episode.metrics)
         return list(map(with_clipped_rewards, samples)) if self._clips_rewards else samples
 
     def discard(self, num_steps: int) -> None:
@@ -137,8 +139,7 @@ class Collector(ABC):
         """Return fault counts, the time of each phase of a step, and episode metrics since the last call."""
         reports = list(self._reports.values())
         report = fault_report(self._counted(), sum(report.num_lost_envs for report in reports))
-        report |= {f"rollout/{name}": float(mean.value) for name, mean in self._episode_metrics.items()}
-        self._episode_metrics = {}
+        report |= {f"rollout/{name}": mean for name, mean in self._means.take().items()}
         if self._env.runner.overlap:
             report[SECONDS_AHEAD] = self.seconds_ahead
         phases = reports[0].milliseconds if reports else ()
@@ -180,12 +181,6 @@ class Collector(ABC):
         for report in self._reports.values():
             counts.update(report.counts)
         return counts
-
-    def _note_metrics(self, sample: Sample) -> None:
-        metrics = self._episode_metrics
-        for episode in sample.episodes:
-            for name, value in episode.metrics.items():
-                metrics[name] = jax.tree.map(np.add, metrics.get(name, mean_of([])), mean_of([value]))
 
 
 class SingleAgentCollector(Collector):

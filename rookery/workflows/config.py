@@ -10,7 +10,7 @@ from rookery.errors import InvalidInputError
 from rookery.hyperparameters import Hyperparameters, hyperparameters_from
 from rookery.recorders import RECORDERS
 from rookery.runs.divergence import STOP, WARN
-from rookery.types import PRNG_IMPLEMENTATIONS
+from rookery.types import PRNG_IMPLEMENTATIONS, summary
 
 DEVICE_EPISODES, HOST_EPISODES = 32, 8
 """The default number of episodes of an evaluation: on the host, playing them takes longer than training."""
@@ -108,6 +108,9 @@ class TrainConfig:
     )
     recorders: tuple[str, ...] = setting(("console", "jsonl", "tensorboard"), choices=RECORDERS)
 
+    def __repr__(self) -> str:
+        return summary(self)
+
     def __post_init__(self) -> None:
         check_settings(self)
         if not 0 <= self.seed <= 2**31 - self.num_seeds:
@@ -144,6 +147,9 @@ class Settings:
     agent_name: str
     method: Any
     hyperparameters: Hyperparameters
+
+    def __repr__(self) -> str:
+        return summary(self)
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the resolved config as plain containers: the inverse of `settings_from`."""

@@ -56,12 +56,12 @@ class DeviceTraining(OnDevice, LearnerTraining):
 
     # For one seed, on this device's share of the environments.
 
-    def _start(self, key: Key) -> TrainingState:
+    def _start(self, key: Key, hyperparameters: Hyperparameters) -> TrainingState:
         key, eval_key, learner_key, env_key, warmup_key = jax.random.split(key, 5)
         state = TrainingState(
             key=key,
             eval_key=eval_key,
-            learner=self.start_learner(learner_key),
+            learner=self.start_learner(learner_key, hyperparameters),
             source_state=self._start_envs(env_key),
         )
         return self._warm_up(self._warmup_source, state, warmup_key) if self.learner.warmup_steps else state
@@ -70,8 +70,8 @@ class DeviceTraining(OnDevice, LearnerTraining):
     def spaces(self) -> tuple[Space, Space]:
         return self.source.obs_space, self.source.action_space
 
-    def start_learner(self, key: Key) -> LearnerState:
-        return self.learner.init(*self.spaces, self._hyperparameters, key, self._trajectory)
+    def start_learner(self, key: Key, hyperparameters: Hyperparameters) -> LearnerState:
+        return self.learner.init(*self.spaces, hyperparameters, key, self._trajectory)
 
     def _trajectory_shapes(self) -> SampleBatch:
         """Return the shapes of what is collected: a replay buffer stores rows like these."""
@@ -92,7 +92,7 @@ class DeviceTraining(OnDevice, LearnerTraining):
 
     def _refill(self, state: TrainingState) -> TrainingState:
         env_key, learner_key, warmup_key = jax.random.split(jax.random.fold_in(state.key, REFILL), 3)
-        buffer_state = self.start_learner(learner_key).buffer_state  # type: ignore[attr-defined]
+        buffer_state = self.start_learner(learner_key, state.hyperparameters).buffer_state  # type: ignore[attr-defined]
         empty = state.replace_learner(
             agent_state=self.learner.acting_state(state.learner), buffer_state=buffer_state, env_steps=Counter.zero()
         ).replace(source_state=self._start_envs(env_key))

@@ -141,14 +141,15 @@ def _assigned(env: EnvConfig, team: Team, spaces: Mapping[AgentID, Spaces]) -> d
             raise InvalidInputError(
                 f"{env.name} needs the policy {policy!r}, and there are {', '.join(team)}: assign them by env.policies."
             )
-        _check_spaces(env, team[policy], spaces[agent])
+        check_spaces(env, team[policy], spaces[agent])
     return policy_of
 
 
-def _check_spaces(env: EnvConfig, policy: Policy, spaces: Spaces) -> None:
+def check_spaces(env: EnvConfig, policy: Policy, spaces: Spaces) -> None:
+    """Raise if a policy cannot act in an environment with these spaces."""
     if differing := differing_spaces((policy.obs_space, policy.action_space), spaces):
         what, of_policy, of_env = differing
         raise InvalidInputError(
-            f"the policy has {what} in {of_policy}, and {env.name} in {of_env}: evaluate it on an environment with "
-            "the same spaces."
+            f"the policy has {what} in {of_policy}, and {env.name} in {of_env}: take an environment with the same "
+            "spaces."
         )

@@ -173,13 +173,13 @@ class Generations(Training):
 
     # For one seed, on this device's share of the population.
 
-    def _start(self, key: Key) -> TrainingState:
+    def _start(self, key: Key, hyperparameters: Hyperparameters) -> TrainingState:
         key, eval_key, agent_key, evo_key, reference_key = jax.random.split(key, 5)
         agent_state = self._with_reference_statistics(self.agent.init(*self.spaces, agent_key), reference_key)
         # Strategies take numbers, so schedules are evaluated here.
-        optimizer = self.optimizer.replace(hyperparameters=values_at(self._hyperparameters, 0.0))
+        optimizer = self.optimizer.replace(hyperparameters=values_at(hyperparameters, 0.0))
         learner = EvolutionState.first(
-            agent_state, self._hyperparameters, evo_state=optimizer.init(agent_state.params, evo_key)
+            agent_state, hyperparameters, evo_state=optimizer.init(agent_state.params, evo_key)
         )
         return TrainingState(key=key, eval_key=eval_key, learner=learner, source_state=())
 
@@ -344,7 +344,7 @@ class HostGenerations(Generations):
         self.player = self.environments = player
         self.evaluator = evaluator
         self.evaluation = self._make_evaluation(num_episodes, is_compiled=False)
-        self._init = layout.program(self._start, (SAME,), SAME, options=run_once_options())
+        self._init = layout.program(self._start, (SAME, SAME), SAME, options=run_once_options())
         self._episode_specs = specs = specs_of(
             PopulationEpisodes, episode_returns=SPLIT, episode_lengths=SPLIT, measures=SPLIT, obs_statistics=SAME
         )
@@ -358,7 +358,7 @@ class HostGenerations(Generations):
         return self.player.obs_space, self.player.action_space
 
     def init(self, key: Key) -> TrainingState:
-        state: TrainingState = self._init(key)
+        state = self._run_init(key)
         if not self.config.fixed_obs_statistics:
             return state
         seed = int(jax.random.bits(as_one_key(key)))

@@ -62,7 +62,7 @@ class HostTraining(LearnerTraining):
         self._blank = collector.example()
         self._specs = specs = self.specs()
         self._given = given = collector.experience_specs()
-        self._init = layout.program(self._start, (SAME,), specs, options=run_once_options())
+        self._init = layout.program(self._start, (SAME, SAME), specs, options=run_once_options())
         self._learn = layout.program(self._learn_from, (specs, given), (SAME, specs))
         self.acting_state = layout.program(self._acting_state, (specs,), SAME)
         """`acting_state(state)` returns a copy of the agent state for the next batch."""
@@ -70,7 +70,7 @@ class HostTraining(LearnerTraining):
         self.advance = HostTrainingLoop(self, self._example, train.total_timesteps, train.env.runner.overlap, clock)
 
     def init(self, key: Key) -> TrainingState:
-        state: TrainingState = self._init(key)
+        state = self._run_init(key)
         return self._warm_up(state, self._warmup_role) if self.learner.warmup_steps else state
 
     def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
@@ -79,8 +79,8 @@ class HostTraining(LearnerTraining):
         return self._learn(state, experience)
 
     def refill(self, state: TrainingState) -> TrainingState:
-        fresh = self._init(jax.random.fold_in(state.key, REFILL))
-        empty = state.replace_learner(buffer_state=fresh.learner.buffer_state)
+        fresh = self._run_init(jax.random.fold_in(state.key, REFILL))
+        empty = state.replace_learner(buffer_state=fresh.learner.buffer_state)  # type: ignore[attr-defined]
         empty = jax.tree.map(jnp.copy, empty.replace_learner(agent_state=self.acting_state(empty)))
         filled = self._warm_up(empty, TRAIN)  # overwrites its argument
         return state.replace_learner(buffer_state=filled.learner.buffer_state)  # type: ignore[attr-defined]
@@ -149,18 +149,18 @@ class HostTraining(LearnerTraining):
 
     # For one device's share.
 
-    def _start(self, key: Key) -> TrainingState:
+    def _start(self, key: Key, hyperparameters: Hyperparameters) -> TrainingState:
         key, eval_key, learner_key = jax.random.split(key, 3)
-        learner = self.start_learner(learner_key)
+        learner = self.start_learner(learner_key, hyperparameters)
         return TrainingState(key=key, eval_key=eval_key, learner=learner, source_state=())
 
     @property
     def spaces(self) -> tuple[Space, Space]:
         return self.collector.obs_space, self.collector.action_space
 
-    def start_learner(self, key: Key) -> LearnerState:
+    def start_learner(self, key: Key, hyperparameters: Hyperparameters) -> LearnerState:
         trajectory = self._blank.trajectory if isinstance(self._blank, Experience) else None
-        return self.learner.init(*self.spaces, self._hyperparameters, key, trajectory)
+        return self.learner.init(*self.spaces, hyperparameters, key, trajectory)
 
     def _learn_from(self, state: TrainingState, experience: Batch) -> tuple[Metrics, TrainingState]:
         key, _, learn_key = jax.random.split(state.key, 3)  # as in device training, where the second key collects

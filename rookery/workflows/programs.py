@@ -1,6 +1,8 @@
 """Compiled programs: map a function of one seed and one device's share over all seeds and devices."""
 
+import hashlib
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
@@ -14,6 +16,8 @@ from rookery.distributed.memory import bytes_of_program
 from rookery.learning.experience import Experience
 from rookery.types import Array, PyTree, Tree
 
+MAX_SHARED = 64
+"""The number of compiled programs that later runs of this process can reuse."""
 TOO_LARGE = "this run is too large, decrease the number of environments, seeds, steps, units, rows or individuals"
 
 
@@ -46,6 +50,11 @@ class Layout:
         if self.num_seeds == 1:
             return [tree]
         return [jax.tree.map(lambda leaf, seed=seed: leaf[seed], tree) for seed in range(self.num_seeds)]
+
+    def for_seeds(self, numbers: Tree) -> Tree:
+        """Give every seed the same numbers, as float32 arrays."""
+        shape = () if self.num_seeds == 1 else (self.num_seeds,)
+        return jax.tree.map(lambda number: np.full(shape, number, np.float32), numbers)
 
     def over_seeds(self, function: Callable) -> Callable:
         """Map a function of one seed over the leading axis of all its arguments, if there are several seeds."""
@@ -121,7 +130,11 @@ def gather(tree: Tree) -> Tree:
 
 
 class Program:
-    """A function that is compiled once for each set of argument shapes; `compile` returns the time of compiling."""
+    """A function that is compiled once for each set of argument shapes; `compile` returns the time of compiling.
+
+    Runs of one process that differ only in traced numbers, as the trials of a sweep do, trace equal programs. They are
+    compiled once.
+    """
 
     def __init__(
         self,
@@ -131,6 +144,7 @@ class Program:
         compiler_options: Mapping[str, str] | None = None,
     ) -> None:
         self._function = function
+        self._options = donate, tuple(sorted((compiler_options or {}).items()))
         self._jitted = self._part_of_a_program = None
         if enable_jit:
             self._jitted = jax.jit(
@@ -153,7 +167,7 @@ class Program:
         start = time.perf_counter()
         if self._jitted is not None:
             self.check(*args)
-            self._compiled[_signature(args)] = self._jitted.lower(*args).compile()
+            self._compiled[_signature(args)] = _compiled_once(self._jitted.lower(*args), args, self._options)
         return time.perf_counter() - start
 
     def __call__(self, *args: PyTree) -> PyTree:
@@ -176,3 +190,23 @@ def _signature(args: PyTree) -> Hashable:
     """Return the structure, shapes and dtypes of the arguments: the key of a compiled program."""
     leaves, structure = jax.tree.flatten(args)
     return structure, tuple(jax.typeof(leaf) for leaf in leaves)
+
+
+_shared: OrderedDict[Hashable, Callable] = OrderedDict()
+"""The compiled programs of this process by content, the last used ones last."""
+
+
+def _compiled_once(lowered: jax.stages.Lowered, args: PyTree, options: Hashable) -> Callable:
+    """Compile a program, unless an equal one is compiled: same instructions, constants, arguments and results."""
+    text = lowered.as_text()
+    has_constants = not getattr(jax.config, "jax_use_simplified_jaxpr_constants", False)
+    if "callback" in text or not has_constants:  # the program depends on what its text does not contain
+        return lowered.compile()
+    places = tuple(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(args))
+    content = hashlib.sha256(text.encode()).digest(), _signature(args), places, lowered.out_tree, options
+    if content not in _shared:
+        _shared[content] = lowered.compile()
+    _shared.move_to_end(content)
+    while len(_shared) > MAX_SHARED:
+        _shared.popitem(last=False)
+    return _shared[content]

@@ -45,14 +45,13 @@ def policy_parts(
 
 def policy_in(parts: Iterable[PolicyPart], agent: Agent, name: PolicyName) -> Policy:
     """Return the policy of a name; of several seeds, that of the first unless `name` has another."""
-    of_names = {part.name: part for part in parts}
-    seeds = [other.seed for other in of_names if other.seed is not None]
+    of_stems = {part.name.stem: part for part in parts}
+    seeds = [part.name.seed for part in of_stems.values() if part.name.seed is not None]
     if name.seed is None and seeds:
         name = replace(name, seed=seeds[0])
-    if name not in of_names:
-        stems = ", ".join(other.stem for other in of_names)
-        raise InvalidInputError(f"there is no policy {name.stem!r}: choose one of {stems}.")
-    part = of_names[name]
+    if name.stem not in of_stems:
+        raise InvalidInputError(f"there is no policy {name.stem!r}: choose one of {', '.join(of_stems)}.")
+    part = of_stems[name.stem]
     acting, agent_state = agent.acting_part(part.agent_state)
     return Policy(acting, agent_state, *part.spaces, part.env_steps)
 

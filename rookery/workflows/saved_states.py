@@ -2,9 +2,6 @@
 
 from typing import Any
 
-import jax
-import numpy as np
-
 from rookery.configuration import field_names, plain, to_mapping
 from rookery.distributed import SAME
 from rookery.hyperparameters import Hyperparameters, hyperparameters_from
@@ -78,9 +75,7 @@ class SavedStates:
 
     def with_hyperparameters(self, state: TrainingState, hyperparameters: Hyperparameters) -> TrainingState:
         """Replace the hyper-parameters of all seeds of a state."""
-        seeds = () if self._layout.num_seeds == 1 else (self._layout.num_seeds,)
-        of_seeds = jax.tree.map(lambda value: np.full(seeds, value, np.float32), hyperparameters)
-        return state.replace(learner=state.learner.with_hyperparameters(of_seeds))
+        return state.replace(learner=state.learner.with_hyperparameters(self._layout.for_seeds(hyperparameters)))
 
     def _hyperparameters_of(self, run: RunDirectory, step: int | None) -> Hyperparameters:
         """Return the hyper-parameters of a checkpoint; an older one has those of the run's config."""

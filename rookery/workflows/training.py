@@ -147,6 +147,7 @@ class Training(ABC):
     """`evaluation(agents, eval_key)` plays greedy episodes and returns metrics and the next key."""
     advance: Advance
     _init: Program
+    _hyperparameters: Hyperparameters
     _zeros: RunningMetrics | None = None
     has_best: bool = False
     """Whether checkpoints contain the fittest individual."""
@@ -191,7 +192,12 @@ class Training(ABC):
 
     def state_shape(self, key: Key) -> TrainingState:
         """Return the shapes of the result of `init`."""
-        return jax.eval_shape(self._init, key)
+        return jax.eval_shape(self._run_init, key)
+
+    def _run_init(self, key: Key) -> TrainingState:
+        # Hyper-parameters are an argument, not a constant: runs with other ones share the compiled program.
+        state: TrainingState = self._init(key, self.layout.for_seeds(self._hyperparameters))
+        return state
 
     def agents(self, state: TrainingState) -> dict[str, AgentState]:
         """Return the agents to evaluate, by the prefix of their metrics."""
@@ -249,12 +255,12 @@ class LearnerTraining(Training):
     learner: Learner
 
     @abstractmethod
-    def start_learner(self, key: Key) -> LearnerState:
+    def start_learner(self, key: Key, hyperparameters: Hyperparameters) -> LearnerState:
         """Make the first state of the learner, for one seed on one device."""
 
     @functools.cached_property
     def _learner_shape(self) -> LearnerState:
-        return jax.eval_shape(self.start_learner, jax.random.key(0))
+        return jax.eval_shape(self.start_learner, jax.random.key(0), self._hyperparameters)
 
     def agent_shape(self) -> AgentState:
         return self._learner_shape.agent_state
@@ -273,7 +279,7 @@ class OnDevice(Training):
     _step: Program
 
     def init(self, key: Key) -> TrainingState:
-        return self._init(key)
+        return self._run_init(key)
 
     def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
         return self._step(state)
@@ -287,7 +293,7 @@ class OnDevice(Training):
         iterate_all = layout.over_seeds(iterate)
         if layout.enable_jit:
             iterate_all = jax.jit(iterate_all)  # traced once for all programs that contain it
-        self._init = layout.program(layout.over_seeds(start), (SAME,), specs, options=run_once_options())
+        self._init = layout.program(layout.over_seeds(start), (SAME, SAME), specs, options=run_once_options())
         self._step = layout.program(iterate_all, (specs,), (SAME, specs))
         if layout.num_seeds == 1 or layout.vectorize_seeds:
             self.advance = _advance_program(layout, lambda state, until: iterate_all(state), specs)

@@ -75,6 +75,11 @@ class Workflow(ABC):
         self.evaluation_episodes = evaluation_episodes
         self.training = self.make_training()
 
+    def __repr__(self) -> str:
+        train = self.settings.train
+        seeds = f"{train.num_seeds} seeds" if train.num_seeds > 1 else f"seed {train.seed}"
+        return f"{type(self).__name__}({train.env.name}, {train.total_timesteps:,} steps, {seeds})"
+
     @abstractmethod
     def make_training(self) -> Training:
         """Make the training of this run."""
@@ -165,8 +170,7 @@ class Workflow(ABC):
 
         `on_record` is a function, or several, that is called after every record with a `RecordEvent`.
         """
-        # The training program overwrites its state, so it gets a copy; one program copies all arrays.
-        state = jax.jit(partial(jax.tree.map, jnp.copy))(state)
+        state = _copied(state)  # the training program overwrites its state
         self.check_memory(state)
         with created_run(self.settings, self.layout.mesh) as run:
             return self._train(run, state, self.training.no_metrics(state), None, on_record)
@@ -221,3 +225,7 @@ class Workflow(ABC):
                 self.settings, self.training, self.layout, self.timetable, self._saved, run, log, signals, hooks
             )
             return loop.train(state, metrics, is_new=resumed is None)
+
+
+_copied = jax.jit(partial(jax.tree.map, jnp.copy))
+"""One program that copies all arrays of a state."""

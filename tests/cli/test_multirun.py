@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from rookery import cli
@@ -11,6 +12,7 @@ from rookery.cli import multirun, training
 from rookery.cli.multirun import directory_name
 from rookery.runs.directory import RunDirectory
 from rookery.runs.interruption import Interrupted
+from rookery.workflows import programs
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +43,17 @@ def test_every_combination_is_trained_and_a_failure_does_not_stop_the_others(
         [made[0], returns[0]],
         [made[1], returns[1]],
     ]
+
+
+def test_runs_that_differ_in_a_number_share_their_programs(
+    small: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "_shared", type(programs._shared)())
+    with jax.log_compiles():
+        assert cli.main(["train", *small, "-m", "agent.learning_rate=1e-3,1e-4"]) == 0
+    finished = [record.getMessage() for record in caplog.records if "Finished XLA compilation" in record.getMessage()]
+    for program in ("advance", "evaluate"):
+        assert len([text for text in finished if f"jit({program})" in text]) == 1
 
 
 def test_a_name_that_does_not_exist_is_an_error_before_the_first_run(

@@ -355,3 +355,41 @@ def test_where_tree_selects_whole_entries_along_the_leading_axis_keys_included()
     expected_keys = [ours.key[0], theirs.key[1], ours.key[2]]
     for index, key in enumerate(expected_keys):
         assert jnp.array_equal(jax.random.key_data(chosen.key[index]), jax.random.key_data(key))
+
+
+class Nested(PyTreeData):
+    weights: Any
+    inner: Any = None
+
+
+@pytest.mark.parametrize(
+    ("tree", "text"),
+    [
+        (PyTreeDict(a=jnp.zeros((64, 64)), b=np.int32(3)), "PyTreeDict(a=f32[64,64], b=i32[])"),
+        (Nested(weights=[jnp.zeros(2, bool), jax.random.key(0)]), "Nested(weights=[bool[2], key<fry>[]], inner=None)"),
+        (Nested(weights=jnp.zeros((), jnp.bfloat16), inner=np.sin), "Nested(weights=bf16[], inner=sin)"),
+        (Nested(weights={"w": (1.5, "text")}), "Nested(weights={w: (1.5, 'text')}, inner=None)"),
+    ],
+)
+def test_a_tree_prints_shapes_instead_of_arrays(tree: Any, text: str) -> None:
+    assert repr(tree) == text
+
+
+def test_a_large_tree_prints_one_short_line() -> None:
+    layer = PyTreeDict(
+        {f"layer_{index}": PyTreeDict(kernel=jnp.zeros((9, 9)), bias=jnp.zeros(9)) for index in range(50)}
+    )
+    deep: Any = Nested(weights=layer, inner="several\nlines")
+    for _ in range(30):
+        deep = Nested(weights=layer, inner=deep)
+    text = repr(deep)
+    assert text.startswith("Nested(weights=PyTreeDict(layer_0=PyTreeDict(")
+    assert "inner=Nested(" in text
+    assert len(text) <= 220
+    assert "\n" not in text
+
+
+def test_a_traced_tree_can_be_printed() -> None:
+    printed = []
+    jax.jit(lambda tree: printed.append(repr(tree)))(PyTreeDict(a=jnp.zeros(3)))
+    assert printed == ["PyTreeDict(a=f32[3])"]

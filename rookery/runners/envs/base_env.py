@@ -20,6 +20,8 @@ COMMON = "__common__"
 """The entry of multi-agent infos that belongs to no agent."""
 EPISODE_INFO = "episode_metrics"
 """The entry of an info in which an env reports its own numbers at the end of an episode."""
+SUCCESS_INFO, SUCCESS_RATE = "is_success", "success_rate"
+"""The entry of the last info of an episode that says whether the goal was reached, and the name of its mean."""
 ALL = "__all__"
 """The entry of multi-agent flags that ends the whole episode."""
 

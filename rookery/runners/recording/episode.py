@@ -1,5 +1,6 @@
 """Episodes: running ones, the figures of those that ended, and containers of their steps."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -75,6 +76,24 @@ class EpisodeMetric:
     @property
     def is_faulty(self) -> bool:
         return self.how is End.FAULTY
+
+
+class EpisodeMeans:
+    """The means of the metrics that environments and callbacks report of their episodes, over those that have them."""
+
+    def __init__(self) -> None:
+        self._values: defaultdict[str, list[float]] = defaultdict(list)
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Include the metrics of an episode."""
+        for name, value in metrics.items():
+            self._values[name].append(value)
+
+    def take(self) -> dict[str, float]:
+        """Return the means and begin again."""
+        means = {name: float(np.mean(values)) for name, values in self._values.items()}
+        self._values.clear()
+        return means
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,18 @@ from typing import Any
 
 import flax.linen as nn
 import gymnasium
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import rookery
 from rookery import trust
 from rookery.algorithms.a2c import A2CWorkflow
+from rookery.api.run import Evaluation, RunMetrics
+from rookery.envs import own
 from rookery.envs.classic import CartPole
 from rookery.errors import InvalidInputError, UnknownNameError
+from rookery.metrics import EvaluateMetric
 from rookery.runs.directory import RunDirectory
 from rookery.trust import UntrustedError
 
@@ -151,6 +155,19 @@ def test_the_repr_is_one_line(run: rookery.Run) -> None:
     assert repr(run.metrics).startswith("RunMetrics(")
 
 
+def test_the_parts_of_a_run_print_one_short_line(run: rookery.Run) -> None:
+    """Weights on the screen are the reason to print nothing."""
+    workflow, state = run.workflow, run.state
+    env, settings = workflow.evaluator.env, workflow.settings
+    parts = (workflow, workflow.agent, workflow.training.learner, state, state.learner, state.agent_state, env)
+    for part in (*parts, state.source_state.env_state, settings, settings.train, run.policy, run.metrics):
+        assert repr(part).startswith(type(part).__name__)
+        assert len(repr(part)) <= 220, repr(part)
+        assert "\n" not in repr(part)
+    assert repr(workflow) == "PPOWorkflow(classic/cartpole, 640 steps, seed 0)"
+    assert repr(env) == "VmapWrapper(EpisodeWrapper(CartPole()))"
+
+
 def test_a_run_in_memory_goes_on_with_a_larger_budget() -> None:
     """As the run that had the budget from the start: its learning rate is constant."""
     settings = SMALL | {"learning_rate": 1e-3}
@@ -181,6 +198,68 @@ def test_a_run_directory_is_opened_with_the_same_calls(tmp_path: Path) -> None:
     assert opened.report(tmp_path / "report.html").is_file()
     assert int(opened.state.env_steps) == 640
     assert rookery.open_run(tmp_path / "run").resume(total_timesteps=768).metrics["time/total_timesteps"][-1] == 768
+
+
+class Wide(Corridor):
+    observation_space = gymnasium.spaces.Box(0.0, 1.0, (2,))
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        return np.zeros(2, np.float32), {}
+
+
+def test_an_environment_of_the_program_is_passed_again_to_use_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SMALL["config"] | {"env.kwargs": {"length": 3}}
+    trained = rookery.train("a2c", Corridor, **(SMALL | {"config": config}), run_dir=tmp_path / "run")
+    monkeypatch.setattr(own, "_MAKERS", {})  # as in a new process
+    with pytest.raises(InvalidInputError, match=r"rookery.open_run\(path, env=MyEnv\)"):
+        rookery.open_run(tmp_path / "run").evaluate(2)
+    opened = rookery.open_run(tmp_path / "run", env=Corridor)
+    assert opened.evaluate(4).lengths.tolist() == [3] * 4
+    np.testing.assert_array_equal(opened.evaluate(4).returns, trained.evaluate(4).returns)
+    assert opened.video(tmp_path / "episode.gif").is_file()
+    assert opened.resume(total_timesteps=704).metrics["time/total_timesteps"][-1] == 704
+
+
+def test_a_run_is_evaluated_on_another_environment_with_the_same_spaces(tmp_path: Path) -> None:
+    rookery.train("a2c", "classic/cartpole", **SMALL, run_dir=tmp_path / "run")
+    on_host = rookery.open_run(tmp_path / "run", env="gymnasium/CartPole-v1")
+    assert on_host.evaluate(3).returns.shape == (3,)
+    assert on_host._workflow is None, "no training is built"
+
+
+@pytest.mark.parametrize("use", [lambda run: run.evaluate(2), lambda run: run.resume(total_timesteps=704)])
+def test_an_environment_with_other_spaces_is_refused(tmp_path: Path, use: Any) -> None:
+    rookery.train("a2c", Corridor, **SMALL, run_dir=tmp_path / "run")
+    with pytest.raises(InvalidInputError, match=r"^the policy has observations in .*\(1,\).*Wide in .*\(2,\)"):
+        use(rookery.open_run(tmp_path / "run", env=Wide))
+
+
+def test_seeds_with_failed_episodes_are_evaluated_by_the_others() -> None:
+    """A host environment that fails leaves out episodes, not the same number of all seeds."""
+    returns, lengths = [np.array([1.0, 2.0, 6.0], np.float32), np.array([3.0], np.float32)], [[4, 5, 6], [7]]
+    results = [
+        EvaluateMetric(episode_returns=jnp.asarray(of_seed), episode_lengths=jnp.asarray(steps))
+        for of_seed, steps in zip(returns, lengths, strict=True)
+    ]
+    evaluation = Evaluation(results)
+    np.testing.assert_array_equal(evaluation.returns, [[1.0, 2.0, 6.0], [3.0, np.nan, np.nan]])
+    assert evaluation.lengths.tolist() == [[4, 5, 6], [7, 0, 0]]
+    assert (evaluation.mean, evaluation.std) == pytest.approx((3.0, np.std([1, 2, 6, 3])))
+    assert repr(evaluation) == "Evaluation(mean return 3.00, std 1.87, 4 episodes)"
+    nothing = Evaluation([EvaluateMetric(episode_returns=jnp.zeros(0), episode_lengths=jnp.zeros(0, int))])
+    assert np.isnan(nothing.mean)
+
+
+def test_a_seed_without_a_row_has_nan_in_that_record() -> None:
+    rows = [
+        {"seed": seed, "loss": 10.0 * record + seed}
+        for record, seed in [(0, 5), (0, 6), (1, 6), (2, 5), (3, 5), (3, 6)]
+    ]
+    metrics = RunMetrics(rows)
+    np.testing.assert_array_equal(metrics["loss"], [[5, 6], [np.nan, 16], [25, np.nan], [35, 36]])
+    assert repr(metrics) == "RunMetrics(1 metrics of 4 records)"
 
 
 def test_several_seeds_have_a_column_each() -> None:
@@ -226,5 +305,47 @@ def test_own_classes_are_trained_and_named_again_to_resume_a_run(tmp_path: Path)
     opened = rookery.open_run(tmp_path / "run")
     with pytest.raises(UntrustedError, match=r"^agent=.*OwnWorkflow imports a module of its own"):
         opened.resume(total_timesteps=64)
+    with pytest.raises(InvalidInputError, match="trust=True"):
+        _ = opened.policy
     longer = opened.resume(total_timesteps=64, agent=OwnWorkflow, network=OwnTorso)
     assert longer.metrics["time/total_timesteps"][-1] == 64
+
+
+def test_a_trusted_run_imports_its_own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torsos.py").write_text(
+        "import flax.linen as nn\n\n\nclass Torso(nn.Module):\n    @nn.compact\n    def __call__(self, obs):\n"
+        "        return nn.Dense(3)(obs)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = SMALL | {"network": {"encoder": "torsos:Torso", "hidden_sizes": [8]}}
+    trained = rookery.train("a2c", "classic/cartpole", **settings, run_dir=tmp_path / "run")
+    obs = np.ones((3, 4), np.float32)
+    np.testing.assert_array_equal(rookery.open_run(tmp_path / "run", trust=True).policy(obs), trained.policy(obs))
+    with pytest.raises(InvalidInputError, match="trust=True"):
+        _ = rookery.open_run(tmp_path / "run").policy
+
+
+def test_a_run_in_memory_that_goes_on_keeps_its_best_policy() -> None:
+    half = rookery.train("a2c", "classic/cartpole", **SMALL | {"total_timesteps": 320})
+    assert half._best is not None
+    half._best = half._best._replace(value=1e9)
+    longer = half.resume(total_timesteps=640)
+    assert longer.best_policy.num_steps == half.best_policy.num_steps
+
+
+def test_a_resumed_run_on_disk_is_whole_goes_on_with_its_last_settings_and_asks_before_it_deletes(
+    tmp_path: Path,
+) -> None:
+    settings = SMALL | {"total_timesteps": 128, "learning_rate": 1e-3, "checkpoint": {"interval": 64}}
+    run = rookery.train("a2c", "classic/cartpole", **settings, run_dir=tmp_path / "run")
+    assert run.resume(total_timesteps=192, learning_rate=1e-4).metrics["train/loss"].shape == (3,)
+    rates = run.resume(total_timesteps=256).metrics["train/learning_rate"]
+    assert rates.tolist() == pytest.approx([1e-3, 1e-3, 1e-4, 1e-4])
+    with pytest.raises(InvalidInputError, match=r"step=192 deletes 1 later checkpoint .*: pass discard_later=True"):
+        run.resume(step=192)
+    assert run.resume(step=192, discard_later=True).metrics["time/total_timesteps"][-1] == 256
+
+
+def test_a_policy_without_a_name_is_called_policy(run: rookery.Run) -> None:
+    assert run.policy_of("policy").num_steps == run.policy.num_steps

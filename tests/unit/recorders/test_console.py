@@ -131,6 +131,34 @@ def test_a_diverged_seed_is_counted_and_left_out_of_the_mean(clock: Clock) -> No
     assert "return 15.0 (min 10.0, max 20.0)   diverged 1 of 3 seeds\n" in stream.getvalue()
 
 
+def test_several_policies_are_shown_by_their_own_returns(clock: Clock) -> None:
+    """The sum over the players of a zero-sum game says nothing."""
+    stream = io.StringIO()
+    recorder = ConsoleRecorder(stream, clock)
+    recorder.open(describe())
+    of_policies = {f"p{index}/rollout/ep_rew_mean": float(index) for index in range(5)}
+    recorder.record([make_rows(10, 0.0, evaluation=0.0)[0] | {"p0/eval/mean_reward": 1, "p1/eval/mean_reward": -1}])
+    recorder.record([make_rows(20, 0.0)[0] | of_policies])
+    first, second = stream.getvalue().splitlines()[1:]
+    assert first.endswith("return       0   evaluation p0 1, p1 -1")
+    assert second.endswith("return p0 0, p1 1, p2 2, 2 more")
+
+
+def test_a_plain_run_writes_at_least_every_thirty_seconds(clock: Clock) -> None:
+    stream = io.StringIO()
+    recorder = ConsoleRecorder(stream, clock)
+    recorder.open(describe())
+    said = []
+    for second in range(1, 91):
+        clock.now += 1.0
+        if second == 45:
+            recorder.record(make_rows(4500, 10.0))
+        recorder.advance(100 * second)
+        said.append(len(stream.getvalue().splitlines()))
+    assert [second + 1 for second in range(1, 90) if said[second] > said[second - 1]] == [30, 45, 75]
+    assert " ".join(stream.getvalue().splitlines()[1].split()) == "3,000 / 500,000 steps 0 % 100 steps/s eta 1:22:50"
+
+
 def test_a_record_before_any_time_has_passed_has_no_rate(clock: Clock) -> None:
     stream = io.StringIO()
     recorder = ConsoleRecorder(stream, clock)
@@ -338,3 +366,75 @@ def test_output_that_nobody_takes_ends_nothing(make_stream: Callable[[], io.Stri
     recorder.record(make_rows(10, 1.0))
     recorder.finish("")
     recorder.close()
+
+
+class Screen:
+    """What a terminal shows: enough of one for lines that are erased and written again."""
+
+    def __init__(self, output: str) -> None:
+        self.lines = [""]
+        row = column = 0
+        for number, command, control, text in re.findall(r"\x1b\[([0-9;?]*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)", output):
+            if command == "A":
+                row -= int(number or 1)
+            elif command == "K":
+                self.lines[row] = ""
+            elif control == "\r":
+                column = 0
+            elif control == "\n":
+                row, column = row + 1, 0
+                self.lines += [""] * (row + 1 - len(self.lines))
+            elif text:
+                line = self.lines[row].ljust(column)
+                self.lines[row] = line[:column] + text + line[column + len(text) :]
+                column += len(text)
+
+
+@pytest.mark.parametrize("has_handlers", [False, True], ids=["no log handlers", "log handlers of the user"])
+def test_warnings_and_faults_appear_above_the_live_display_and_do_not_tear_it(has_handlers: bool) -> None:
+    program = f"""
+        import logging, sys, warnings
+        from rookery.cli.console import make_console
+        from rookery.cli.training import warnings_shown
+        from rookery.recorders import RunDescription
+        from rookery.recorders.console import ConsoleRecorder
+
+        if {has_handlers}:
+            logging.basicConfig(format="%(message)s")
+        recorder = ConsoleRecorder()
+        recorder.open(RunDescription("a run", 1000, (0,), None, {{}}))
+        for step in range(1, 6):
+            recorder.record([{{"seed": 0, "time/total_timesteps": 100 * step, "rollout/ep_rew_mean": 1.0}}])
+            if step == 1:
+                logging.getLogger("rookery.runners").warning("a fault from Python")
+            if step == 2:
+                with warnings_shown(make_console()):
+                    logging.getLogger("rookery.runners").warning("a fault from a command")
+            if step == 3:
+                warnings.warn_explicit("a warning", UserWarning, "environment.py", 7)
+            if step == 4:
+                print("a print of an environment")
+        recorder.finish("done")
+        recorder.close()
+    """
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100"},
+    )
+    os.close(terminal)
+    shown = [line.rstrip() for line in Screen(read_until(controller, None)).lines]
+    os.close(controller)
+    assert process.wait(timeout=60) == 0
+    assert shown[:5] == [
+        "a run: 1,000 steps",
+        "a fault from Python",
+        "a fault from a command",
+        "environment.py:7: UserWarning: a warning",
+        "a print of an environment",
+    ]
+    assert "500 / 1,000 steps" in shown[5]
+    assert shown[6:] == ["return 1", "done", ""]

@@ -195,6 +195,18 @@ def test_a_metric_that_only_one_run_has_names_the_others(tmp_path: Path) -> None
     assert "Without values: without." in page.text
 
 
+def test_what_environments_report_of_their_episodes_is_drawn(tmp_path: Path) -> None:
+    own = {"rollout/success_rate": 0.5, "eval/success_rate": 0.5, "rollout/coins": 3.0}
+    page = report(tmp_path, write_run(tmp_path / "own", [{**row, **own} for row in learning_rows()]))
+    reported = {heading for heading in page.headings if heading.endswith((" in training", " in evaluation"))}
+    assert reported == {
+        "Episode length in training",
+        "success rate in evaluation",
+        "success rate in training",
+        "coins in training",
+    }
+
+
 def test_runs_of_the_same_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
     page = report(tmp_path, *(write_run(tmp_path / sweep / "0") for sweep in ("monday", "tuesday")))
     assert "monday/0" in page.text

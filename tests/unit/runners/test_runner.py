@@ -871,6 +871,20 @@ def test_what_an_env_reports_of_its_episode_and_is_no_number_is_left_out(report:
     assert episode.metrics == ({"won": 1.0} if isinstance(report, dict) else {})
 
 
+@pytest.mark.parametrize(
+    ("value", "rate"),
+    [(True, 1.0), (np.False_, 0.0), (np.float32(0.5), 0.5), (None, None), ("yes", None), (np.nan, None)],
+)
+def test_the_success_of_an_episode_is_a_number_or_left_out(value: Any, rate: float | None) -> None:
+    class Successful(CountingEnv):
+        def step(self, action: Any) -> Any:
+            *others, _ = super().step(action)
+            return *others, {"is_success": value}
+
+    (episode,) = make_runner(vectorized(lambda index: Successful(2))).sample(num_episodes=1).episodes
+    assert episode.metrics == ({} if rate is None else {"success_rate": rate})
+
+
 def test_a_runner_without_mapping_refuses_another_policy() -> None:
     runner = make_runner(vectorized(lambda index: CountingEnv(3)))
     runner.sample(num_steps=2)
