@@ -201,11 +201,9 @@ def describe_results(run: RunDirectory) -> str:
     """Format the returns of the last evaluation of all seeds of a run, or of several policies."""
     rows = run.read_metrics()
     evaluations = {row["seed"]: row for row in rows if "eval/mean_reward" in row}
-    if (
-        len(policies := [by_policy(row, "eval/mean_reward") for row in evaluations.values()]) == 1
-        and len(policies[0]) > 1
-    ):
-        return ", ".join(f"{policy} {value:.2f}" for policy, value in policies[0].items())
+    policies = by_policy(next(iter(evaluations.values()), {}), "eval/mean_reward")
+    if len(policies) > 1 and len(evaluations) == 1:
+        return ", ".join(f"{policy} {value:.2f}" for policy, value in policies.items())
     last = {seed: row["eval/mean_reward"] for seed, row in evaluations.items()}
     diverged = {row["seed"] for row in rows if DIVERGED in row}
     return describe_returns([value for seed, value in last.items() if seed not in diverged], len(diverged))

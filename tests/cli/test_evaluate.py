@@ -208,7 +208,7 @@ def test_a_run_on_an_environment_of_the_host_has_its_video_too(
         (
             ["env=classic/pendulum"],
             "the policy has observations in Box([-4.8, -inf, -0.418879, -inf], [4.8, inf, 0.418879, inf], (4,), "
-            "float32), and classic/pendulum in Box([-1, -1, -8], [1, 1, 8], (3,), float32): evaluate ",
+            "float32), and classic/pendulum in Box([-1, -1, -8], [1, 1, 8], (3,), float32): take ",
         ),
         (["--step", "3"], "there is no checkpoint 3 in "),
     ],

@@ -23,12 +23,13 @@ from rookery import cli, trust
 from rookery.algorithms.ppo import PPOWorkflow
 from rookery.cli import training
 from rookery.cli.train import EPILOG
-from rookery.cli.training import describe_returns
+from rookery.cli.training import describe_results, describe_returns
 from rookery.configs import compose, sweep
 from rookery.distributed import memory
 from rookery.envs import Env
 from rookery.envs.classic.cartpole import CartPole
 from rookery.testing.misbehaving_envs import FaultyEnv, raise_error
+from tests.report_runs import write_run
 
 
 @pytest.fixture(autouse=True)
@@ -305,3 +306,10 @@ def test_where_an_environment_failed_is_told_below_the_error(
 )
 def test_no_seed_vanishes_from_the_summary(returns: list[float], num_diverged: int, text: str) -> None:
     assert describe_returns(returns, num_diverged) == text
+
+
+def test_the_result_of_several_policies_is_the_return_of_each(tmp_path: Path) -> None:
+    of_policies = {"left/eval/mean_reward": 3.5, "right/eval/mean_reward": -3.5}
+    row = {"seed": 0, "time/total_timesteps": 10, "eval/mean_reward": 0.0}
+    assert describe_results(write_run(tmp_path / "game", [row | of_policies])) == "left 3.50, right -3.50"
+    assert describe_results(write_run(tmp_path / "one", [row])) == "0.00"
