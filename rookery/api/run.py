@@ -13,7 +13,7 @@ import numpy as np
 from rookery.agent import AgentState
 from rookery.api.loading import load
 from rookery.configs import named_again, resumed_config
-from rookery.errors import InvalidInputError, check_count
+from rookery.errors import InvalidInputError, check_count, unknown_name
 from rookery.policy import Policy
 from rookery.recorders.jsonl import encode_row
 from rookery.registry import build_workflow
@@ -42,7 +42,7 @@ class RunMetrics(Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._names:
-            raise KeyError(name)
+            raise KeyError(str(unknown_name("metric", name, self._names)))
         values = np.array([row.get(name, np.nan) for row in self._rows], np.float64)
         return values if self._num_seeds == 1 else values.reshape(-1, self._num_seeds)
 

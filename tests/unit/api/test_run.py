@@ -68,8 +68,9 @@ def test_metrics_are_columns_with_one_value_per_record(run: rookery.Run) -> None
     metrics = run.metrics
     assert metrics["time/total_timesteps"].tolist() == list(range(64, 641, 64))
     assert np.isnan(metrics["eval/mean_reward"]).tolist() == [True, False] * 5
-    with pytest.raises(KeyError):
-        metrics["nonsense"]
+    with pytest.raises(KeyError, match="Did you mean 'eval/mean_reward'"):
+        metrics["eval/mean_rewards"]
+    assert metrics.get("nonsense") is None
 
 
 def test_the_best_policy_is_the_one_of_the_best_evaluation(run: rookery.Run) -> None:
