@@ -18,6 +18,7 @@ from rookery.policy import Policy
 from rookery.recorders.jsonl import encode_row
 from rookery.registry import build_workflow
 from rookery.report import learning_curve_frame, write_report, write_video
+from rookery.runners.envs.own import name_own_env
 from rookery.runs.directory import RunDirectory
 from rookery.runs.interruption import Interrupted
 from rookery.runs.policy_files import PolicyName
@@ -238,14 +239,17 @@ class Run:
             yield run
 
 
-def open_run(path: str | os.PathLike[str], *, trust: bool = False) -> Run:
+def open_run(path: str | os.PathLike[str], *, env: Any = None, trust: bool = False) -> Run:
     """Open a run directory. Its config is not changed by moving it.
 
     Nothing is built and no module that the run names is imported, until its environments are used. `trust` allows them
-    to be modules of the run's own.
+    to be modules of the run's own. `env` is what was passed to `rookery.train`, if the environment has no name.
     """
     run = RunDirectory.open(path)
-    return Run(run.config | {"run_dir": str(run.path)}, is_trusted=trust)
+    config = run.config | {"run_dir": str(run.path)}
+    if env is not None:
+        config["env"] = {**config["env"], "name": env if isinstance(env, str) else name_own_env(env)}
+    return Run(config, is_trusted=trust)
 
 
 def train_to_the_end(
