@@ -67,7 +67,8 @@ while not terminated and num_steps < 200:
     action, _ = policy.predict(obs)
     obs, _, terminated, _, _ = env.step(action)
     num_steps += 1
-print("steps", num_steps, "trained for", policy.num_steps)
+last = int(rookery.open_run("run").metrics["time/total_timesteps"][-1])
+print(num_steps, policy.num_steps, last)
 """
 
 
@@ -83,8 +84,13 @@ def test_a_simulator_that_fails_is_checked_trained_killed_resumed_trained_longer
         *("train", f"env={name}", "env.kwargs.is_fragile=true", *SMALL, "total_timesteps=100000", "run_dir=run"),
         *("checkpoint.interval=128", "evaluation.interval=128"),
     )
-    longer = folder.rookery("resume", "run", "--trust", "total_timesteps=1000", "checkpoint.interval=500")
+    longer = folder.rookery("resume", "run", "--trust", "total_timesteps=2000", "checkpoint.interval=1000")
     assert "simulator state is not checkpointed" in longer
     assert "faults" in longer
-    assert "return" in folder.rookery("evaluate", "run", "--trust", "--best", "--episodes", "2")
-    assert "steps" in folder.python(USE_THE_BEST)
+
+    num_steps, trained_for, last = map(int, folder.python(USE_THE_BEST).split())
+    assert 0 < num_steps <= 200
+    assert (folder.path / "run" / "checkpoints" / f"{trained_for:012d}").is_dir()
+    assert last >= 2000
+    best = folder.rookery("evaluate", "run", "--trust", "--best", "--episodes", "2")
+    assert f"after {trained_for:,} env steps" in best
