@@ -11,6 +11,7 @@ from rookery.errors import unknown_name
 
 BENCHMARKS = (
     "start",
+    "predict",
     "rollout",
     "autoreset",
     "evaluation",

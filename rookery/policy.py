@@ -84,7 +84,7 @@ class Policy:
         """Return a batch of observations as arrays, and whether a batch was given."""
         space = self.obs_space
         if isinstance(space, ArraySpace):
-            array = obs if type(obs) is np.ndarray else np.asarray(obs)
+            array = obs if type(obs) is np.ndarray else _as_array(obs, "the observation")
             if array.dtype != self._obs_dtype:
                 space.check(array, "the observation", array.shape[: max(0, array.ndim - len(space.shape))])
                 array = array.astype(self._obs_dtype)
@@ -136,6 +136,15 @@ def _wrong_shape(space: Space, shape: list[int]) -> ShapeError:
     return ShapeError(f"the observation has shape {shape}: expected {what}.")
 
 
+def _as_array(obs: Tree, what: str) -> np.ndarray:
+    try:
+        return np.asarray(obs)
+    except ValueError as error:
+        raise ShapeError(
+            f"{what} is a {type(obs).__name__} that is not an array; `env.reset()` returns the observation and an info."
+        ) from error
+
+
 def _as_arrays(space: Space, obs: Tree, what: str) -> Tree:
     """Return an observation as arrays of the dtypes of its space."""
     match space:
@@ -151,7 +160,7 @@ def _as_arrays(space: Space, obs: Tree, what: str) -> Tree:
             parts = zip(space.spaces, obs, strict=True)
             return tuple(_as_arrays(part, item, f"{what}[{index}]") for index, (part, item) in enumerate(parts))
     assert isinstance(space, ArraySpace), "spaces are arrays, dicts or tuples"
-    array = np.asarray(obs)
+    array = _as_array(obs, what)
     space.check(array, what, array.shape[: max(0, array.ndim - len(space.shape))])
     return array.astype(space.sample_dtype, copy=False)
 

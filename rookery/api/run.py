@@ -16,7 +16,7 @@ from rookery.api.teams import read_teams
 from rookery.configs import compose, named_again, resumed_config
 from rookery.configs.evaluation import evaluated_env
 from rookery.envs.own import is_own
-from rookery.errors import InvalidInputError, check_count
+from rookery.errors import InvalidInputError, check_count, unknown_name
 from rookery.metrics import EvaluateMetric
 from rookery.policy import Policy
 from rookery.recorders.jsonl import encode_row
@@ -57,7 +57,7 @@ class RunMetrics(Mapping[str, np.ndarray]):
 
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._names:
-            raise KeyError(name)
+            raise KeyError(str(unknown_name("metric", name, self._names)))
         values = [[record.get(seed, {}).get(name, np.nan) for seed in self._seeds] for record in self._records]
         columns = np.array(values, np.float64)
         return columns[:, 0] if len(self._seeds) == 1 else columns

@@ -63,15 +63,18 @@ def backend_problems(backend: str) -> list[str]:
     if backend != "cpu":
         return []
     accelerators = {
-        "an NVIDIA GPU": (Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi"), "jax[cuda13]"),
-        "an AMD GPU": (Path("/dev/kfd").exists(), "jax[rocm7-local]"),
-        "a TPU": (Path("/dev/accel0").exists(), "jax[tpu]"),
+        "an NVIDIA GPU": (
+            Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi"),
+            f"{install_command('cuda13')}, or rookery[cuda12] if its driver is older than 580",
+        ),
+        "an AMD GPU": (Path("/dev/kfd").exists(), "pip install -U 'jax[rocm7-local]'"),
+        "a TPU": (Path("/dev/accel0").exists(), install_command("tpu")),
     }
     chosen = os.environ.get("JAX_PLATFORMS")
     return [
-        f"{accelerator} seems to be present, but JAX runs on the CPU: "
-        + (f"unset JAX_PLATFORMS={chosen}." if chosen else f"pip install -U '{requirement}'")
-        for accelerator, (is_present, requirement) in accelerators.items()
+        f"{accelerator} is present, but JAX uses only the CPU: "
+        + (f"unset JAX_PLATFORMS={chosen}." if chosen else advice)
+        for accelerator, (is_present, advice) in accelerators.items()
         if is_present
     ]
 
@@ -88,13 +91,25 @@ def cache_text(folder: Path | None) -> str:
     return f"{folder} ({len(sizes)} files, {sum(sizes) / 1e6:.1f} MB)"
 
 
-def extras() -> dict[str, str]:
-    """Return the optional extras, each with the package that it installs."""
-    from rookery.envs.libraries import LIBRARIES, is_on_host
+OTHER_EXTRAS = {
+    "box2d": "Box2D",
+    "mujoco": "mujoco",
+    "export": "flatbuffers",
+    "wandb": "wandb",
+    "bench": "stable_baselines3",
+    "cuda12": "jax_cuda12_plugin",
+    "cuda13": "jax_cuda13_plugin",
+    "tpu": "libtpu",
+}
+"""The extras that are not a library of environments with names of its own."""
 
-    on_device = [library for name, library in LIBRARIES.items() if not is_on_host(name)]
-    libraries = {library.extra: library.requires for library in on_device if library.extra and library.requires}
-    return libraries | {"export": "flatbuffers", "wandb": "wandb"}
+
+def extras() -> dict[str, str]:
+    """Return the optional extras, each with a package that it installs."""
+    from rookery.envs.libraries import LIBRARIES
+
+    libraries = {library.extra: library.requires for library in LIBRARIES.values()}
+    return {extra: package for extra, package in libraries.items() if extra and package} | OTHER_EXTRAS
 
 
 def extra_text(extra: str, package: str) -> str:

@@ -26,6 +26,7 @@ def add_evaluate(commands: "argparse._SubParsersAction") -> None:
     command.add_argument(
         "overrides",
         nargs="*",
+        default=[],
         metavar="KEY=VALUE",
         help="change the environment, like env.kwargs.gravity=5, or take another with the same spaces, env=NAME; name "
         "own classes of the run again: agent=my_module:MyWorkflow",

@@ -15,6 +15,7 @@ def add_resume(commands: "argparse._SubParsersAction") -> None:
     command.add_argument(
         "overrides",
         nargs="*",
+        default=[],
         metavar="KEY=VALUE",
         help="change settings from here on: total_timesteps=2e6, agent.learning_rate=1e-4, evaluation.interval=...; "
         "name own classes again: agent=my_module:MyWorkflow",

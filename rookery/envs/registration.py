@@ -94,6 +94,8 @@ def check_env_name(name: str) -> None:
         return
     libraries = all_library_names()
     if library not in libraries:
+        if not name_in_library and ":" in name:
+            raise unknown_name("environment", name, [], f"Did you mean 'gymnasium/{name}'? {HINT}")
         if not name_in_library:
             raise _unknown_name(name)
         raise unknown_name("environment library", library, libraries, HINT)

@@ -130,7 +130,15 @@ Hooks = Hook | Sequence[Hook]
 
 def as_hooks(on_record: Hooks | None) -> list[Hook]:
     """Return the hooks of an argument `on_record`: one function, several, or none."""
-    return [on_record] if callable(on_record) else list(on_record or ())
+    if on_record is None:
+        return []
+    hooks = list(on_record) if isinstance(on_record, Sequence) else [on_record]
+    for hook in hooks:
+        if not callable(hook):
+            raise InvalidInputError(
+                f"on_record={on_record!r}: expected a function of a RecordEvent, or a list of them."
+            )
+    return hooks
 
 
 def configured_hooks(train: TrainConfig) -> list[Hook]:

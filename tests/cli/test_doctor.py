@@ -1,6 +1,8 @@
 """`rookery doctor`."""
 
+import importlib.metadata
 import sys
+import tomllib
 from pathlib import Path
 
 import jax
@@ -10,13 +12,26 @@ import rookery
 from rookery import cli
 from rookery.cli import doctor
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_doctor_names_versions_devices_and_extras(capsys: pytest.CaptureFixture[str], missing_library: str) -> None:
     assert cli.main(["doctor"]) == 0
     text = capsys.readouterr().out
     for part in (rookery.__version__, jax.__version__, sys.executable, "backend        cpu", str(jax.devices()[0])):
         assert part in text
-    assert "absent   not installed: pip install 'rookery[absent]'" in text
+    assert "absent      not installed: pip install 'rookery[absent]'" in text
+
+
+def test_doctor_lists_all_extras_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(doctor.extras()) == set(project["optional-dependencies"]) - {"dev"}
+
+
+def test_doctor_finds_the_version_of_extras_whose_module_has_another_name() -> None:
+    versions = {extra: doctor.extra_text(extra, package) for extra, package in doctor.extras().items()}
+    assert versions["atari"] == importlib.metadata.version("ale-py")
+    assert versions["box2d"] == importlib.metadata.version("Box2D")
 
 
 @pytest.mark.parametrize(
@@ -25,14 +40,12 @@ def test_doctor_names_versions_devices_and_extras(capsys: pytest.CaptureFixture[
         (
             "/dev/nvidia0",
             None,
-            "an NVIDIA GPU seems to be present, but JAX runs on the CPU: pip install -U 'jax[cuda13]'",
+            "an NVIDIA GPU is present, but JAX uses only the CPU: pip install 'rookery[cuda13]', or rookery[cuda12] if "
+            "its driver is older than 580",
         ),
-        (
-            "/dev/kfd",
-            None,
-            "an AMD GPU seems to be present, but JAX runs on the CPU: pip install -U 'jax[rocm7-local]'",
-        ),
-        ("/dev/nvidia0", "cpu", "an NVIDIA GPU seems to be present, but JAX runs on the CPU: unset JAX_PLATFORMS=cpu."),
+        ("/dev/kfd", None, "an AMD GPU is present, but JAX uses only the CPU: pip install -U 'jax[rocm7-local]'"),
+        ("/dev/accel0", None, "a TPU is present, but JAX uses only the CPU: pip install 'rookery[tpu]'"),
+        ("/dev/nvidia0", "cpu", "an NVIDIA GPU is present, but JAX uses only the CPU: unset JAX_PLATFORMS=cpu."),
     ],
 )
 def test_doctor_tells_what_to_do_about_an_accelerator_that_is_not_used(

@@ -25,6 +25,13 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"\n    {command} " in text for command in COMMANDS)
 
 
+@pytest.mark.parametrize("command", ["evaluate", "resume"])
+def test_only_the_run_is_missing(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([command])
+    assert "the following arguments are required: RUN; see" in capsys.readouterr().err
+
+
 def test_without_a_command_the_help_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     captured = capsys.readouterr()

@@ -72,8 +72,9 @@ def test_metrics_are_columns_with_one_value_per_record(run: rookery.Run) -> None
     metrics = run.metrics
     assert metrics["time/total_timesteps"].tolist() == list(range(64, 641, 64))
     assert np.isnan(metrics["eval/mean_reward"]).tolist() == [True, False] * 5
-    with pytest.raises(KeyError):
-        metrics["nonsense"]
+    with pytest.raises(KeyError, match="Did you mean 'eval/mean_reward'"):
+        metrics["eval/mean_rewards"]
+    assert metrics.get("nonsense") is None
 
 
 def test_the_best_policy_is_the_one_of_the_best_evaluation(run: rookery.Run) -> None:
@@ -134,6 +135,19 @@ def test_an_own_environment_is_learned_and_shown(tmp_path: Path) -> None:
     assert evaluation.mean == 5.0
     assert evaluation.lengths.tolist() == [5] * 8
     assert run.video(tmp_path / "walk.gif").read_bytes().startswith(b"GIF8")
+
+
+def test_an_own_environment_is_passed_again_to_use_its_run_in_another_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    rookery.train("a2c", Corridor, **SMALL | {"total_timesteps": 64}, run_dir=path)
+    monkeypatch.setattr(own, "_MAKERS", {})
+    with pytest.raises(InvalidInputError, match=r"pass it again, rookery\.open_run\(path, env=MyEnv\)"):
+        rookery.open_run(path).evaluate(2)
+    run = rookery.open_run(path, env=Corridor)
+    assert run.evaluate(2).lengths.tolist() == [5, 5]
+    assert run.resume(total_timesteps=128).policy.num_steps == 128
 
 
 def test_the_report_of_a_run_in_memory_is_a_page(run: rookery.Run, tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ def test_names_that_look_like_nothing_get_an_example() -> None:
         ("CartPole-v1", r"'gymnasium/CartPole-v1' or 'gymnax/CartPole-v1'"),
         ("cartpole", r"'classic/cartpole' or 'gymnasium/CartPole-v1'"),
         ("LunarLander-v3", r"'gymnasium/LunarLander-v3'"),
+        ("my_module:MyEnv-v0", r"'gymnasium/my_module:MyEnv-v0'"),
     ],
 )
 def test_an_id_of_gymnasium_is_suggested_with_its_library(

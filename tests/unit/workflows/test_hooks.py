@@ -66,6 +66,12 @@ def test_several_hooks_are_called_in_order() -> None:
     assert calls == ["a", "b"] * 5
 
 
+@pytest.mark.parametrize("on_record", [3, [print, 3]])
+def test_a_hook_that_cannot_be_called_is_refused(on_record: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"on_record=.*: expected a function of a RecordEvent"):
+        learn(build(), on_record)
+
+
 def test_with_several_seeds_a_hook_sees_their_mean_and_each_row() -> None:
     events: list[RecordEvent] = []
     learn(build(num_seeds=3), events.append)
