@@ -7,16 +7,10 @@ import jax
 from rookery.agent import Agent, AgentState
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.runners.acting.actor import Actor
-from rookery.runners.envs.base_env import AgentID
 from rookery.types import Key
 
 PolicyID = str
 DEFAULT_POLICY: PolicyID = "default"
-
-
-def distinct_policies(policy_of: Mapping[AgentID, PolicyID]) -> list[PolicyID]:
-    """Return the policies of some agents, each once, in the order of the agents."""
-    return list(dict.fromkeys(policy_of.values()))
 
 
 class PolicyMap:
