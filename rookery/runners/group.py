@@ -108,7 +108,7 @@ class RunnerSpec:
         assignment = acting.assignment
         runner = EnvRunner(
             base_env,
-            {policy: RoleAgent(agents=acting.agents) for policy in acting.policies},
+            dict.fromkeys(acting.policies, RoleAgent(agents=acting.agents)),
             None if assignment is None else assignment.with_seeds(self.seed, index),
             config,
             callbacks=callbacks,

@@ -97,7 +97,9 @@ class GreedyTeams(Players):
         self._assignment = assignment
         self._agents = {policy: assignment.agents_of(name) for policy, name in assignment.name_of.items()}
         """The agents that may have each acting policy."""
-        self._actors = {policy: Actor(agents[policy], make_key(0), explore=False) for policy in self._agents}
+        self._actors: dict[PolicyID, Actor] = {}
+        for policy in self._agents:
+            self._actors[policy] = Actor(agents[policy], make_key(0), explore=False, others=self._actors.values())
 
     def begin(self, agent_states: Mapping[PolicyID, AgentState], num_envs: int) -> None:
         """Act with these states, in `num_envs` environments that begin new episodes."""

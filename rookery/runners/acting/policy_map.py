@@ -31,7 +31,7 @@ class PolicyMap:
         """Add a policy for new episodes."""
         if policy in self._actors or policy in self._removed:
             raise InvalidInputError(f"policy {policy!r} exists already, or is still in use: choose another name.")
-        actor = Actor(agent, jax.random.fold_in(self._key, self._num_made), self._explore)
+        actor = Actor(agent, jax.random.fold_in(self._key, self._num_made), self._explore, self._actors.values())
         self._num_made += 1
         if agent_state is not None:
             actor.set_state(agent_state)
