@@ -210,6 +210,17 @@ def test_a_frozen_policy_without_snapshots_stays_as_it_begins(samples: list[Any]
     assert all(episode.policies == {"player_1": "main", "player_2": "rival"} for episode in episodes_of(samples))
 
 
+def test_a_run_begins_with_a_snapshot_of_another(trained: tuple[Path, Any]) -> None:
+    path, state = trained
+    workflow = build_workflow(config(init_from={"main": f"{path}:past_0"}))
+    try:
+        agents = workflow.init(workflow.make_key()).agent_state
+    finally:
+        workflow.close()
+    for policy in ("main", *POOL):
+        assert_same(agents[policy], state.agent_state.past_0)
+
+
 def main_begins(agent: Any, episode: LiveEpisode) -> str:
     return "main" if agent == "player_1" else "past"
 
