@@ -1,7 +1,8 @@
 """Which code and files a config may name. The user may name any; a run directory, which may be a stranger's, none.
 
-`gymnasium/my_module:MyEnv-v0`, `pettingzoo/my_module`, `agent=my_module:MyWorkflow`, an own network and the wrappers of
-an environment name modules. They are imported here, and nowhere else. Entry points of installed packages need no trust.
+`gymnasium/my_module:MyEnv-v0`, `pettingzoo/my_module`, `agent=my_module:MyWorkflow`, an own network, the wrappers of an
+environment and the mapping of its policies name modules. They are imported here, and nowhere else. Entry points of
+installed packages need no trust.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from rookery.errors import InvalidInputError, RookeryError, nearest_names
@@ -23,7 +24,7 @@ _need_trust: set[str] = set()
 """The names so far that contain a module, and the environments with options that name a file."""
 
 _given: dict[str, Any] = {}
-"""The classes that a program passed, by their names; they are not imported."""
+"""The classes and functions that a program passed, by their names; they are not imported."""
 
 
 class UntrustedError(RookeryError):
@@ -50,7 +51,7 @@ def import_named(module: str, env_name: str) -> ModuleType:
 
 
 def import_object(name: str, setting: str) -> Any:
-    """Import what a config names as `module:Name`; a class that the program passed is not imported.
+    """Import what a config names as `module:Name`; what the program passed is not imported.
 
     `setting` is the override that names it, for errors.
     """
@@ -72,8 +73,8 @@ def import_object(name: str, setting: str) -> Any:
     return found
 
 
-def name_of(given: type) -> str:
-    """Return the name `module:Class` of a class that a program passes; `import_object` then finds it."""
+def name_of(given: type | FunctionType) -> str:
+    """Return the name `module:Class` of a class or function that a program passes; `import_object` then finds it."""
     name = f"{given.__module__}:{given.__qualname__}"
     _given[name] = given
     return name

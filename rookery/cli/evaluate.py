@@ -56,7 +56,7 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
     from rookery.report.video import FORMATS, write_video
     from rookery.runs.directory import RunDirectory
     from rookery.types import make_key
-    from rookery.workflows.evaluation import TeamEvaluator, num_envs_of
+    from rookery.workflows.evaluation import TeamEvaluator, num_envs_of, pool_sizes_of
 
     num_episodes, video = arguments.episodes, arguments.video
     check_count("--episodes", num_episodes)
@@ -73,7 +73,8 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
     choice = (arguments.step, arguments.best, arguments.policy, arguments.individual)
     step, teams = read_teams(run, *choice, agent, own.get("network"))
     first_team, key = next(iter(teams.values())), make_key(arguments.seed)
-    with contextlib.closing(TeamEvaluator(env, first_team, num_envs_of(config, env), num_episodes)) as evaluator:
+    num_envs, pool_sizes = num_envs_of(config, env), pool_sizes_of(config)
+    with contextlib.closing(TeamEvaluator(env, first_team, num_envs, num_episodes, pool_sizes)) as evaluator:
         results = {seed: evaluator.evaluate(team, key, num_episodes) for seed, team in teams.items()}
         title = f"{agent_name} on {env.name} after {step:,} env steps, {num_episodes:,} greedy episodes"
         print_line(console, printable(title))

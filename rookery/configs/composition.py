@@ -24,6 +24,8 @@ MODULE = "rookery.configs"
 GROUPS = ("agent", "env")
 OPEN_MAPPING = "env.kwargs"
 """Its keys are arguments of an environment library, so any key is valid."""
+POLICIES = "env.policies"
+"""Its first pattern that matches counts, so another mapping replaces it as a whole."""
 NETWORK = "agent.network"
 """Instead of its settings it may be the name or the class of an own encoder."""
 OTHER_NAMES = {
@@ -75,7 +77,7 @@ def compose(overrides: Sequence[str] = ()) -> dict[str, Any]:
 def with_values(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config with other values by key; a key without a dot may also be one of the agent's.
 
-    A mapping changes the entries that it has. The values are not checked here.
+    A mapping changes the entries that it has, except that of `env.policies`. The values are not checked here.
     """
     changed = copy.deepcopy(dict(config))
     for name, value in values.items():
@@ -86,8 +88,8 @@ def with_values(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
         parent = changed
         for part in path:
             parent = parent[part]
-        is_mapping = isinstance(value, Mapping) and isinstance(parent.get(last), Mapping)
-        parent[last] = {**parent[last], **value} if is_mapping else value
+        is_merged = key != POLICIES and isinstance(value, Mapping) and isinstance(parent.get(last), Mapping)
+        parent[last] = {**parent[last], **value} if is_merged else value
     return changed
 
 

@@ -33,6 +33,7 @@ OWN_PARTS = {
     "agent.network": "agent.network.encoder",
     "agent.network.encoder": "agent.network.encoder",
     "env.wrappers": "env.wrappers",
+    "env.mapping": "env.mapping",
 }
 """Where the config of a run names own classes and functions, by the keys that name them again."""
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, Literal
 
 from rookery.configuration import check_settings, field_names, setting
 from rookery.envs.libraries import find_host_library, is_on_host
 from rookery.envs.wrappers import AutoresetMode
 from rookery.errors import InvalidInputError
+from rookery.trust import name_of
 
 RESERVED_KWARGS = {"episode_length", "parallel", "autoreset_mode", "discount", "record_ori_obs", "pool_size"}
 PROCESS_SETTINGS = ("envs_per_process", "step_timeout", "start_timeout", "max_memory")
@@ -60,7 +62,8 @@ class EnvConfig:
     """The environment to train on.
 
     A host environment is a Python object; its name starts with a library such as `gymnasium`. If `policies` maps
-    patterns of agent names, `{"adversary_*": "hunter", "agent_0": "prey"}`, the first match counts.
+    patterns of agent names, `{"adversary_*": "hunter", "agent_0": "prey"}`, the first match counts. Of a list of
+    policies, one is drawn for each episode. `frozen` policies act and are not trained.
     """
 
     name: str = setting("classic/cartpole", help="`rookery list envs` shows all")
@@ -78,7 +81,13 @@ class EnvConfig:
     )
     runner: RunnerSettings = setting(RunnerSettings(), help="host environments, such as gymnasium/CartPole-v1")
     policies: Literal["shared", "per_agent"] | Mapping[str, Any] | None = setting(
-        None, help="multi-agent: shared, per_agent or {agent_*: policy}; null: agents with the same spaces share one"
+        None,
+        help="multi-agent: shared, per_agent or {agent_*: policy}, or [policy, other] to draw one per episode; "
+        "null: agents with the same spaces share one",
+    )
+    frozen: tuple[str, ...] = setting((), help="policies that act and are not trained")
+    mapping: str | FunctionType | None = setting(
+        None, help="your function(agent, episode) that returns one of the agent's policies, my_module:function"
     )
 
     @property
@@ -114,14 +123,24 @@ class EnvConfig:
                 f"wrappers={list(self.wrappers)} are for single Gymnasium environments, such as gymnasium/CartPole-v1, "
                 f"not for {self.name}."
             )
-        if self.policies is not None and not self.has_several_agents:
-            raise InvalidInputError(
-                f"policies={self.policies!r} is for host environments with several agents, such as "
-                f"pettingzoo/mpe2.simple_spread_v3, not for {self.name}."
-            )
+        if isinstance(self.mapping, FunctionType):
+            object.__setattr__(self, "mapping", name_of(self.mapping))
+        for name in ("policies", "frozen", "mapping"):
+            value = getattr(self, name)
+            if value and not self.has_several_agents:
+                raise InvalidInputError(
+                    f"{name}={list(value) if name == 'frozen' else value!r} is for host environments with several "
+                    f"agents, such as pettingzoo/mpe2.simple_spread_v3, not for {self.name}."
+                )
         if isinstance(self.policies, Mapping):
-            for pattern, policy in self.policies.items():
-                check_policy_name(f"policies={dict(self.policies)}: the policy of {pattern!r}", policy)
+            for pattern, choices in self.policies.items():
+                for policy in policies_in(choices):
+                    check_policy_name(f"policies={dict(self.policies)}: the policy of {pattern!r}", policy)
+        if self.mapping is not None and not isinstance(self.policies, Mapping):
+            raise InvalidInputError(
+                f"mapping={self.mapping} chooses among the policies that env.policies lists for each agent: add "
+                "env.policies={PATTERN: [POLICY, OTHER]}."
+            )
         for name in field_names(RunnerSettings):
             value = getattr(self.runner, name)
             if not self.is_on_host and value != getattr(RunnerSettings, name):
@@ -129,6 +148,11 @@ class EnvConfig:
                     f"runner.{name}={value} is for environments on the host, such as gymnasium/CartPole-v1: "
                     f"{self.name} is compiled onto the device."
                 )
+
+
+def policies_in(choices: Any) -> tuple[Any, ...]:
+    """Return the policies that `EnvConfig.policies` lists for a pattern: one, or several to draw from."""
+    return tuple(choices) or (None,) if isinstance(choices, (list, tuple)) else (choices,)
 
 
 def check_policy_name(whose: str, policy: Any) -> None:

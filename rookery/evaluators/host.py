@@ -18,10 +18,11 @@ from rookery.errors import RookeryError, check_count
 from rookery.evaluators.playback import RenderError
 from rookery.metrics import EvaluateMetric
 from rookery.runners.acting.actor import on_one_device
+from rookery.runners.acting.assignment import Assignment
 from rookery.runners.acting.players import GreedyPlayers, GreedyTeams
-from rookery.runners.acting.policy_map import PolicyID, distinct_policies
+from rookery.runners.acting.policy_map import PolicyID
 from rookery.runners.engine import EpisodeEngine
-from rookery.runners.envs.base_env import AgentID, BaseEnv
+from rookery.runners.envs.base_env import BaseEnv
 from rookery.runners.faults import EnvFaultError, EnvsLostError
 from rookery.runners.health import RestartPolicy
 from rookery.runners.host_envs import make_envs, make_rendered_env, make_with_retries, num_evaluation_envs
@@ -54,14 +55,21 @@ class HostEvaluateMetric(EvaluateMetric):
 
 
 class MultiPolicyEvaluateMetric(HostEvaluateMetric):
-    """`episode_returns` sums over all agents, `policy_returns` over the agents of each policy."""
+    """`episode_returns` sums over all agents, `policy_returns` over the agents of each policy.
+
+    A policy has returns of the episodes in which it acted.
+    """
 
     policy_returns: PyTreeDict
 
     def summary(self, prefix: str) -> dict[str, Array]:
         if not len(self.episode_returns):
             return {}
-        returns = {f"{name}/{prefix}mean_reward": jnp.mean(values) for name, values in self.policy_returns.items()}
+        returns = {
+            f"{name}/{prefix}mean_reward": jnp.mean(values)
+            for name, values in self.policy_returns.items()
+            if len(values)
+        }
         return super().summary(prefix) | returns
 
 
@@ -77,8 +85,9 @@ class HostEvaluator:
     `MAX_EPISODE_STEPS` steps, and counts. Environments never end a run by failing in an evaluation, unless
     `on_invalid="raise"` asks for that.
 
-    If `policy_of` gives the policy of each agent, agent states are given by policy, and `agent` may be as well. The
-    first evaluation uses the `opened` environments if it needs the same number.
+    If an `assignment` gives each agent a policy, agent states are given by policy, and `agent` may be as well. Drawn
+    policies follow from the number of the episode: all evaluations draw the same. The first evaluation uses the
+    `opened` environments if it needs the same number.
     """
 
     def __init__(
@@ -86,7 +95,7 @@ class HostEvaluator:
         env: EnvConfig,
         agent: Agent | Mapping[PolicyID, Agent],
         num_envs: int,
-        policy_of: Mapping[AgentID, PolicyID] | None = None,
+        assignment: Assignment | None = None,
         *,
         opened: BaseEnv | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -97,13 +106,13 @@ class HostEvaluator:
         self.max_episode_steps = env.episode_length or MAX_EPISODE_STEPS
         self._players: Any
         self._policies: list[PolicyID] | None = None
-        if policy_of is None:
+        if assignment is None:
             assert isinstance(agent, Agent), "without policies there is one agent"
             self._players = GreedyPlayers(agent)
         else:
-            self._policies = distinct_policies(policy_of)
-            agents = agent if isinstance(agent, Mapping) else dict.fromkeys(self._policies, agent)
-            self._players = GreedyTeams(agents, policy_of)
+            self._policies = assignment.names
+            agents = agent if isinstance(agent, Mapping) else dict.fromkeys(assignment.name_of, agent)
+            self._players = GreedyTeams(agents, assignment)
         self._restart = RestartPolicy(max_restarts=env.runner.max_restarts)
         self._base_env = opened
         self._engine: EpisodeEngine | None = None
@@ -145,13 +154,16 @@ class HostEvaluator:
         num_cut: int = 0,
         reported: Mapping[str, float] | None = None,
     ) -> HostEvaluateMetric:
-        """Make the result from returns `[episode, policy]`, lengths `[episode]` and means that envs report."""
+        """Make the result from returns `[episode, policy]`, lengths `[episode]` and means that envs report.
+
+        A return is NaN where a policy did not act.
+        """
 
         def as_array(numbers: np.ndarray) -> Array:
             return jnp.asarray(numbers, jnp.float32)
 
         fields: dict[str, PyTree] = {
-            "episode_returns": as_array(returns.sum(axis=1)),
+            "episode_returns": as_array(np.nansum(returns, axis=1)),
             "episode_lengths": jnp.asarray(lengths),
             "num_left_out": num_left_out,
             "num_cut": num_cut,
@@ -159,7 +171,10 @@ class HostEvaluator:
         }
         if self._policies is None:
             return HostEvaluateMetric(**fields)
-        by_policy = {policy: as_array(returns[:, index]) for index, policy in enumerate(self._policies)}
+        by_policy = {
+            policy: as_array(returns[~np.isnan(returns[:, index]), index])
+            for index, policy in enumerate(self._policies)
+        }
         return MultiPolicyEvaluateMetric(**fields, policy_returns=PyTreeDict(by_policy))
 
     def frames(

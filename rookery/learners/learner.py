@@ -100,6 +100,10 @@ class Learner(PyTreeNode, ABC, Generic[StateT, ExperienceT]):
         that do not count.
         """
 
+    def with_agent(self, state: StateT, agent_state: AgentState) -> StateT:
+        """Return the first state with another agent, or with other agents by policy."""
+        return state.with_agent(agent_state)  # type: ignore[attr-defined]
+
     @abstractmethod
     def learn(self, state: StateT, experience: ExperienceT, key: Key) -> tuple[Metrics, StateT]:
         """Learn from experience and count it. `key` is the same on all devices."""

@@ -1,11 +1,13 @@
-"""Several policies in the same environments: one learner for each."""
+"""Several policies in the same environments: one learner for each that is trained."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
 from rookery.agent import AgentState
+from rookery.distributed import SAME
 from rookery.distributed.collectives import sum_over_devices
 from rookery.hyperparameters import Hyperparameters
 from rookery.learners.learner import Learner, LearnerState, Metrics
@@ -13,33 +15,55 @@ from rookery.learning.counter import Counter
 from rookery.learning.experience import JointExperience, num_env_steps
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Dict, Space
-from rookery.types import Key, PyTreeData, PyTreeDict, where_tree
+from rookery.types import Key, PyTreeData, PyTreeDict, pytree_field, where_tree
+
+FROZEN = 1
+"""Derives the key of frozen policies from that of the trained ones."""
+
+
+@dataclass(frozen=True)
+class Snapshots:
+    """Copies a trained policy into a pool of frozen policies, every some iterations and in turn."""
+
+    of: str
+    into: tuple[str, ...]
+    every: int
 
 
 class PoliciesState(PyTreeData):
-    """The learner state of each policy; all have the same iterations and env steps."""
+    """The learner state of each trained policy; all have the same iterations and env steps."""
 
     policies: PyTreeDict
+    frozen: PyTreeDict = pytree_field(default_factory=PyTreeDict)
+    """The agent state of each policy that acts and is not trained."""
 
     @property
     def agent_state(self) -> PyTreeDict:
         """The agent state of each policy."""
-        return PyTreeDict({policy: state.agent_state for policy, state in self.policies.items()})
+        trained = {policy: state.agent_state for policy, state in self.policies.items()}
+        return PyTreeDict({**trained, **self.frozen})
 
     @property
     def hyperparameters(self) -> PyTreeDict:
-        """The hyper-parameters of each policy."""
+        """The hyper-parameters of each trained policy."""
         return PyTreeDict({policy: state.hyperparameters for policy, state in self.policies.items()})
 
     def with_hyperparameters(self, hyperparameters: Hyperparameters) -> "PoliciesState":
         """Return the state with other hyper-parameters for all policies."""
         states = {policy: own.with_hyperparameters(hyperparameters) for policy, own in self.policies.items()}
-        return PoliciesState(policies=PyTreeDict(states))
+        return self.replace(policies=PyTreeDict(states))
 
     def with_agent(self, agent_states: Mapping[str, AgentState]) -> "PoliciesState":
         """Return the first state with other agents for some policies."""
-        changed = {policy: self.policies[policy].with_agent(agent) for policy, agent in agent_states.items()}
-        return PoliciesState(policies=PyTreeDict({**self.policies, **changed}))
+        frozen = {policy: agent for policy, agent in agent_states.items() if policy in self.frozen}
+        trained = {
+            policy: self.policies[policy].with_agent(agent)
+            for policy, agent in agent_states.items()
+            if policy not in frozen
+        }
+        return PoliciesState(
+            policies=PyTreeDict({**self.policies, **trained}), frozen=PyTreeDict({**self.frozen, **frozen})
+        )
 
     @property
     def num_updates(self) -> Counter:
@@ -68,12 +92,14 @@ class PoliciesState(PyTreeData):
 class PolicyLearners(Learner[PoliciesState, JointExperience]):
     """Trains several policies by one method.
 
-    Each policy has its own parameters and optimizer, and learns only from the rows of its agents. Spaces are `Dict`
-    spaces by policy.
+    Each policy has its own parameters and optimizer, and learns only from the rows of its agents. Frozen policies only
+    act. Spaces are `Dict` spaces by policy.
     """
 
     learners: PyTreeDict
-    """The learner of each policy; its `num_envs` counts the agents with that policy in all environments."""
+    """The learner of each trained policy; its `num_envs` counts the agents that may have it in all environments."""
+    frozen: tuple[str, ...] = pytree_field(static=True, default=())
+    snapshots: Snapshots | None = pytree_field(static=True, default=None)
 
     def init(
         self,
@@ -87,13 +113,21 @@ class PolicyLearners(Learner[PoliciesState, JointExperience]):
         assert isinstance(action_space, Dict), "spaces are given by policy"
         states = {
             policy: self.learners[policy].init(obs_space[policy], action_space[policy], hyperparameters, policy_key)
-            for policy, policy_key in self._keys(key)
+            for policy, policy_key in _keys(self.learners, key)
         }
-        return PoliciesState(policies=PyTreeDict(states))
+        frozen = {
+            policy: self.agent.init(obs_space[policy], action_space[policy], policy_key)
+            for policy, policy_key in _keys(self.frozen, jax.random.fold_in(key, FROZEN))
+        }
+        return self._with_full_pool(PoliciesState(policies=PyTreeDict(states), frozen=PyTreeDict(frozen)))
+
+    def with_agent(self, state: PoliciesState, agent_state: AgentState) -> PoliciesState:
+        """Return the first state with other agents for some policies; a pool begins with its policy."""
+        return self._with_full_pool(state.with_agent(agent_state)).with_agent(agent_state)  # type: ignore[arg-type]
 
     def learn(self, state: PoliciesState, experience: JointExperience, key: Key) -> tuple[Metrics, PoliciesState]:
         metrics, states = dict(sum_over_devices(experience.metrics)), PyTreeDict()
-        for policy, policy_key in self._keys(key):
+        for policy, policy_key in _keys(self.learners, key):
             before, own = state.policies[policy], experience.experiences[policy]
             new_metrics, after = self.learners[policy].learn(before, own, policy_key)
             # Without rows the gradient is 0, but the momentum of the optimizer would still move the parameters.
@@ -103,16 +137,16 @@ class PolicyLearners(Learner[PoliciesState, JointExperience]):
             )
             new_metrics = where_tree(has_rows, new_metrics, jax.tree.map(jnp.zeros_like, new_metrics))
             metrics |= {f"{policy}/{name}": mean for name, mean in new_metrics.items()}
-        return metrics, PoliciesState(policies=states)
+        return metrics, self._with_snapshot(state.replace(policies=states))
 
     def acting_state(self, state: PoliciesState) -> PyTreeDict:  # type: ignore[override]
         """Return the state that acts for each policy."""
         states = {policy: learner.acting_state(state.policies[policy]) for policy, learner in self.learners.items()}
-        return PyTreeDict(states)
+        return PyTreeDict({**states, **state.frozen})
 
     def specs(self, state: PoliciesState) -> PoliciesState:
         specs = {policy: learner.specs(state.policies[policy]) for policy, learner in self.learners.items()}
-        return PoliciesState(policies=PyTreeDict(specs))
+        return PoliciesState(policies=PyTreeDict(specs), frozen=jax.tree.map(lambda _: SAME, state.frozen))
 
     def check(self, num_devices: int) -> None:
         for learner in self.learners.values():
@@ -121,6 +155,27 @@ class PolicyLearners(Learner[PoliciesState, JointExperience]):
     def counters(self, state: PoliciesState) -> dict[str, Counter]:
         return {f"{policy}/train/n_updates": own.num_updates for policy, own in state.policies.items()}
 
-    def _keys(self, key: Key) -> Iterator[tuple[str, Key]]:
-        """Return a key for each policy, independent of the order in which policies are declared."""
-        return zip(sorted(self.learners), jax.random.split(key, len(self.learners)), strict=True)
+    def _with_full_pool(self, state: PoliciesState) -> PoliciesState:
+        """Return the first state with a pool of copies of the policy that it takes snapshots of."""
+        if self.snapshots is None:
+            return state
+        source = state.policies[self.snapshots.of].agent_state
+        copies = {member: jax.tree.map(jnp.copy, source) for member in self.snapshots.into}
+        return state.replace(frozen=PyTreeDict({**state.frozen, **copies}))
+
+    def _with_snapshot(self, state: PoliciesState) -> PoliciesState:
+        """Copy the policy into the next member of the pool, if a snapshot is due after this iteration."""
+        if self.snapshots is None:
+            return state
+        pool, num_iterations = self.snapshots.into, state.iterations.low
+        num_snapshots, rest = num_iterations // self.snapshots.every, num_iterations % self.snapshots.every
+        source, frozen = state.policies[self.snapshots.of].agent_state, PyTreeDict(state.frozen)
+        for index, member in enumerate(pool):
+            is_next = (rest == 0) & ((num_snapshots - 1) % len(pool) == index)
+            frozen[member] = where_tree(is_next, source, frozen[member])
+        return state.replace(frozen=frozen)
+
+
+def _keys(policies: Collection[str], key: Key) -> Iterator[tuple[str, Key]]:
+    """Return a key for each policy, independent of the order in which policies are declared."""
+    return zip(sorted(policies), jax.random.split(key, len(policies)), strict=True)

@@ -15,7 +15,8 @@ import numpy as np
 from rookery.agent import Agent, AgentState, Carry
 from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError, check_count
-from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID, distinct_policies
+from rookery.runners.acting.assignment import Assignment
+from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID
 from rookery.runners.acting.roles import RoleAgent, RoleID, RoleState
 from rookery.runners.callbacks import Callbacks
 from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, BaseEnv
@@ -63,17 +64,17 @@ class EnvSpec:
 
 @dataclass(frozen=True)
 class ActingSpec:
-    """Who acts: agents by role, sent once, and the policy of each agent of the environment.
+    """Who acts: agents by role, sent once, and the policies of the agents of the environment.
 
-    `policy_of=None` is for environments with one agent.
+    `assignment=None` is for environments with one agent.
     """
 
     agents: Mapping[RoleID, Agent]
-    policy_of: Mapping[AgentID, PolicyID] | None = None
+    assignment: Assignment | None = None
 
     @property
     def policies(self) -> list[PolicyID]:
-        return [DEFAULT_POLICY] if self.policy_of is None else distinct_policies(self.policy_of)
+        return [DEFAULT_POLICY] if self.assignment is None else list(self.assignment.name_of)
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,11 @@ class RunnerSpec:
             restart=RestartPolicy(max_restarts=settings.max_restarts),
             perf_decay=PERF_DECAY,
         )
-        policy_of = acting.policy_of
+        assignment = acting.assignment
         runner = EnvRunner(
             base_env,
-            {policy: RoleAgent(agents=acting.agents) for policy in acting.policies},
-            None if policy_of is None else lambda agent, episode: policy_of[agent],
+            dict.fromkeys(acting.policies, RoleAgent(agents=acting.agents)),
+            None if assignment is None else assignment.with_seeds(self.seed, index),
             config,
             callbacks=callbacks,
             seed=self.seed,

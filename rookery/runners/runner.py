@@ -10,6 +10,7 @@ import numpy as np
 
 from rookery.agent import Agent, AgentState
 from rookery.errors import InvalidInputError
+from rookery.runners.acting.assignment import PolicyMappingFn
 from rookery.runners.acting.pipelines import ActionConnectorsFn, ObsConnectorsFn, PipelineMap
 from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID, PolicyMap
 from rookery.runners.callbacks import Callbacks, SampleEvent
@@ -19,7 +20,7 @@ from rookery.runners.ledger import Account, Ledger, Steps
 from rookery.runners.perf import Perf, Stage
 from rookery.runners.quota import COMPLETE, ENV_STEPS, EPISODES, WHOLE_EPISODES
 from rookery.runners.recording.episode import EpisodeMetric, LiveEpisode
-from rookery.runners.recording.multi_agent import MultiAgentRecorder, PolicyMappingFn
+from rookery.runners.recording.multi_agent import MultiAgentRecorder
 from rookery.runners.recording.policy_recorder import PolicyRecorder
 from rookery.runners.recording.recorder import Fragment, FragmentRecorder
 from rookery.runners.recording.single_agent import SingleAgentRecorder

@@ -259,6 +259,10 @@ class Checkpoint:
         self.metadata: JsonObject = manifest["metadata"]
         self.files: tuple[str, ...] = tuple(manifest["files"])
 
+    def has(self, part: str) -> bool:
+        """Return whether the tree has a part at this path."""
+        return any(_is_in(leaf["path"], part) for leaf in self._leaves)
+
     def read(self, templates: Mapping[str, Any]) -> JsonObject:
         """Read parts of the tree, given a template for the path of each; the path of the whole tree is empty.
 

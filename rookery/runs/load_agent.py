@@ -41,7 +41,11 @@ def load_agent(
         template = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_seeds, *leaf.shape), leaf.dtype), template)
     agent_state: Any
     if isinstance(template, Mapping):
-        paths = {policy: f"{learner}.policies[{policy!r}].agent_state" for policy in template}
+        frozen = {policy: f"{learner}.frozen[{policy!r}]" for policy in template}
+        paths = {
+            policy: path if checkpoint.has(path) else f"{learner}.policies[{policy!r}].agent_state"
+            for policy, path in frozen.items()
+        }
         parts = checkpoint.read({path: template[policy] for policy, path in paths.items()})
         agent_state = PyTreeDict({policy: parts[path] for policy, path in paths.items()})
     else:

@@ -11,7 +11,7 @@ from rookery.evaluators.host import HostEvaluator
 from rookery.evaluators.host_population import HostPopulation
 from rookery.learners.learner import Learner
 from rookery.learners.on_policy import OnPolicyLearner
-from rookery.learners.policies import PolicyLearners
+from rookery.learners.policies import PolicyLearners, Snapshots
 from rookery.rollout import RolloutSource
 from rookery.runners.callbacks import FaultNotices
 from rookery.runners.envs.base_env import BaseEnv
@@ -25,6 +25,7 @@ from rookery.workflows.evaluation import close_on_error, make_device_evaluator, 
 from rookery.workflows.generations import REFERENCE_ENVS, DeviceGenerations, Evolution, HostGenerations
 from rookery.workflows.host_training import HostTraining
 from rookery.workflows.multi_agent_collector import MultiAgentCollector
+from rookery.workflows.policies import assign_policies, check_training
 from rookery.workflows.programs import Layout
 from rookery.workflows.training import Training
 
@@ -65,18 +66,28 @@ def make_gradient_training(
 def _make_joint_training(
     settings: Settings, layout: Layout, learner: Learner, evaluation_episodes: int | None
 ) -> Training:
-    """Make the training of several policies in the same environments, with one copy of the learner for each."""
+    """Make the training of several policies in the same environments, with one copy of the learner for each.
+
+    Frozen policies have none.
+    """
     if not isinstance(learner, OnPolicyLearner):
         raise several_agents_error(settings)
     train, agent, config = settings.train, learner.agent, learner.config
     with close_on_error() as opened:
         envs = open_envs(train.env, config.num_envs, evaluation_episodes, opened)
         group = make_group(train, config.num_envs, config.rollout_length, envs, opened)
-        collector = MultiAgentCollector(group, train.env, agent, config.num_envs, config.rollout_length)
-        learners = {policy: with_num_envs(learner, collector.num_columns(policy)) for policy in collector.policies}
-        joint = PolicyLearners(agent=agent, config=config, learners=PyTreeDict(learners))
+        spaces, snapshot = group.describe().spaces, train.snapshot
+        assignment = assign_policies(train.env, spaces, snapshot.pool_sizes)
+        check_training(assignment, snapshot, spaces)
+        collector = MultiAgentCollector(group, train.env, agent, config.num_envs, config.rollout_length, assignment)
+        learners = {policy: with_num_envs(learner, collector.num_columns(policy)) for policy in assignment.trained}
+        frozen = tuple(policy for policy in assignment.name_of if policy not in learners)
+        pool = None
+        if snapshot.of is not None:
+            pool = Snapshots(snapshot.of, tuple(assignment.members_of(snapshot.into)), snapshot.every)
+        joint = PolicyLearners(agent=agent, config=config, learners=PyTreeDict(learners), frozen=frozen, snapshots=pool)
         joint.check(layout.mesh.size)
-        evaluator = HostEvaluator(train.env, agent, config.num_envs, collector.policy_of, opened=envs)
+        evaluator = HostEvaluator(train.env, agent, config.num_envs, assignment, opened=envs)
         return HostTraining(collector, joint, settings.hyperparameters, layout, evaluator, train)
 
 

@@ -15,9 +15,10 @@ from rookery.errors import InvalidInputError
 from rookery.learning.experience import Experience, JointExperience, trajectory_shapes
 from rookery.metrics import Mean
 from rookery.rollout.source import TRAINING_FIELDS, episode_metrics
+from rookery.runners.acting.assignment import Assignment
 from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID
 from rookery.runners.acting.roles import TRAIN, RoleID
-from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID
+from rookery.runners.envs.base_env import SINGLE_AGENT
 from rookery.runners.faults import fault_report
 from rookery.runners.group import (
     ActingSpec,
@@ -66,8 +67,8 @@ class Collector(ABC):
 
     obs_space: Space
     action_space: Space
-    policy_of: Mapping[AgentID, PolicyID] | None = None
-    """The policy of each agent; None if there is one agent."""
+    assignment: Assignment | None = None
+    """The policies of the agents; None if there is one agent."""
 
     def __init__(self, group: RunnerGroup, env: EnvConfig, agent: Agent, num_envs: int, rollout_length: int) -> None:
         self.num_envs = num_envs
@@ -173,7 +174,7 @@ class Collector(ABC):
 
     def _start(self) -> None:
         if not self._is_started:
-            self.group.start(ActingSpec(self._agents, self.policy_of), self._states)
+            self.group.start(ActingSpec(self._agents, self.assignment), self._states)
             self._is_started = True
 
     def _counted(self) -> Counter[str]:

@@ -79,6 +79,24 @@ class VideoConfig:
 
 
 @dataclass(frozen=True)
+class SnapshotConfig:
+    """Copies of a policy during a run, which act as a frozen policy: self-play against its past."""
+
+    of: str | None = setting(None, help="the policy that is copied; null: none")
+    into: str = setting("past", help="the frozen policy that gets the copies; agents play one of those it keeps")
+    every: int = setting(20, low=1, help="iterations between copies")
+    keep: int = setting(5, low=1, high=1000, help="number of newest copies to keep")
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    @property
+    def pool_sizes(self) -> dict[str, int]:
+        """The number of copies that a policy keeps."""
+        return {} if self.of is None else {self.into: self.keep}
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """The settings of a run that all methods share."""
 
@@ -93,6 +111,7 @@ class TrainConfig:
     checkpoint: CheckpointConfig = setting(CheckpointConfig())
     stop_at: StopAtConfig = setting(StopAtConfig(), help="end the run before total_timesteps")
     video: VideoConfig = setting(VideoConfig(), help="greedy episodes during the run, in RUN/videos")
+    snapshot: SnapshotConfig = setting(SnapshotConfig(), help="self-play: copy a policy into a frozen one")
     on_nan: str = setting(
         STOP,
         choices=(STOP, WARN),
@@ -117,6 +136,10 @@ class TrainConfig:
             raise InvalidInputError(f"seed={self.seed}: all seeds must lie between 0 and {2**31 - 1}.")
         if len(set(self.recorders)) < len(self.recorders):
             raise InvalidInputError(f"recorders={list(self.recorders)}: each can be named once.")
+        if self.snapshot.of is not None and self.snapshot.into not in self.env.frozen:
+            raise InvalidInputError(
+                f"snapshot.into={self.snapshot.into} must not be trained: add it to env.frozen={list(self.env.frozen)}."
+            )
         if self.num_seeds > 1 and self.env.is_on_host:
             seeds = f"seed=range({self.seed},{self.seed + self.num_seeds})"
             raise InvalidInputError(

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from rookery.errors import InvalidInputError, check_count
 from rookery.evaluators import EvaluateMetric, Evaluator
 from rookery.evaluators.host import MAX_EPISODE_STEPS, HostEvaluator
 from rookery.policy import Policy
+from rookery.runners.acting.assignment import Assignment
 from rookery.runners.acting.policy_map import PolicyID
 from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, BaseEnv
 from rookery.runners.host_envs import check_one_host, make_envs, num_evaluation_envs
 from rookery.types import Key, PyTreeDict
-from rookery.workflows.config import DEVICE_EPISODES, EvaluationConfig
+from rookery.workflows.config import DEVICE_EPISODES, EvaluationConfig, SnapshotConfig
 from rookery.workflows.policies import Spaces, assign_policies, differing_spaces
 from rookery.workflows.training import AgentEvaluator
 
@@ -29,12 +31,21 @@ Team = Mapping[PolicyID, Policy]
 class TeamEvaluator:
     """Plays greedy episodes with trained policies, in any environment whose spaces are theirs.
 
-    One policy acts for all agents of an environment. Of several, `env.policies` assigns one to each agent. On the
-    device, `num_envs` episodes are played at a time. On the host, at most `num_envs` environments are made, and no more
-    than `num_episodes` need. Close it in the end.
+    One policy acts for all agents of an environment. Of several, `env.policies` assigns one to each agent, or draws one
+    for each episode; `pool_sizes` has the number of snapshots of each policy that consists of some.
+
+    On the device, `num_envs` episodes are played at a time. On the host, at most `num_envs` environments are made, and
+    no more than `num_episodes` need. Close it in the end.
     """
 
-    def __init__(self, env: EnvConfig, team: Team, num_envs: int, num_episodes: int) -> None:
+    def __init__(
+        self,
+        env: EnvConfig,
+        team: Team,
+        num_envs: int,
+        num_episodes: int,
+        pool_sizes: Mapping[PolicyID, int] = MappingProxyType({}),
+    ) -> None:
         self._evaluator: AgentEvaluator
         self._has_several_agents = False
         agents = {name: policy.agent for name, policy in team.items()}
@@ -42,15 +53,15 @@ class TeamEvaluator:
         if not env.is_on_host:
             self._evaluator = evaluator = make_device_evaluator(env, first_agent, num_envs)
             spaces = evaluator.env.obs_space, evaluator.env.action_space
-            self._policies = _assigned(env, team, {SINGLE_AGENT: spaces})
+            self._assignment = _assigned(env, team, {SINGLE_AGENT: spaces}, {})
             return
         with close_on_error() as opened:
             envs = make_evaluation_envs(env, num_envs, num_episodes)
             opened.callback(envs.close)
-            self._policies = _assigned(env, team, envs.spaces)
+            self._assignment = _assigned(env, team, envs.spaces, pool_sizes)
             self._has_several_agents = envs.is_multi_agent
             if envs.is_multi_agent:
-                self._evaluator = HostEvaluator(env, agents, num_envs, self._policies, opened=envs)
+                self._evaluator = HostEvaluator(env, agents, num_envs, self._assignment, opened=envs)
             else:
                 self._evaluator = HostEvaluator(env, first_agent, num_envs, opened=envs)
 
@@ -67,7 +78,7 @@ class TeamEvaluator:
         self._evaluator.close()
 
     def _states(self, team: Team) -> Any:
-        states = PyTreeDict({policy: team[policy].agent_state for policy in self._policies.values()})
+        states = PyTreeDict({policy: team[policy].agent_state for policy in self._assignment.name_of})
         return states if self._has_several_agents else next(iter(states.values()))
 
 
@@ -84,6 +95,11 @@ def num_envs_of(config: Mapping[str, Any], env: EnvConfig) -> int:
     for key in ("num_lanes", "population_size", "num_episodes"):
         check_count(f"agent.{key}", agent.get(key))
     return min(agent["num_lanes"], agent["population_size"] * agent["num_episodes"])
+
+
+def pool_sizes_of(config: Mapping[str, Any]) -> dict[PolicyID, int]:
+    """Return the number of snapshots of each policy of a run with this config that consists of some."""
+    return from_mapping(SnapshotConfig, config.get("snapshot", {}), "snapshot").pool_sizes
 
 
 def make_device_evaluator(env: EnvConfig, agent: Agent, num_envs: int) -> Evaluator:
@@ -128,21 +144,24 @@ def close_on_error() -> Iterator[contextlib.ExitStack]:
         stack.pop_all()
 
 
-def _assigned(env: EnvConfig, team: Team, spaces: Mapping[AgentID, Spaces]) -> dict[AgentID, PolicyID]:
-    """Return the policy of each agent; raise if it cannot act for it."""
+def _assigned(
+    env: EnvConfig, team: Team, spaces: Mapping[AgentID, Spaces], pool_sizes: Mapping[PolicyID, int]
+) -> Assignment:
+    """Return the policies of each agent; raise if they cannot act for it."""
     if len(team) == 1:
-        policy_of = dict.fromkeys(spaces, next(iter(team)))
+        assignment = Assignment.fixed(dict.fromkeys(spaces, next(iter(team))))
     elif set(spaces) == {SINGLE_AGENT}:
         raise InvalidInputError(f"{env.name} has one agent: choose one of the policies {', '.join(team)}.")
     else:
-        policy_of = assign_policies(env.policies, spaces)
-    for agent, policy in policy_of.items():
+        assignment = assign_policies(env, spaces, pool_sizes)
+    for policy, name in assignment.name_of.items():
         if policy not in team:
             raise InvalidInputError(
                 f"{env.name} needs the policy {policy!r}, and there are {', '.join(team)}: assign them by env.policies."
             )
-        check_spaces(env, team[policy], spaces[agent])
-    return policy_of
+        for agent in assignment.agents_of(name):
+            check_spaces(env, team[policy], spaces[agent])
+    return assignment
 
 
 def check_spaces(env: EnvConfig, policy: Policy, spaces: Spaces) -> None:

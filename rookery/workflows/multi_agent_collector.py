@@ -10,35 +10,42 @@ from rookery.distributed import SAME
 from rookery.envs.config import EnvConfig
 from rookery.learning.experience import Experience, JointExperience
 from rookery.metrics import Mean
-from rookery.runners.acting.policy_map import PolicyID, distinct_policies
+from rookery.runners.acting.assignment import Assignment
+from rookery.runners.acting.policy_map import PolicyID
 from rookery.runners.acting.roles import RoleID
-from rookery.runners.envs.base_env import AgentID
 from rookery.runners.group import RunnerGroup, merge_columns
 from rookery.runners.sampling import Sample
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Dict
 from rookery.types import PyTreeDict, Tree
 from rookery.workflows.collector import Collector, blank_experience, mean_of, metrics_of, trajectory_of
-from rookery.workflows.policies import agents_of, assign_policies
 from rookery.workflows.programs import experience_specs, specs_of
 
 
 class MultiAgentCollector(Collector):
-    """Collects from environments with several agents; each agent has one of the policies.
+    """Collects from environments with several agents; each agent has one of the policies in an episode.
 
-    A policy has one column for each of its agents in each environment. Columns of agents that are absent or act less
-    often have dead rows (`autoreset`).
+    A trained policy has one column for each agent that may have it, in each environment. Columns of agents that are
+    absent, act less often or have another policy have dead rows (`autoreset`). Rows of frozen policies are left out.
     """
 
     obs_space: Dict
     action_space: Dict
-    policy_of: Mapping[AgentID, PolicyID]
+    assignment: Assignment
 
-    def __init__(self, group: RunnerGroup, env: EnvConfig, agent: Agent, num_envs: int, rollout_length: int) -> None:
+    def __init__(
+        self,
+        group: RunnerGroup,
+        env: EnvConfig,
+        agent: Agent,
+        num_envs: int,
+        rollout_length: int,
+        assignment: Assignment,
+    ) -> None:
         super().__init__(group, env, agent, num_envs, rollout_length)
-        self.policy_of = assign_policies(env.policies, self.spaces)
-        self.policies = distinct_policies(self.policy_of)
-        spaces = {policy: self.spaces[agents_of(policy, self.policy_of)[0]] for policy in self.policies}
+        self.assignment = assignment
+        self.policies = assignment.trained
+        spaces = {policy: self.spaces[assignment.agents_of(name)[0]] for policy, name in assignment.name_of.items()}
         self.obs_space = Dict({policy: obs_space for policy, (obs_space, _) in spaces.items()})
         self.action_space = Dict({policy: action_space for policy, (_, action_space) in spaces.items()})
         self._nothing: JointExperience | None = None
@@ -46,8 +53,8 @@ class MultiAgentCollector(Collector):
         """The last episode number of each column, by runner and policy."""
 
     def num_columns(self, policy: PolicyID) -> int:
-        """Return the number of agents with this policy in all environments."""
-        return self.num_envs * len(agents_of(policy, self.policy_of))
+        """Return the number of agents that may have this policy in all environments."""
+        return self.num_envs * len(self.assignment.agents_of(policy))
 
     def example(self) -> JointExperience:
         if self._nothing is None:
@@ -56,7 +63,7 @@ class MultiAgentCollector(Collector):
                 "rollout/ep_rew_mean",
                 "rollout/ep_len_mean",
                 "rollout/staleness",
-                *map(_return_name, self.policies),
+                *map(_return_name, self.assignment.names),
             ]
             metrics = {name: mean_of([]) for name in names}
             self._nothing = JointExperience(experiences=experiences, metrics=metrics, env_steps=np.int32(0))  # type: ignore[arg-type]
@@ -69,7 +76,7 @@ class MultiAgentCollector(Collector):
     def collect(
         self, role: RoleID, agent_state: Mapping[PolicyID, AgentState], rollout_length: int, staleness: int = 0
     ) -> tuple[JointExperience, int]:
-        samples = self.sample(role, {policy: agent_state[policy] for policy in self.policies}, rollout_length)
+        samples = self.sample(role, agent_state, rollout_length)
         env_steps = sum(sample.env_steps for sample in samples)
         experience = JointExperience(
             experiences=PyTreeDict({policy: self._experience_of(samples, policy) for policy in self.policies}),
@@ -135,14 +142,17 @@ class MultiAgentCollector(Collector):
         return times
 
     def _returns_of(self, samples: Sequence[Sample]) -> dict[str, Mean]:
-        """Return the mean return of an episode for each policy, summed over its agents."""
+        """Return the mean return of each policy, summed over its agents, in the episodes in which it acted."""
         finished = [episode for sample in samples for episode in sample.episodes if not episode.is_faulty]
-        episodes = [episode.agent_returns for episode in finished]
-        returns = {policy: [0.0] * len(episodes) for policy in self.policies}
-        for index, agent_returns in enumerate(episodes):
-            for agent, agent_return in agent_returns.items():
-                returns[self.policy_of[agent]][index] += agent_return
-        return {_return_name(policy): mean_of(values) for policy, values in returns.items()}
+        returns: dict[PolicyID, list[float]] = {name: [] for name in self.assignment.names}
+        for episode in finished:
+            totals: dict[PolicyID, float] = {}
+            for agent, policy in episode.policies.items():
+                name = self.assignment.name_of[policy]
+                totals[name] = totals.get(name, 0.0) + episode.agent_returns[agent]
+            for name, total in totals.items():
+                returns[name].append(total)
+        return {_return_name(name): mean_of(values) for name, values in returns.items()}
 
 
 def _columns(tree: Tree, axis: int, start: int, stop: int | None = None) -> Tree:

@@ -268,6 +268,9 @@ class LearnerTraining(Training):
     def specs(self) -> TrainingState:
         return state_specs(self.learner.specs(self._learner_shape))
 
+    def with_agent(self, state: TrainingState, agent_state: AgentState) -> TrainingState:
+        return state.replace(learner=self.learner.with_agent(state.learner, agent_state))
+
     def counters(self, state: TrainingState) -> dict[str, Counter]:
         return self.learner.counters(state.learner)
 

@@ -4,6 +4,7 @@ The action in a column does not depend on the other columns of the batch: random
 own number of acts, and the program is batch-invariant. So environments may act whenever they are ready.
 """
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -30,10 +31,11 @@ NO_COLUMN = np.iinfo(np.int32).max
 class Actor:
     """One agent with its state, compiled to act in some columns at a time.
 
-    The number of rows is rounded up to a power of two, so that few programs are compiled.
+    The number of rows is rounded up to a power of two, so that few programs are compiled. Of some `others` that explore
+    alike, it shares the programs of one with the same agent.
     """
 
-    def __init__(self, agent: Agent, key: Key, explore: bool = True) -> None:
+    def __init__(self, agent: Agent, key: Key, explore: bool = True, others: Iterable["Actor"] = ()) -> None:
         self.agent = agent
         self.is_recurrent = bool(jax.tree.leaves(agent.initial_carry((1,))))
         self.carry: Any = ()
@@ -44,7 +46,7 @@ class Actor:
         self._action_fn = agent.compute_actions if explore else agent.evaluate_actions
         self._state_leaves: list[Any] | None = None
         self._state_treedef: Any = None
-        self._programs: dict[Any, Any] = {}
+        self._programs: dict[Any, Any] = next((other._programs for other in others if other.agent is agent), {})
         self._program: Any = None
         self._explores = explore
         self._packings: dict[bool, tuple[Packing, Packing]] = {}

@@ -9,7 +9,8 @@ import numpy as np
 
 from rookery.agent import Agent, AgentState
 from rookery.runners.acting.actor import Actor
-from rookery.runners.acting.policy_map import PolicyID, distinct_policies
+from rookery.runners.acting.assignment import Assignment
+from rookery.runners.acting.policy_map import PolicyID
 from rookery.runners.envs.base_env import Actions, AgentID, End, EnvOutputs
 from rookery.runners.recording.episode import LiveEpisode
 from rookery.types import make_key
@@ -34,9 +35,13 @@ class Players(ABC):
     def last_action(self, env: int) -> Any:
         """Return the action that an env was sent last."""
 
-    def policies_of(self, outputs: EnvOutputs) -> np.ndarray:
+    def policies_of(self, outputs: EnvOutputs, episodes: Sequence[LiveEpisode]) -> np.ndarray:
         """Return the index of the policy of each row."""
         return np.zeros(len(outputs.envs), np.int64)
+
+    def have_acted(self, episode: LiveEpisode) -> np.ndarray:
+        """Return whether each policy acted in an episode that ended."""
+        return np.ones(self.num_policies, bool)
 
 
 class ObsTable:
@@ -85,16 +90,16 @@ class GreedyPlayers(Players):
 
 
 class GreedyTeams(Players):
-    """Several agents in each environment, each with the policy that `policy_of` names."""
+    """Several agents in each environment, each with the policy that it is assigned for the episode."""
 
-    def __init__(self, agents: Mapping[PolicyID, Agent], policy_of: Mapping[AgentID, PolicyID]) -> None:
-        self.policies = distinct_policies(policy_of)
-        self.num_policies = len(self.policies)
-        self._policy_of = policy_of
-        self._agents: dict[PolicyID, list[AgentID]] = {policy: [] for policy in self.policies}
-        for name, policy in policy_of.items():
-            self._agents[policy].append(name)
-        self._actors = {policy: Actor(agents[policy], make_key(0), explore=False) for policy in self.policies}
+    def __init__(self, agents: Mapping[PolicyID, Agent], assignment: Assignment) -> None:
+        self.num_policies = len(assignment.names)
+        self._assignment = assignment
+        self._agents = {policy: assignment.agents_of(name) for policy, name in assignment.name_of.items()}
+        """The agents that may have each acting policy."""
+        self._actors: dict[PolicyID, Actor] = {}
+        for policy in self._agents:
+            self._actors[policy] = Actor(agents[policy], make_key(0), explore=False, others=self._actors.values())
 
     def begin(self, agent_states: Mapping[PolicyID, AgentState], num_envs: int) -> None:
         """Act with these states, in `num_envs` environments that begin new episodes."""
@@ -103,8 +108,8 @@ class GreedyTeams(Players):
             actor.begin(num_envs * len(self._agents[policy]))
         self._acted: list[set[AgentID]] = [set() for _ in range(num_envs)]
         """The agents that have acted in the episode of each env."""
-        self._waiting: dict[int, list[tuple[AgentID, Tree]]] = {}
-        """The agents that act next in each env, and their observations."""
+        self._waiting: dict[int, list[tuple[AgentID, PolicyID, Tree]]] = {}
+        """The agents that act next in each env, their policies and their observations."""
         self._last_actions: dict[int, dict[AgentID, Tree]] = {}
 
     def observe(self, outputs: EnvOutputs, episodes: Sequence[LiveEpisode]) -> None:
@@ -117,14 +122,15 @@ class GreedyTeams(Players):
         rows = zip(outputs.envs.tolist(), outputs.agents, outputs.obs, outputs.ends.tolist(), strict=True)
         for env, agent, obs, end in rows:
             if env not in over and end == End.RUNNING and obs is not None:
-                self._waiting.setdefault(env, []).append((agent, obs))
+                policy = self._policy_of(agent, episodes[env])
+                self._waiting.setdefault(env, []).append((agent, policy, obs))
 
     def act(self, envs: np.ndarray, lengths: np.ndarray) -> Actions:
         acting = set(envs.tolist())
         groups: dict[PolicyID, list[tuple[int, AgentID, Tree]]] = {}
         for env in [env for env in self._waiting if env in acting]:
-            for agent, obs in self._waiting.pop(env):
-                groups.setdefault(self._policy_of[agent], []).append((env, agent, obs))
+            for agent, policy, obs in self._waiting.pop(env):
+                groups.setdefault(policy, []).append((env, agent, obs))
         actions: list[Tree] = []
         agents: list[AgentID] = []
         row_envs: list[int] = []
@@ -149,6 +155,21 @@ class GreedyTeams(Players):
     def last_action(self, env: int) -> Any:
         return self._last_actions.get(env)
 
-    def policies_of(self, outputs: EnvOutputs) -> np.ndarray:
+    def policies_of(self, outputs: EnvOutputs, episodes: Sequence[LiveEpisode]) -> np.ndarray:
         assert outputs.agents is not None, "outputs of envs with several agents name them"
-        return np.array([self.policies.index(self._policy_of[agent]) for agent in outputs.agents], np.int64)
+        rows = zip(outputs.agents, outputs.envs.tolist(), strict=True)
+        return np.array([self._index_of(self._policy_of(agent, episodes[env])) for agent, env in rows], np.int64)
+
+    def have_acted(self, episode: LiveEpisode) -> np.ndarray:
+        acted = np.zeros(self.num_policies, bool)
+        acted[[self._index_of(policy) for policy in episode.policies.values()]] = True
+        return acted
+
+    def _policy_of(self, agent: AgentID, episode: LiveEpisode) -> PolicyID:
+        """Return the acting policy of an agent, for the whole episode."""
+        if agent not in episode.policies:
+            episode.policies[agent] = self._assignment(agent, episode)
+        return episode.policies[agent]
+
+    def _index_of(self, policy: PolicyID) -> int:
+        return self._assignment.names.index(self._assignment.name_of[policy])

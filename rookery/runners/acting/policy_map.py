@@ -7,16 +7,10 @@ import jax
 from rookery.agent import Agent, AgentState
 from rookery.errors import InvalidInputError, unknown_name
 from rookery.runners.acting.actor import Actor
-from rookery.runners.envs.base_env import AgentID
 from rookery.types import Key
 
 PolicyID = str
 DEFAULT_POLICY: PolicyID = "default"
-
-
-def distinct_policies(policy_of: Mapping[AgentID, PolicyID]) -> list[PolicyID]:
-    """Return the policies of some agents, each once, in the order of the agents."""
-    return list(dict.fromkeys(policy_of.values()))
 
 
 class PolicyMap:
@@ -37,7 +31,7 @@ class PolicyMap:
         """Add a policy for new episodes."""
         if policy in self._actors or policy in self._removed:
             raise InvalidInputError(f"policy {policy!r} exists already, or is still in use: choose another name.")
-        actor = Actor(agent, jax.random.fold_in(self._key, self._num_made), self._explore)
+        actor = Actor(agent, jax.random.fold_in(self._key, self._num_made), self._explore, self._actors.values())
         self._num_made += 1
         if agent_state is not None:
             actor.set_state(agent_state)

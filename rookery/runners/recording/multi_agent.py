@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from rookery.runners.acting.assignment import PolicyMappingFn
 from rookery.runners.acting.policy_map import PolicyID, PolicyMap
 from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, AgentID, End, EnvOutputs
 from rookery.runners.ledger import Steps
@@ -14,8 +15,6 @@ from rookery.runners.perf import Perf, Stage
 from rookery.runners.recording.episode import LiveEpisode
 from rookery.runners.recording.policy_recorder import PolicyRecorder
 from rookery.runners.recording.recorder import Fragment, FragmentRecorder, Tree, some_rows, stacked
-
-PolicyMappingFn = Callable[[AgentID, LiveEpisode], PolicyID]
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ class ReturnsRecorder(EpisodeRecorder):
 
     def __init__(self, players: Players, num_envs: int, num_episodes: int) -> None:
         self.returns = np.full((num_episodes, players.num_policies), np.nan)
-        """By episode and policy."""
+        """By episode and policy; NaN for policies that did not act in an episode."""
         self.lengths = np.zeros(num_episodes, np.int32)
         self._players = players
         self._env_returns = np.zeros((num_envs, players.num_policies))
@@ -31,7 +31,7 @@ class ReturnsRecorder(EpisodeRecorder):
 
     def observe(self, polled: EnvOutputs, episodes: Sequence[LiveEpisode]) -> Sequence[int]:
         is_step = ~polled.is_reset
-        policies = self._players.policies_of(polled)[is_step]
+        policies = self._players.policies_of(polled, episodes)[is_step]
         np.add.at(self._env_returns, (polled.envs[is_step], policies), polled.rewards[is_step])
         stepped = np.asarray(polled.stepped, np.int64)
         self._env_lengths[stepped] += 1
@@ -46,7 +46,8 @@ class ReturnsRecorder(EpisodeRecorder):
     def end_episode(self, episode: LiveEpisode) -> int:
         self.update(episode)
         env, number = episode.env_index, episode.number
-        self.returns[number], self.lengths[number] = self._env_returns[env], self._env_lengths[env]
+        self.returns[number] = np.where(self._players.have_acted(episode), self._env_returns[env], np.nan)
+        self.lengths[number] = self._env_lengths[env]
         return self.discard(env).env_steps
 
     def discard(self, env: int) -> Steps:

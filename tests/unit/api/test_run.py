@@ -137,19 +137,6 @@ def test_an_own_environment_is_learned_and_shown(tmp_path: Path) -> None:
     assert run.video(tmp_path / "walk.gif").read_bytes().startswith(b"GIF8")
 
 
-def test_an_own_environment_is_passed_again_to_use_its_run_in_another_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "run"
-    rookery.train("a2c", Corridor, **SMALL | {"total_timesteps": 64}, run_dir=path)
-    monkeypatch.setattr(own, "_MAKERS", {})
-    with pytest.raises(InvalidInputError, match=r"pass it again, rookery\.open_run\(path, env=MyEnv\)"):
-        rookery.open_run(path).evaluate(2)
-    run = rookery.open_run(path, env=Corridor)
-    assert run.evaluate(2).lengths.tolist() == [5, 5]
-    assert run.resume(total_timesteps=128).policy.num_steps == 128
-
-
 def test_the_report_of_a_run_in_memory_is_a_page(run: rookery.Run, tmp_path: Path) -> None:
     page = run.report(tmp_path / "report.html").read_text()
     assert "ppo on classic/cartpole" in page

@@ -13,7 +13,7 @@ import pytest
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from rookery.configs import compose, composition, sweep
+from rookery.configs import compose, composition, sweep, with_values
 from rookery.configs.composition import MEANINGS, OTHER_NAMES, stored_names
 from rookery.configs.declared import register
 from rookery.configuration import plain, to_mapping
@@ -42,6 +42,8 @@ def test_the_defaults_are_ppo_on_cartpole() -> None:
         "autoreset_mode": "normal",
         "kwargs": {},
         "policies": None,
+        "frozen": [],
+        "mapping": None,
         "wrappers": [],
         "runner": dataclasses.asdict(RunnerSettings()),
     }
@@ -54,6 +56,13 @@ def test_the_composed_config_is_the_one_that_hydra_alone_composes() -> None:
 
 def test_a_process_that_does_not_answer_is_replaced_after_60_seconds_by_default() -> None:
     assert compose(["env=gymnasium/CartPole-v1"])["env"]["runner"]["step_timeout"] == 60.0
+
+
+def test_other_policies_replace_those_of_a_run_because_the_first_match_counts() -> None:
+    drawn = compose(["env=pettingzoo/classic.tictactoe_v3", "env.policies={player_*: [main, past]}"])
+    assert drawn["env"]["policies"] == {"player_*": ["main", "past"]}
+    fixed = {"player_1": "main", "player_2": "past"}
+    assert with_values(drawn, {"env.policies": fixed})["env"]["policies"] == fixed
 
 
 def test_the_result_is_plain_data() -> None:

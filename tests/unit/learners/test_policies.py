@@ -12,7 +12,7 @@ import pytest
 from rookery.algorithms.a2c import A2C, A2CConfig, A2CHyperparameters
 from rookery.errors import InvalidInputError
 from rookery.hyperparameters import LinearSchedule
-from rookery.learners.policies import PolicyLearners
+from rookery.learners.policies import PolicyLearners, Snapshots
 from rookery.learning.experience import Experience, JointExperience
 from rookery.metrics import Mean
 from rookery.networks import ActorCriticConfig
@@ -30,12 +30,23 @@ HYPERPARAMETERS = A2CHyperparameters(learning_rate=LinearSchedule(start=0.01, en
 Learn = Callable[[Any, JointExperience], tuple[Any, Any]]
 
 
-def make(policies: Sequence[str] = ("left", "right"), **settings: Any) -> PolicyLearners:
+def make(
+    policies: Sequence[str] = ("left", "right"),
+    frozen: tuple[str, ...] = (),
+    snapshots: Snapshots | None = None,
+    **settings: Any,
+) -> PolicyLearners:
     config = A2CConfig(
         num_envs=3, rollout_length=NUM_ROWS, network=ActorCriticConfig(hidden_sizes=(8,)), optimizer="adam", **settings
     )
     learners = {policy: A2C.of(dataclasses.replace(config, num_envs=NUM_COLUMNS[policy])) for policy in policies}
-    return PolicyLearners(agent=A2C.make_agent(config), config=config, learners=PyTreeDict(learners))
+    return PolicyLearners(
+        agent=A2C.make_agent(config),
+        config=config,
+        learners=PyTreeDict(learners),
+        frozen=frozen,
+        snapshots=snapshots,
+    )
 
 
 def init(learner: PolicyLearners) -> Any:
@@ -141,7 +152,7 @@ def test_all_policies_count_the_same_steps_and_iterations_and_each_its_own_updat
     assert differ(after.agent_state.right, state.agent_state.right)
 
 
-def test_a_frozen_policy_stays_as_it_is_while_the_other_learns(
+def test_a_policy_with_a_learning_rate_of_zero_stays_as_it_is_while_the_other_learns(
     learn: Learn, state: Any, joint: JointExperience
 ) -> None:
     left = state.policies.left
@@ -206,3 +217,51 @@ def test_columns_that_do_not_divide_over_the_devices_are_an_error(learner: Polic
     learner.check(num_devices=3)
     with pytest.raises(InvalidInputError, match="num_envs=3"):
         learner.check(num_devices=2)
+
+
+def test_a_frozen_policy_acts_and_has_no_learner(state: Any, joint: JointExperience) -> None:
+    learner = make(("left",), frozen=("right",))
+    begun = init(learner)
+    assert set(begun.policies) == {"left"}
+    assert set(begun.agent_state) == set(learner.acting_state(begun)) == {"left", "right"}
+    only_left = joint.replace(experiences=PyTreeDict(left=joint.experiences.left))
+    metrics, after = jax.jit(learner.learn)(begun, only_left, jax.random.key(1))
+    assert_same(after.agent_state.right, begun.agent_state.right)
+    assert differ(after.agent_state.left, begun.agent_state.left)
+    assert not [name for name in metrics if name.startswith("right/")]
+
+
+POOL = ("past_0", "past_1", "past_2")
+
+
+@pytest.fixture(scope="module")
+def self_play() -> PolicyLearners:
+    return make(("left",), frozen=POOL, snapshots=Snapshots("left", POOL, every=2))
+
+
+def spaces_with_pool() -> tuple[Dict, Dict]:
+    return tuple(Dict(dict.fromkeys(("left", *POOL), space["left"])) for space in (OBS_SPACE, ACTION_SPACE))
+
+
+def test_a_pool_begins_with_copies_and_then_keeps_the_last_snapshots(
+    self_play: PolicyLearners, joint: JointExperience
+) -> None:
+    state = self_play.init(*spaces_with_pool(), HYPERPARAMETERS, jax.random.key(0))
+    learn = jax.jit(self_play.learn)
+    only_left = joint.replace(experiences=PyTreeDict(left=joint.experiences.left))
+    expected = [state.agent_state.left] * 3
+    for iteration in range(1, 11):
+        _, state = learn(state, only_left, jax.random.key(iteration))
+        if iteration % 2 == 0:
+            expected[(iteration // 2 - 1) % 3] = state.agent_state.left
+        for member, snapshot in zip(POOL, expected, strict=True):
+            assert_same(state.frozen[member], snapshot)
+    assert all(differ(one, expected[0]) for one in expected[1:])
+
+
+def test_a_pool_begins_with_the_agent_that_a_run_begins_with(self_play: PolicyLearners) -> None:
+    first, other = (self_play.init(*spaces_with_pool(), HYPERPARAMETERS, jax.random.key(seed)) for seed in (0, 1))
+    trained, old = other.agent_state.left, first.agent_state.left
+    state = self_play.with_agent(first, {"left": trained, "past_1": old})
+    for policy, agent_state in {"left": trained, "past_0": trained, "past_1": old, "past_2": trained}.items():
+        assert_same(state.agent_state[policy], agent_state)

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
+from rookery.envs.config import EnvConfig
 from rookery.spaces import Box, Discrete
 from rookery.workflows.policies import assign_policies
 
+GAME = "pettingzoo/pettingzoo.classic.tictactoe_v3"
 ONE, OTHER = (Box(0.0, 1.0, (2,)), Discrete(2)), (Box(0.0, 1.0, (2,)), Discrete(3))
 
 
@@ -21,4 +23,5 @@ ONE, OTHER = (Box(0.0, 1.0, (2,)), Discrete(2)), (Box(0.0, 1.0, (2,)), Discrete(
     ],
 )
 def test_the_first_rule_that_fits_an_agent_gives_it_its_policy(policies: Any, spaces: Any, expected: Any) -> None:
-    assert assign_policies(policies, spaces) == expected
+    assignment = assign_policies(EnvConfig(GAME, policies=policies), spaces)
+    assert {agent: (policy,) for agent, policy in expected.items()} == assignment.choices
