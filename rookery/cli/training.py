@@ -164,7 +164,7 @@ def prepare_jax(*configs: Mapping[str, Any]) -> None:
 
 def _default_devices(config: Mapping[str, Any]) -> int:
     """Return the number of devices that a run with `devices: null` needs; 0 if the CPU need not be split."""
-    if config.get("devices") is not None or jax.config.jax_num_cpu_devices > 0 or not _is_on_cpu_alone():
+    if config.get("devices") is not None or jax.config.values["jax_num_cpu_devices"] > 0 or not _is_on_cpu_alone():
         return 0
     with contextlib.suppress(Exception):  # what is wrong with a config is reported when its workflow is built
         workflow = workflow_class(name := config["agent"]["name"])
@@ -175,8 +175,8 @@ def _default_devices(config: Mapping[str, Any]) -> int:
 
 def _is_on_cpu_alone() -> bool:
     """Return whether JAX will use the CPU, without starting it."""
-    if jax.config.jax_platforms:
-        return bool(jax.config.jax_platforms == "cpu")
+    if platforms := jax.config.values["jax_platforms"]:
+        return bool(platforms == "cpu")
     return not (importlib.metadata.entry_points(group="jax_plugins") or importlib.util.find_spec("libtpu"))
 
 
