@@ -1,6 +1,8 @@
 """Training for the command line: in a run directory, with a recorded episode and a report at the end."""
 
 import contextlib
+import importlib.metadata
+import importlib.util
 import logging
 import shlex
 import time
@@ -49,7 +51,9 @@ def train(config: Mapping[str, Any], console: Console, on_all_hosts: bool = Fals
         prepare_jax(config)
     workflow = build_workflow(config, enable_multi_devices=on_all_hosts)
     if jax.process_index() == 0:
-        print_line(console, f"preparing {config['agent']['name']} on {config['env']['name']} ...")
+        print_line(
+            console, f"preparing {config['agent']['name']} on {config['env']['name']}{describe_devices(workflow)} ..."
+        )
 
     def learn() -> Any:
         state = workflow.init(workflow.make_key())
@@ -139,19 +143,38 @@ def prepare_jax(*configs: Mapping[str, Any]) -> None:
     if any(is_on_host(str(config["env"]["name"])) for config in configs):
         # Passing a program to another thread takes as long as running a small network: too long for every step.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
-    num_devices = max((number for config in configs if isinstance(number := config.get("devices"), int)), default=0)
+    wanted = max((number for config in configs if isinstance(number := config.get("devices"), int)), default=0)
+    if wanted > MAX_DEVICES:
+        raise InvalidInputError(f"devices={wanted}: one host has at most {MAX_DEVICES}.")
+    num_devices = max(wanted, *map(_default_devices, configs))
     if num_devices < 1:
         return
-    if num_devices > MAX_DEVICES:
-        raise InvalidInputError(f"devices={num_devices}: one host has at most {MAX_DEVICES}.")
     try:
         jax.config.update("jax_num_cpu_devices", num_devices)
     except RuntimeError as error:
-        if jax.device_count() < num_devices:
+        if jax.device_count() < wanted:
             raise InvalidInputError(
-                f"devices={num_devices}: JAX has already started with {jax.device_count()}; set the environment "
-                f"variable JAX_NUM_CPU_DEVICES={num_devices} before the command."
+                f"devices={wanted}: JAX has already started with {jax.device_count()}; set the environment "
+                f"variable JAX_NUM_CPU_DEVICES={wanted} before the command."
             ) from error
+
+
+def _default_devices(config: Mapping[str, Any]) -> int:
+    """Return the number of devices that a run with `devices: null` needs; 0 if the CPU need not be split."""
+    if config.get("devices") is not None or jax.config.values["jax_num_cpu_devices"] > 0 or not _is_on_cpu_alone():
+        return 0
+    with contextlib.suppress(Exception):  # what is wrong with a config is reported when its workflow is built
+        workflow = workflow_class(name := config["agent"]["name"])
+        num_devices = workflow.default_devices(workflow.check_config(config, name), MAX_DEVICES)
+        return num_devices if num_devices > 1 else 0
+    return 0
+
+
+def _is_on_cpu_alone() -> bool:
+    """Return whether JAX will use the CPU, without starting it."""
+    if platforms := jax.config.values["jax_platforms"]:
+        return bool(platforms == "cpu")
+    return not (importlib.metadata.entry_points(group="jax_plugins") or importlib.util.find_spec("libtpu"))
 
 
 class ConsoleHandler(logging.Handler):
@@ -184,6 +207,12 @@ def new_run_directory(config: Mapping[str, Any]) -> str:
     agent_name = str(config["agent"]["name"]).rpartition(":")[2]
     path = Path("runs") / f"{agent_name}-{env_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     return str(make_new_folder(path) if jax.process_index() == 0 else path)
+
+
+def describe_devices(workflow: Workflow) -> str:
+    """Return the number of devices of a run, to be appended to a line; empty for one device."""
+    num_devices = workflow.layout.mesh.size
+    return f", {num_devices} devices" if num_devices > 1 else ""
 
 
 def print_directory(workflow: Workflow, console: Console) -> None:

@@ -31,7 +31,8 @@ class PopulationEvaluator(PyTreeNode):
 
     `env` is a single env with episodes, or a vectorized env, whose single env is used. `agent_fn` is
     `agent.evaluate_actions`; a recurrent agent also needs `initial_carry_fn=agent.initial_carry`. `play` also returns
-    the `measures` of every episode and, with `track_obs`, the statistics of the observations.
+    the `measures` of every episode and, with `track_obs`, the statistics of the observations. If the population is
+    split over the devices of the mesh axis `axis_name`, the statistics cover all devices.
 
     The randomness of an episode depends only on the key, the index of the agent and the index of the episode, so the
     result does not depend on the number of lanes; on CPU bit for bit. (If you call it inside your own compiled program,
@@ -46,6 +47,7 @@ class PopulationEvaluator(PyTreeNode):
     discount: float = pytree_field(static=True, default=1.0)
     measures: tuple[Measure, ...] = pytree_field(static=True, default=())
     track_obs: bool = pytree_field(static=True, default=False)
+    axis_name: str | None = pytree_field(static=True, default=None)
 
     def __post_init__(self) -> None:
         check_is_env(self.env)
@@ -86,11 +88,14 @@ class PopulationEvaluator(PyTreeNode):
             num_jobs=population_size * num_episodes,
         )
         played, shape = self._play_all(queue), (population_size, num_episodes)
+        statistics = played.obs_statistics
+        if self.axis_name is not None:
+            statistics = jax.lax.all_gather(statistics, self.axis_name, tiled=True)
         return PopulationEpisodes(
             episode_returns=played.episode_returns.reshape(shape),
             episode_lengths=played.episode_lengths.reshape(shape),
             measures=self._finished(played).reshape(*shape, len(self.measures)),
-            obs_statistics=None if played.obs_statistics is None else merge_all(played.obs_statistics),
+            obs_statistics=None if statistics is None else merge_all(statistics),
         )
 
     def _play_all(self, queue: Queue) -> PopulationEpisodes:

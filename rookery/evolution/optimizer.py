@@ -4,6 +4,7 @@ Fitness is maximized. A NaN or infinite fitness ranks below all others, is never
 not see it.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.configuration import check_settings
+from rookery.distributed import fixed_order
 from rookery.errors import InvalidInputError, ShapeError, check_count
 from rookery.evolution.fitness import without_invalid
 from rookery.types import (
@@ -30,6 +32,8 @@ from rookery.types import (
 
 CHUNK_SIZE = 64
 """The number of individuals, or mirrored pairs, made at once."""
+MIN_BLOCK_SIZE = 8
+"""A sum over the population adds blocks of at least this number of individuals: it needs memory for one of each."""
 
 
 class ECState(PyTreeData):
@@ -224,12 +228,14 @@ class EvoOptimizer(PyTreeNode, ABC):
     def weighted_sum(self, weights: Array, population: Params) -> Params:
         """Sum the individuals of the whole population, weighted by `weights` `[P]`."""
         own = self.share(weights)
+        num_blocks = self.share_size // math.gcd(self.share_size, block_size(self.population_size))
 
-        def add(leaf: Array) -> Array:
-            return jnp.sum(own.reshape(-1, *(1,) * (leaf.ndim - 1)) * leaf, axis=0)
+        def add_blocks(leaf: Array) -> Array:
+            weighted = own.reshape(-1, *(1,) * (leaf.ndim - 1)) * leaf
+            return jnp.sum(weighted.reshape(num_blocks, -1, *leaf.shape[1:]), axis=1)
 
-        total = jax.tree.map(add, population)
-        return total if self.axis_name is None else jax.lax.psum(total, self.axis_name)
+        blocks = jax.tree.map(add_blocks, population)
+        return fixed_order.combine(lambda one, other: jax.tree.map(jnp.add, one, other), blocks, self.axis_name)
 
     def individual(self, population: Params, index: Array) -> Params:
         """Return one individual of the whole population, whichever device has it."""
@@ -252,6 +258,23 @@ class EvoOptimizer(PyTreeNode, ABC):
             best_params=where_tree(is_better, self.individual(state.asked, index), state.best_params),
             best_fitness=jnp.where(is_better, candidates[index], state.best_fitness),
         )
+
+
+def block_size(population_size: int) -> int:
+    """Return the number of individuals in a block: at least `MIN_BLOCK_SIZE`; the blocks are a power of two."""
+    num_blocks = population_size & -population_size
+    while num_blocks > 1 and population_size // num_blocks < MIN_BLOCK_SIZE:
+        num_blocks //= 2
+    return population_size // num_blocks
+
+
+def max_same_devices(population_size: int, limit: int) -> int:
+    """Return the largest power of two, up to `limit`, of devices that get whole blocks and whole mirrored pairs."""
+    num_devices = 1
+    most = min(limit, population_size // block_size(population_size))
+    while 2 * num_devices <= most and population_size % (4 * num_devices) == 0:
+        num_devices *= 2
+    return num_devices
 
 
 def normal_like(params: Params, key: Key) -> Params:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from rookery.cores import NUM_CORES
 from rookery.envs.config import EnvConfig
 from rookery.errors import EnvironmentCheckError, InvalidInputError
 from rookery.runners.envs.base_env import SINGLE_AGENT, BaseEnv
@@ -109,10 +110,8 @@ def _failed_reset(base_env: BaseEnv, transport: EnvTransport) -> Failed | None:
 
 def num_evaluation_envs(env: EnvConfig, num_envs: int, num_episodes: int) -> int:
     """Return how many environments play an evaluation: in at most one process for each core."""
-    from rookery.runners.transports import subprocesses
-
     most = min(num_envs, num_episodes)
-    return min(most, subprocesses.NUM_CORES * env.runner.envs_per_process) if env.runner.processes else most
+    return min(most, NUM_CORES * env.runner.envs_per_process) if env.runner.processes else most
 
 
 def clips_rewards(env: EnvConfig) -> bool:

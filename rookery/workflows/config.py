@@ -117,7 +117,11 @@ class TrainConfig:
         choices=(STOP, WARN),
         help="if parameters or losses are NaN or infinite in all seeds: stop at the next record, or only warn",
     )
-    devices: int | None = setting(None, low=1, help="number of devices; null: one; on a CPU, 2 uses two cores")
+    devices: int | None = setting(
+        None,
+        low=1,
+        help="number of devices; on a CPU, 2 uses two cores; null: one, or all cores for evolution on a CPU",
+    )
     prng: str = setting("threefry2x32", choices=PRNG_IMPLEMENTATIONS, help="random number generator")
     init_from: str | Mapping[str, str] | None = setting(
         None, help="begin with the parameters of another run: RUN, RUN@STEP, RUN@best; policies: {main: RUN:main}"

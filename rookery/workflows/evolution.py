@@ -7,10 +7,13 @@ from rookery.agents.network import NetworkAgent
 from rookery.agents.policy import PolicyAgent
 from rookery.compilation import batch_invariant_options
 from rookery.configuration import field_names, from_mapping
+from rookery.cores import NUM_CORES
 from rookery.distributed import DEVICE_AXIS
 from rookery.evolution import EvoOptimizer
+from rookery.evolution.optimizer import max_same_devices
 from rookery.hyperparameters import Hyperparameters
 from rookery.workflows.choice import make_generations
+from rookery.workflows.config import Settings
 from rookery.workflows.generations import ECConfig, Evolution
 from rookery.workflows.training import Training
 from rookery.workflows.workflow import Workflow
@@ -24,6 +27,8 @@ class ECWorkflow(Workflow):
 
     optimizer_class: ClassVar[type[EvoOptimizer]]
     agent_class: ClassVar[type[NetworkAgent]] = PolicyAgent
+    is_same_on_devices: ClassVar[bool] = False
+    """Whether 2, 4, 8, ... cores compute the same numbers as one, to the bit: then a run uses all by default."""
     # One population fills the device. With `vmap`, the lanes of one seed would wait for those of another.
     vectorize_seeds = False
     compiler_options = batch_invariant_options
@@ -34,6 +39,13 @@ class ECWorkflow(Workflow):
             cls.config_class = config_of(cls.optimizer_class)
             declared = get_type_hints(cls.optimizer_class)["hyperparameters"]
             cls.hyperparameters_class = Hyperparameters if declared is Any else declared
+
+    @classmethod
+    def default_devices(cls, settings: Settings, limit: int) -> int:
+        """Return as many devices as compute the same numbers to the bit; on the host, processes use the cores."""
+        if settings.train.env.is_on_host or not cls.is_same_on_devices:
+            return 1
+        return max_same_devices(settings.method.population_size, min(limit, NUM_CORES))
 
     def make_training(self) -> Training:
         config = self.config

@@ -220,11 +220,11 @@ class Generations(Training):
         return metrics, state.replace(learner=learner)
 
     def _metrics(self, evo_state: ECState, episodes: PopulationEpisodes) -> Metrics:
-        played = {
-            "rollout/ep_rew_mean": Mean.where(jnp.isfinite(episodes.episode_returns), episodes.episode_returns),
-            "rollout/ep_len_mean": Mean.where(episodes.episode_lengths > 0, episodes.episode_lengths),
+        returns, lengths = self.optimizer.gathered((episodes.episode_returns, episodes.episode_lengths))
+        metrics: dict[str, Mean | Latest] = {
+            "rollout/ep_rew_mean": Mean.where(jnp.isfinite(returns), returns),
+            "rollout/ep_len_mean": Mean.where(lengths > 0, lengths),
         }
-        metrics: dict[str, Mean | Latest] = {**sum_over_devices(played)}
         fitness = self.optimizer.gathered(self.optimizer.fitness(episodes.episode_returns, episodes.measures))
         columns = {"fitness": fitness} if fitness.ndim == 1 else {}
         for index in range(fitness.shape[1] if fitness.ndim > 1 else 0):
@@ -270,6 +270,7 @@ class DeviceGenerations(OnDevice, Generations):
             num_lanes=min(config.num_lanes, config.population_size * config.num_episodes // layout.mesh.size),
             measures=evolution.measures,
             track_obs=config.tracks_obs,
+            axis_name=DEVICE_AXIS,
         )
         if evolution.measures:
             jax.eval_shape(self._measure_one_step, jax.random.key(0))  # raises if a measure does not exist
@@ -299,11 +300,7 @@ class DeviceGenerations(OnDevice, Generations):
             lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), agent_state.replace(params=None)
         )
         first = jax.lax.axis_index(DEVICE_AXIS) * size
-        episodes = self.player.play(shared.replace(params=population), key, self.config.num_episodes, first)
-        if episodes.obs_statistics is None:
-            return episodes
-        observed = running_statistics.merge_over_axis(episodes.obs_statistics, DEVICE_AXIS)
-        return episodes.replace(obs_statistics=observed)
+        return self.player.play(shared.replace(params=population), key, self.config.num_episodes, first)
 
     def _with_reference_statistics(self, agent_state: AgentState, key: Key) -> AgentState:
         """Compute the observation statistics of a random rollout, as virtual batch normalization does."""

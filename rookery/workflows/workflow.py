@@ -107,13 +107,23 @@ class Workflow(ABC):
     ) -> "Workflow":
         """Check a config and build the workflow; nothing is compiled yet.
 
-        If `devices` of the config is null, the workflow uses one device, or with `enable_multi_devices` all devices.
+        If `devices` of the config is null, the workflow uses all devices with `enable_multi_devices`, and otherwise
+        `default_devices`.
         With `evaluation_episodes` the workflow is built to evaluate that number of episodes: no host environments for
         training are started. `agent_name` is the name of the method in the config, if it is not that of the class.
         """
         settings = cls.check_config(config, agent_name)
-        num_devices = settings.train.devices or (jax.device_count() if enable_multi_devices else 1)
+        num_devices = settings.train.devices
+        if num_devices is None and enable_multi_devices:
+            num_devices = jax.device_count()
+        elif num_devices is None:
+            num_devices = cls.default_devices(settings, jax.device_count()) if jax.default_backend() == "cpu" else 1
         return cls(settings, device_mesh(num_devices).size, enable_jit, evaluation_episodes)
+
+    @classmethod
+    def default_devices(cls, settings: Settings, limit: int) -> int:
+        """Return how many cores of a CPU, up to `limit`, a run uses as devices if its config does not say."""
+        return 1
 
     @classmethod
     def check_config(cls, config: Any, agent_name: str | None = None) -> Settings:

@@ -25,9 +25,12 @@ from rookery.cli import training
 from rookery.cli.train import EPILOG
 from rookery.cli.training import describe_results, describe_returns
 from rookery.configs import compose, sweep
+from rookery.cores import NUM_CORES
 from rookery.distributed import memory
 from rookery.envs import Env
 from rookery.envs.classic.cartpole import CartPole
+from rookery.evolution.optimizer import max_same_devices
+from rookery.runs.directory import RunDirectory
 from rookery.testing.misbehaving_envs import FaultyEnv, raise_error
 from tests.report_runs import write_run
 
@@ -227,6 +230,21 @@ def test_devices_make_a_cpu_look_like_so_many(
     assert (result.returncode, result.stderr) == (0, "")
     manifest = json.loads((working_directory / "run" / "manifest.json").read_text())
     assert len(manifest["devices"]) == 2
+
+
+def test_evolution_uses_all_cores_unless_the_config_says_otherwise(
+    working_directory: Path, run_in_a_process: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    evolution = ["agent=openes", "env=classic/cartpole", "agent.population_size=32", "total_timesteps=1000"]
+    result = run_in_a_process("train", *evolution, "run_dir=run")
+    assert (result.returncode, result.stderr) == (0, "")
+    run = working_directory / "run"
+    num_devices = max_same_devices(32, NUM_CORES)
+    assert len(json.loads((run / "manifest.json").read_text())["devices"]) == num_devices
+    assert (f", {num_devices} devices ..." in result.stdout) == (num_devices > 1)
+    assert RunDirectory.open(run).config["devices"] is None
+    result = run_in_a_process("resume", "run", "total_timesteps=2000", "devices=1")
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 MULTIPLY = """

@@ -75,4 +75,5 @@ class ARSWorkflow(ECWorkflow):
     """Augmented random search."""
 
     agent_name = "ars"
+    is_same_on_devices = True
     optimizer_class = ARS

@@ -87,4 +87,5 @@ class CSOWorkflow(ECWorkflow):
     """The competitive swarm optimizer."""
 
     agent_name = "cso"
+    is_same_on_devices = True
     optimizer_class = CSO

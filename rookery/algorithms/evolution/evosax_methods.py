@@ -41,6 +41,7 @@ class CMAESWorkflow(ECWorkflow):
     """Covariance matrix adaptation, by evosax."""
 
     agent_name = "cmaes"
+    is_same_on_devices = True
     config_class = CMAESConfig
     hyperparameters_class = SearchHyperparameters
 
@@ -52,6 +53,7 @@ class PSOWorkflow(ECWorkflow):
     """Particle swarm optimization, by evosax."""
 
     agent_name = "pso"
+    is_same_on_devices = True
     config_class = ECConfig
     hyperparameters_class = SearchHyperparameters
 

@@ -88,4 +88,5 @@ class GAWorkflow(ECWorkflow):
     """A genetic algorithm."""
 
     agent_name = "ga"
+    is_same_on_devices = True
     optimizer_class = GA

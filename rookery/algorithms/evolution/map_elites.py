@@ -162,4 +162,5 @@ class MAPElitesWorkflow(ECWorkflow):
     """MAP-Elites, for quality diversity."""
 
     agent_name = "map_elites"
+    is_same_on_devices = True
     optimizer_class = MAPElites

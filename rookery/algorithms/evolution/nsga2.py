@@ -149,4 +149,5 @@ class NSGA2Workflow(ECWorkflow):
     """NSGA-II, for several objectives."""
 
     agent_name = "nsga2"
+    is_same_on_devices = True
     optimizer_class = NSGA2

@@ -64,8 +64,10 @@ class OpenES(GaussianOptimizer):
     def update(self, state: OpenESState, fitness: Array, key: Key) -> OpenESState:
         hyperparameters = state.hyperparameters
         weights = FITNESS_SHAPINGS[self.fitness_shaping](fitness) / self.population_size
+        # A division by a scalar rounds in one of two ways, as XLA decides for each program.
+        inverse_variance = 1.0 / hyperparameters.noise_std**2
         gradient = jax.tree.map(
-            lambda total, mean: total / hyperparameters.noise_std**2 - hyperparameters.weight_decay * mean,
+            lambda total, mean: total * inverse_variance - hyperparameters.weight_decay * mean,
             self.weighted_sum(weights, self.deviations(state)),
             state.mean,
         )  # algorithm 1, line 6
@@ -82,4 +84,5 @@ class OpenESWorkflow(ECWorkflow):
     """OpenAI's evolution strategy."""
 
     agent_name = "openes"
+    is_same_on_devices = True
     optimizer_class = OpenES

@@ -85,4 +85,5 @@ class SepCEMWorkflow(ECWorkflow):
     """The cross-entropy method with a diagonal covariance."""
 
     agent_name = "sepcem"
+    is_same_on_devices = True
     optimizer_class = SepCEM

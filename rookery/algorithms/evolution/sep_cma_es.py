@@ -167,4 +167,5 @@ class SepCMAESWorkflow(ECWorkflow):
     """CMA-ES with a diagonal covariance."""
 
     agent_name = "sep_cma_es"
+    is_same_on_devices = True
     optimizer_class = SepCMAES

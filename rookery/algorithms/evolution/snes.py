@@ -93,4 +93,5 @@ class SNESWorkflow(ECWorkflow):
     """Separable natural evolution strategies."""
 
     agent_name = "snes"
+    is_same_on_devices = True
     optimizer_class = SNES

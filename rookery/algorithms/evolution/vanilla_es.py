@@ -49,4 +49,5 @@ class VanillaESWorkflow(ECWorkflow):
     """The (mu, lambda) evolution strategy."""
 
     agent_name = "vanilla_es"
+    is_same_on_devices = True
     optimizer_class = VanillaES

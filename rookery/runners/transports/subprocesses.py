@@ -16,6 +16,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
+from rookery.cores import NUM_CORES
 from rookery.errors import InvalidInputError, check_count
 from rookery.runners.faults import Failed, FaultKind, Phase, error_text
 from rookery.runners.transports.transport import EnvTransport, MakeEnvFn, Reply, check_all_asked
@@ -26,7 +27,6 @@ PATIENCE = 0.1
 """The share of `step_timeout` after which a silent env is late."""
 MAX_SELECTABLE = 1024
 """`select` takes only descriptors below this one."""
-NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 INTERRUPTED = (FaultKind.KILLED, f"{REPLACED}the exchange with it was interrupted")
 
 

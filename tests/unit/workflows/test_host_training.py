@@ -744,7 +744,7 @@ def test_a_run_goes_on_if_its_evaluations_cannot_finish_an_episode(
 
 
 def test_with_processes_evaluation_keeps_its_own_at_most_one_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rookery.runners.transports.subprocesses.NUM_CORES", 2)
+    monkeypatch.setattr("rookery.runners.host_envs.NUM_CORES", 2)
     started: list[range] = []
     start = WorkerProcess.__init__
 
