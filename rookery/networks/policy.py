@@ -19,6 +19,9 @@ from rookery.spaces import Shape, Space
 from rookery.trust import name_of
 from rookery.types import Array, Key, Obs, Params, PyTreeDict, as_key
 
+MAX_LAYERS = 64
+"""The maximum number of fully connected layers: a short text may describe a network that takes minutes to trace."""
+
 
 @dataclass(frozen=True)
 class TrunkConfig:
@@ -39,6 +42,8 @@ class TrunkConfig:
         encoder = name_of(self.encoder) if isinstance(self.encoder, type) else self.encoder
         object.__setattr__(self, "encoder", encoder)
         check_settings(self)
+        if len(self.hidden_sizes) > MAX_LAYERS:
+            raise InvalidInputError(f"hidden_sizes={len(self.hidden_sizes)} layers: expected at most {MAX_LAYERS}.")
         if encoder is not None:
             own_encoder(encoder)
 
