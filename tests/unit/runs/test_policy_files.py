@@ -204,8 +204,11 @@ def test_each_fault_of_a_header_is_one_error(folder: Path) -> None:
     (length,) = struct.unpack("<Q", content[:8])
     header, tensors = json.loads(content[8 : 8 + length]), content[8 + length :]
     name = next(iter(header))
+    begin, end = header[name]["data_offsets"]
     for wrong in (
-        *({"dtype": dtype} for dtype in ("F8_E4M3", "F4", "BF16", [], None)),
+        {"dtype": "F8_E4M3", "shape": [end - begin]},
+        {"dtype": "BF16", "shape": [(end - begin) // 2]},
+        *({"dtype": dtype} for dtype in ("F4", [], None)),
         *({"data_offsets": offsets} for offsets in ([0, 2**40], [-4, 0], [0], [0.0, 4.0], [0, 10**400], None)),
         {"shape": [2**40]},
     ):
