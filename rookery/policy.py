@@ -1,17 +1,19 @@
 """A trained policy in hand: NumPy observations in, NumPy actions out."""
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import DTypeLike
 
 from rookery.agent import Agent, AgentState, Carry
 from rookery.errors import InvalidInputError, ShapeError
 from rookery.sample_batch import SampleBatch
-from rookery.spaces import ArraySpace, Box, Dict, Space, Tuple
-from rookery.types import Array, PyTreeDict
+from rookery.spaces import ArraySpace, Box, Dict, Discrete, MultiDiscrete, Space, Tuple
+from rookery.types import Array, Key, PyTreeDict
 
 Tree = Any
 
@@ -33,10 +35,11 @@ class Policy:
         """The number of env steps that it was trained for."""
         self._leaves, self._treedef = jax.tree.flatten(jax.tree.map(jnp.asarray, agent_state))
         self._programs = {True: jax.jit(self._greedy), False: jax.jit(self._sampled)}
-        self._num_samples = 0
+        self._seed, self._num_samples = np.uint32(secrets.randbits(32)), 0
         self.is_recurrent = bool(jax.tree.leaves(agent.initial_carry((1,))))
         """Whether `predict` needs the state that it returned for the step before."""
         self._obs_dtype = obs_space.sample_dtype if isinstance(obs_space, ArraySpace) else None
+        self._is_box = isinstance(obs_space, Box)
 
     def predict(
         self, obs: Tree, state: Carry | None = None, episode_start: Any = None, deterministic: bool = True
@@ -45,15 +48,16 @@ class Policy:
 
         An observation has the form of the environment's space; a batch has one axis more. The action is what `env.step`
         takes. `state` is what the call before returned, None at first; `episode_start` is true where an episode begins.
-        Both are only for recurrent policies. Without `deterministic` the action is sampled as in training.
+        Both are only for recurrent policies. Without `deterministic` the action is sampled as in training; `seed` makes
+        samples repeatable.
         """
         array, is_batch = self._batch_of(obs)
         recurrent = self._recurrent_inputs(array, is_batch, state, episode_start)
-        counter: Any = ()
+        draw: Any = ()
         if not deterministic:
-            counter = np.uint32(self._num_samples)
+            draw = self._seed, np.uint32(self._num_samples)
             self._num_samples = (self._num_samples + 1) % 2**32
-        actions, carry = self._programs[deterministic](self._leaves, array, recurrent, counter)
+        actions, carry = self._programs[deterministic](self._leaves, array, recurrent, draw)
         next_state = None
         if recurrent is not None:
             next_state = jax.tree.map(lambda leaf: np.asarray(leaf) if is_batch else np.asarray(leaf)[0], carry)
@@ -66,6 +70,15 @@ class Policy:
                 "this policy is recurrent and needs its state: action, state = policy.predict(obs, state)."
             )
         return self.predict(obs)[0]
+
+    def seed(self, seed: int) -> None:
+        """Restart the samples of `predict(obs, deterministic=False)`: the same seed gives the same samples.
+
+        Without it, every policy draws its own.
+        """
+        if not 0 <= seed < 2**32:
+            raise InvalidInputError(f"seed={seed}: expected an integer from 0 to 2**32 - 1.")
+        self._seed, self._num_samples = np.uint32(seed), 0
 
     def warm_up(self, *batch_sizes: int) -> None:
         """Compile `predict` for single observations (1) and for batches of these sizes."""
@@ -84,10 +97,9 @@ class Policy:
         """Return a batch of observations as arrays, and whether a batch was given."""
         space = self.obs_space
         if isinstance(space, ArraySpace):
-            array = obs if type(obs) is np.ndarray else _as_array(obs, "the observation")
-            if array.dtype != self._obs_dtype:
-                space.check(array, "the observation", array.shape[: max(0, array.ndim - len(space.shape))])
-                array = array.astype(self._obs_dtype)
+            array = obs
+            if type(obs) is not np.ndarray or obs.dtype != self._obs_dtype or not self._is_box:
+                array = _as_array(space, obs, "the observation")
             if array.shape == space.shape:
                 return array[None], False
             if array.shape[1:] == space.shape and array.ndim:
@@ -105,28 +117,33 @@ class Policy:
             return None
         num_rows = len(jax.tree.leaves(obs)[0])
         initial = self.agent.initial_carry((num_rows,))
+        starts = np.zeros(num_rows, np.float32)
+        if episode_start is not None:
+            starts = _numbers(episode_start, "episode_start", np.float32)
+        if starts.shape not in ((), (num_rows,)):
+            raise ShapeError(f"episode_start has shape {list(starts.shape)}: expected one flag, or [{num_rows}].")
         if state is None:
             return initial, np.ones(num_rows, np.float32)
         carry = state if is_batch else jax.tree.map(lambda leaf: np.asarray(leaf)[None], state)
         shapes, expected = (jax.tree.map(np.shape, tree) for tree in (carry, initial))
         if shapes != expected:
             raise ShapeError(f"the state has the shapes {shapes}: expected {expected}, or None where episodes begin.")
-        starts = np.zeros(num_rows, np.float32) if episode_start is None else np.asarray(episode_start, np.float32)
         return carry, np.broadcast_to(starts, (num_rows,))
 
-    def _greedy(self, leaves: list[Array], obs: Tree, recurrent: Any, counter: Any) -> tuple[Tree, Carry]:
-        return self._act(self.agent.evaluate_actions, leaves, obs, recurrent, jnp.zeros((), jnp.uint32))
+    def _greedy(self, leaves: list[Array], obs: Tree, recurrent: Any, draw: Any) -> tuple[Tree, Carry]:
+        return self._act(self.agent.evaluate_actions, leaves, obs, recurrent, jax.random.key(0))
 
-    def _sampled(self, leaves: list[Array], obs: Tree, recurrent: Any, counter: Array) -> tuple[Tree, Carry]:
-        return self._act(self.agent.compute_actions, leaves, obs, recurrent, counter)
+    def _sampled(self, leaves: list[Array], obs: Tree, recurrent: Any, draw: tuple[Array, Array]) -> tuple[Tree, Carry]:
+        seed, num_samples = draw
+        key = jax.random.fold_in(jax.random.key(seed), num_samples)
+        return self._act(self.agent.compute_actions, leaves, obs, recurrent, key)
 
-    def _act(self, act: Any, leaves: list[Array], obs: Tree, recurrent: Any, counter: Array) -> tuple[Tree, Carry]:
+    def _act(self, act: Any, leaves: list[Array], obs: Tree, recurrent: Any, key: Key) -> tuple[Tree, Carry]:
         policy_extras = PyTreeDict(carry=())
         if recurrent is not None:
             carry, starts = recurrent
             policy_extras = PyTreeDict(carry=carry, episode_start=starts)
         batch = SampleBatch(obs=obs, extras=PyTreeDict(policy_extras=policy_extras, env_extras=PyTreeDict()))
-        key = jax.random.fold_in(jax.random.key(0), counter)
         actions, extras = act(jax.tree.unflatten(self._treedef, leaves), batch, key)
         return actions, extras.get("carry", ())
 
@@ -134,15 +151,6 @@ class Policy:
 def _wrong_shape(space: Space, shape: list[int]) -> ShapeError:
     what = f"one observation of {space}, or a batch with one axis before it"
     return ShapeError(f"the observation has shape {shape}: expected {what}.")
-
-
-def _as_array(obs: Tree, what: str) -> np.ndarray:
-    try:
-        return np.asarray(obs)
-    except ValueError as error:
-        raise ShapeError(
-            f"{what} is a {type(obs).__name__} that is not an array; `env.reset()` returns the observation and an info."
-        ) from error
 
 
 def _as_arrays(space: Space, obs: Tree, what: str) -> Tree:
@@ -160,19 +168,40 @@ def _as_arrays(space: Space, obs: Tree, what: str) -> Tree:
             parts = zip(space.spaces, obs, strict=True)
             return tuple(_as_arrays(part, item, f"{what}[{index}]") for index, (part, item) in enumerate(parts))
     assert isinstance(space, ArraySpace), "spaces are arrays, dicts or tuples"
-    array = _as_array(obs, what)
+    return _as_array(space, obs, what)
+
+
+def _as_array(space: ArraySpace, obs: Any, what: str) -> np.ndarray:
+    """Return an observation as an array of the dtype of its space; integers must be in the space.
+
+    Those of a box in its own dtype need no check: they keep their value, like numbers outside of a box of floats.
+    """
+    array = _numbers(obs, what)
     space.check(array, what, array.shape[: max(0, array.ndim - len(space.shape))])
-    return array.astype(space.sample_dtype, copy=False)
+    is_own_dtype = array.dtype == space.sample_dtype
+    if np.issubdtype(space.dtype, np.integer) and not (is_own_dtype and isinstance(space, Box)):
+        space.check_range(array, what)
+    return array if is_own_dtype else array.astype(space.sample_dtype)
+
+
+def _numbers(given: Any, what: str, dtype: DTypeLike | None = None) -> np.ndarray:
+    try:
+        return np.asarray(given, dtype)
+    except (TypeError, ValueError):
+        hint = " `env.reset()` returns the observation and an info." if isinstance(given, tuple) else ""
+        raise ShapeError(f"{what} is {given!r:.80}: expected an array of numbers.{hint}") from None
 
 
 def _zeros(space: Space, num_rows: int) -> Tree:
+    """Return a batch of the first observations of a space: zeros, except where integers start elsewhere."""
     match space:
         case Dict():
             return {name: _zeros(part, num_rows) for name, part in space.spaces.items()}
         case Tuple():
             return tuple(_zeros(part, num_rows) for part in space.spaces)
     assert isinstance(space, ArraySpace), "spaces are arrays, dicts or tuples"
-    return np.zeros((num_rows, *space.shape), space.sample_dtype)
+    first = space.start if isinstance(space, Discrete | MultiDiscrete) else 0
+    return np.full((num_rows, *space.shape), first, space.sample_dtype)
 
 
 def _as_env_action(space: Space, actions: Tree, is_batch: bool) -> Tree:

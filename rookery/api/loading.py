@@ -3,13 +3,15 @@
 import contextlib
 import os
 from dataclasses import replace
+from pathlib import Path
 
 from rookery.agent import Agent
 from rookery.errors import InvalidInputError
 from rookery.policy import Policy
 from rookery.registry import acting_agent
-from rookery.runs.checkpoint import Checkpoint, Checkpoints
+from rookery.runs.checkpoint import Checkpoint, Checkpoints, open_checkpoint
 from rookery.runs.directory import RunDirectory
+from rookery.runs.files import CONFIG_NAME, is_there
 from rookery.runs.policy_files import (
     FOLDER,
     PolicyError,
@@ -18,6 +20,7 @@ from rookery.runs.policy_files import (
     read_agent_state,
     read_description,
 )
+from rookery.runs.verification import MANIFEST
 from rookery.trust import UntrustedError, strangers_config
 
 
@@ -36,12 +39,13 @@ def load(
 ) -> Policy:
     """Load the policy of a run: from its last checkpoint, from the one at `step`, or from the best.
 
-    No environment is built, and no module that the run names is imported. A run with several policies needs the name of
-    one; `seed` chooses one of several seeds, by default the first. `individual="best"` is the fittest individual of
-    evolution. A policy of own classes needs them, `agent=MyAgent` and `network=MyEncoder`, or your `trust`, with which
-    the modules that the run names are imported. `warm_up` compiles `predict` for batches of these sizes.
+    `path` is the run directory, or the folder of one checkpoint, in its run or copied. No environment is built, and no
+    module that the run names is imported. A run with several policies needs the name of one; `seed` chooses one of
+    several seeds, by default the first. `individual="best"` is the fittest individual of evolution. A policy of own
+    classes needs them, `agent=MyAgent` and `network=MyEncoder`, or your `trust`, with which the modules that the run
+    names are imported. `warm_up` compiles `predict` for batches of these sizes.
     """
-    checkpoint = open_policies(RunDirectory.open(path), step, best)
+    checkpoint = _opened(Path(path), step, best)
     name = _chosen(checkpoint, PolicyName(policy, seed, individual))
     try:
         with contextlib.nullcontext() if trust else strangers_config():
@@ -54,6 +58,15 @@ def load(
         ) from error
     result.warm_up(*warm_up)
     return result
+
+
+def _opened(path: Path, step: int | None, best: bool) -> Checkpoint:
+    """Open a checkpoint of a run directory, or the one in a folder of its own, and verify its policy files."""
+    if is_there(path, CONFIG_NAME) or not is_there(path, MANIFEST):
+        return open_policies(RunDirectory.open(path), step, best)
+    if step is not None or best:
+        raise InvalidInputError(f"{path} is one checkpoint: leave out step and best, or give the run directory.")
+    return open_checkpoint(path, part=f"{FOLDER}/")
 
 
 def open_policies(run: RunDirectory, step: int | None = None, best: bool = False) -> Checkpoint:
@@ -81,6 +94,7 @@ def read_policy(
     description = read_description(checkpoint.path, name.stem)
     loaded = description.make_agent(acting_agent(description.agent) if agent is None else agent, network)
     agent_state = read_agent_state(checkpoint.path, name.stem, description, loaded)
+    checkpoint.check_unchanged()
     return Policy(loaded, agent_state, description.obs_space, description.action_space, description.env_steps)
 
 

@@ -15,6 +15,9 @@ from rookery.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Shap
 from rookery.trust import import_object
 from rookery.types import Array, Obs
 
+MAX_ONE_HOT = 2**23
+"""The maximum number of features of the one-hot vectors of a `MultiDiscrete` space."""
+
 
 def own_encoder(name: str) -> nn.Module:
     """Make the flax module that a config names as `module:Class`."""
@@ -115,7 +118,14 @@ def _with_flat_events(array: Array, event_shape: Shape) -> Array:
 def _one_hots(obs: Array, space: MultiDiscrete) -> Array:
     """Concatenate the one-hot vectors of all components: `[..., sum(nvec)]`."""
     num_values = space.nvec.flatten()
+    num_features = num_values.sum(dtype=np.float64)  # the sum of integers may overflow
+    if num_features > MAX_ONE_HOT:
+        raise InvalidInputError(
+            f"a MultiDiscrete observation has {num_features:.3g} values, more than {MAX_ONE_HOT:,} for one-hot "
+            "vectors: encode it by a network of your own (agent.network)."
+        )
     component = np.repeat(np.arange(space.size), num_values)  # the component of each feature
-    value = np.concatenate([start + np.arange(n) for start, n in zip(space.start.flat, num_values, strict=True)])
+    first = np.cumsum(num_values) - num_values
+    value = np.arange(component.size) + (space.start.flatten() - first)[component]
     given = _with_flat_events(obs.astype(jnp.int32), space.shape)[..., component]
     return (given == jnp.broadcast_to(value.astype(np.int32), given.shape)).astype(jnp.float32)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rookery.agent import Carry, action_mask_of
 from rookery.configuration import check_settings, setting
@@ -18,6 +19,9 @@ from rookery.networks.recurrent import CELLS, RecurrentCore
 from rookery.spaces import Shape, Space
 from rookery.trust import name_of
 from rookery.types import Array, Key, Obs, Params, PyTreeDict, as_key
+
+MAX_LAYERS = 64
+"""The maximum number of fully connected layers: a short text may describe a network that takes minutes to trace."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class TrunkConfig:
         encoder = name_of(self.encoder) if isinstance(self.encoder, type) else self.encoder
         object.__setattr__(self, "encoder", encoder)
         check_settings(self)
+        if len(self.hidden_sizes) > MAX_LAYERS:
+            raise InvalidInputError(f"hidden_sizes={len(self.hidden_sizes)} layers: expected at most {MAX_LAYERS}.")
         if encoder is not None:
             own_encoder(encoder)
 
@@ -217,20 +223,22 @@ class PolicyNetwork:
         config = self.config
         family = self._family
         kernel_init = initializer_named(config.kernel_init, config.output_init_scale)
-        return _PolicyHead(family.num_outputs, family.initial_free_parameters, kernel_init)
+        values = family.initial_free_parameters
+        # A function, because flax walks over every number of a tuple, which may be long.
+        free_init = (lambda key: jnp.asarray(np.array(values, np.float32))) if values else None
+        return _PolicyHead(family.num_outputs, free_init, kernel_init)
 
 
 class _PolicyHead(nn.Module):
     """A linear layer, and the parameters of the distribution that do not depend on the observation."""
 
     num_outputs: int
-    initial_free_parameters: tuple[float, ...]
+    free_init: nn.initializers.Initializer | None
     kernel_init: nn.initializers.Initializer
 
     @nn.compact
     def __call__(self, features: Array) -> tuple[Array, Array]:
         outputs = Dense(self.num_outputs, kernel_init=self.kernel_init, name="output")(features)
-        if not self.initial_free_parameters:
+        if self.free_init is None:
             return outputs, jnp.zeros(0)  # no parameter of size 0: checkpoints cannot store one
-        free_parameters = self.param("free", lambda key: jnp.asarray(self.initial_free_parameters, jnp.float32))
-        return outputs, free_parameters
+        return outputs, self.param("free", self.free_init)

@@ -273,9 +273,9 @@ class Checkpoint:
         _check_structure(self.step, leaves, expected)
         try:
             arrays = _read_arrays(self.path / ARRAYS, leaves)
-            check_unchanged(self.path, self._stamps)
         except Unusable as fault:
             raise CheckpointError(f"checkpoint {self.step} {fault}.") from None
+        self.check_unchanged()
         saved = {leaf["path"]: leaf for leaf in leaves}
 
         def place(name: str, like: Any) -> Any:
@@ -287,6 +287,21 @@ class Checkpoint:
             )
             for path, template in templates.items()
         }
+
+    def check_unchanged(self) -> None:
+        """Raise if a file changed since it was verified: call it after reading one."""
+        try:
+            check_unchanged(self.path, self._stamps)
+        except Unusable as fault:
+            raise CheckpointError(f"checkpoint {self.step} {fault}.") from None
+
+
+def open_checkpoint(folder: Path, part: str = "") -> Checkpoint:
+    """Verify the checkpoint in a folder that the user names, in its run or copied out of it; `part` as above."""
+    try:
+        return Checkpoint(folder, verify(folder, None, part))
+    except Unusable as fault:
+        raise CheckpointError(f"the checkpoint {folder} {fault}.") from None
 
 
 def _free_bytes(folder: Path) -> int:

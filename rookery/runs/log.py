@@ -26,6 +26,8 @@ from rookery.runs.recorder import Position, Recorder, RunDescription
 
 SECONDS_AHEAD = "time/seconds_ahead"
 """The metric of the time spent on collecting env steps that are not counted yet."""
+MEAN_REWARD = "eval/mean_reward"
+"""The metric of an evaluation that policy files name."""
 FIRST_CALL = 1
 """Iterations of the first call, which measures the speed of the training program."""
 UNLIMITED = 2**31 - 1
@@ -48,6 +50,8 @@ class Progress:
     """The best evaluation so far: its metric, value and step."""
     stop_reason: str | None = None
     """Why a hook ended the run before its `total_timesteps`."""
+    evaluations: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """The last evaluation of each seed: its env steps and mean return."""
 
     def to_mapping(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,7 +62,10 @@ class Progress:
         converted = {
             "best": best if isinstance(best, Mapping) and {"metric", "value", "step"} <= set(best) else None,
             "recorded_steps": tuple(mapping.get("recorded_steps", ())),
-            "diverged": {int(seed): steps for seed, steps in mapping.get("diverged", {}).items()},
+            **{
+                name: {int(seed): value for seed, value in mapping.get(name, {}).items()}
+                for name in ("diverged", "evaluations")
+            },
             "stop_reason": None,
         }
         return cls(**{**mapping, **converted})
@@ -214,6 +221,8 @@ class RunLog(contextlib.AbstractContextManager):
             row |= values_of_seed(metrics, index)
             row |= {name: float(np.ravel(value)[index]) for name, value in evaluation.items()}
             row |= {DIVERGED: 1.0} if seed in progress.diverged else {}
+            if MEAN_REWARD in evaluation and np.isfinite(row[MEAN_REWARD]):
+                progress.evaluations[seed] = {"env_steps": env_steps[index], MEAN_REWARD: row[MEAN_REWARD]}
             rows.append(row | {"time/fps": speed, "time/time_elapsed": progress.elapsed_seconds})
         for recorder in self._recorders:
             recorder.record(rows)

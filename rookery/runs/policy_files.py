@@ -7,12 +7,14 @@ of the agent, and the shapes follow from the description.
 import contextlib
 import dataclasses
 import json
+import operator
+import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote, unquote
 
 import jax
@@ -22,17 +24,25 @@ from rookery.agent import Agent, AgentState
 from rookery.configuration import from_mapping, to_mapping
 from rookery.errors import InvalidInputError, RookeryError
 from rookery.runs.checkpoint import Checkpoint
-from rookery.runs.documents import read_json
-from rookery.runs.files import read_bytes
+from rookery.runs.documents import check_bounds, parse_json, read_json
+from rookery.runs.files import open_inside
 from rookery.spaces import Space, from_json, to_json
-from rookery.trust import name_of
+from rookery.trust import UntrustedError, name_of
 
 FOLDER = "policy"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Format 1 has all bounds of spaces as numbers, format 2 has many of them as bytes."""
 MAX_HEADER_BYTES = 2**20
 MAX_JSON_BYTES = 2**26
 """The bounds of a space of images are many numbers."""
 BEST_INDIVIDUAL = "best"
+DTYPES = {
+    "BOOL": "bool",
+    "BF16": "bfloat16",
+    **{f"{kind[0].upper()}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+}
+"""The dtypes by their names in safetensors."""
 
 
 class PolicyError(RookeryError):
@@ -50,8 +60,9 @@ class PolicyName:
     @property
     def stem(self) -> str:
         """The name of the files, without the suffix."""
+        policy = quote(self.policy or "policy", safe="")
         parts = [
-            quote(self.policy or "policy", safe=""),
+            re.sub(r"\.(?=(seed|individual)-)", "%2E", policy),  # a name must not look like a seed
             None if self.seed is None else f"seed-{self.seed}",
             None if self.individual is None else f"individual-{self.individual}",
         ]
@@ -70,6 +81,8 @@ class PolicyName:
 class PolicyDescription:
     """What `NAME.json` says: the class and settings of the agent, its spaces, and where it comes from."""
 
+    path: Path
+    """The file."""
     agent: str
     settings: dict[str, Any]
     """The static fields of the agent that are plain data."""
@@ -89,7 +102,17 @@ class PolicyDescription:
             if not isinstance(config, dict) or config.get("encoder") is None:
                 raise InvalidInputError(f"network={network}: the policy has no network of an own class.")
             settings["config"] = config | {"encoder": network}
-        return from_mapping(agent, settings, self.agent)
+        with _as_policy_error(self.path):
+            return from_mapping(agent, settings, self.agent)
+
+    def state_shape(self, agent: Agent) -> AgentState:
+        """Return the shapes of the agent state that acts."""
+
+        def acting_state(key: Any) -> AgentState:
+            return agent.acting_part(agent.init(self.obs_space, self.action_space, key))[1]
+
+        with _as_policy_error(self.path):
+            return jax.eval_shape(acting_state, jax.random.key(0))
 
 
 def policy_names(checkpoint: Checkpoint) -> list[PolicyName]:
@@ -127,66 +150,122 @@ def policy_files(
         "env_steps": env_steps,
         "about": dict(about),
     }
+    content = json.dumps(description, indent=1).encode()
+    if len(content) > MAX_JSON_BYTES:
+        raise InvalidInputError(
+            f"the bounds of {obs_space} and {action_space} take {len(content):,} bytes in a policy file, at most "
+            f"{MAX_JSON_BYTES:,}: use the same bounds for all entries."
+        )
     tensors = {name: np.asarray(leaf) for name, leaf in _named_leaves(agent_state).items()}
     return {
-        f"{FOLDER}/{name.stem}.json": json.dumps(description, indent=1).encode(),
+        f"{FOLDER}/{name.stem}.json": content,
         f"{FOLDER}/{name.stem}.safetensors": safetensors.numpy.save(tensors),
     }
 
 
 def read_description(folder: Path, stem: str) -> PolicyDescription:
     """Read `NAME.json` in the folder of a checkpoint."""
-    path = f"{FOLDER}/{stem}.json"
-    data = read_json(folder, path, MAX_JSON_BYTES)
+    path = folder / FOLDER / f"{stem}.json"
+    with _missing_as_policy_error(path):
+        data = read_json(folder, f"{FOLDER}/{stem}.json", MAX_JSON_BYTES)
     try:
-        if data["format"] > FORMAT_VERSION:
+        version, env_steps = data["format"], data["env_steps"]
+        if version > FORMAT_VERSION:
             raise PolicyError(
-                f"{folder / path} was written by a newer Rookery (format {data['format']}, this one reads "
-                f"{FORMAT_VERSION}): update Rookery."
+                f"{path} was written by a newer Rookery (format {version}, this one reads {FORMAT_VERSION}): update "
+                "Rookery."
             )
+        if type(env_steps) is not int or env_steps < 0:
+            raise InvalidInputError(f"env_steps={env_steps!r:.80}: expected an integer of at least 0.")
         return PolicyDescription(
+            path=path,
             agent=str(data["agent"]),
             settings=dict(data["settings"]),
             obs_space=from_json(data["obs_space"]),
             action_space=from_json(data["action_space"]),
-            env_steps=int(data["env_steps"]),
+            env_steps=env_steps,
             about=dict(data["about"]),
         )
     except (LookupError, TypeError, ValueError, InvalidInputError) as error:
-        raise PolicyError(f"{folder / path} does not describe a policy: {error!s:.200}.") from None
+        raise PolicyError(f"{path} does not describe a policy: {_sentence(error)}") from None
 
 
 def read_agent_state(folder: Path, stem: str, description: PolicyDescription, agent: Agent) -> AgentState:
-    """Read `NAME.safetensors` in the folder of a checkpoint, as the state of this agent."""
-    import safetensors.numpy
-    from safetensors import SafetensorError
+    """Read `NAME.safetensors` in the folder of a checkpoint, as the state of this agent.
 
-    def acting_state(key: Any) -> AgentState:
-        return agent.acting_part(agent.init(description.obs_space, description.action_space, key))[1]
-
-    template = jax.eval_shape(acting_state, jax.random.key(0))
+    The header is compared with the agent first: only a file that fits is read.
+    """
+    template = description.state_shape(agent)
     expected = _named_leaves(template)
-    num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in expected.values())
-    path = f"{FOLDER}/{stem}.safetensors"
-    content = read_bytes(folder, path, num_bytes + MAX_HEADER_BYTES)
+    path = folder / FOLDER / f"{stem}.safetensors"
+    with _missing_as_policy_error(path):
+        descriptor = open_inside(folder, f"{FOLDER}/{stem}.safetensors")
+    with open(descriptor, "rb") as file:
+        starts = _checked_header(file, path, description.agent, expected)
+        content = file.read()
+    leaves = [np.ndarray(leaf.shape, leaf.dtype, content, starts[name]) for name, leaf in expected.items()]
+    return jax.tree.unflatten(jax.tree.structure(template), leaves)
+
+
+def _checked_header(file: IO[bytes], path: Path, agent: str, expected: Mapping[str, Any]) -> dict[str, int]:
+    """Return where each tensor begins after the header; raise unless the file has the expected tensors, and no more."""
+    file_bytes = os.fstat(file.fileno()).st_size
     try:
-        (header_length,) = struct.unpack("<Q", content[:8])
-        if header_length > MAX_HEADER_BYTES:
-            raise PolicyError(f"{folder / path} has a header of {header_length:,} bytes, at most {MAX_HEADER_BYTES:,}.")
-        tensors = safetensors.numpy.load(content)
-    except (SafetensorError, struct.error) as error:
-        raise PolicyError(f"{folder / path} is damaged: {error!s:.200}.") from None
+        (header_bytes,) = struct.unpack("<Q", file.read(8))
+        if header_bytes > MAX_HEADER_BYTES:
+            raise PolicyError(f"{path} has a header of {header_bytes:,} bytes, at most {MAX_HEADER_BYTES:,}.")
+        header = parse_json(file.read(header_bytes))
+        check_bounds(header)
+        header.pop("__metadata__", None)
+        found, ranges = {}, {}
+        for name, entry in header.items():
+            found[name] = f"{DTYPES.get(entry['dtype'], entry['dtype'])}{entry['shape']}"
+            ranges[name] = tuple(map(operator.index, entry["data_offsets"]))
+    except (struct.error, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise PolicyError(f"{path} is damaged: the header of its {file_bytes:,} bytes: {_sentence(error)}") from None
     kinds = {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in expected.items()}
-    found = {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in tensors.items()}
     wrong = [f"{name} is missing" for name in kinds if name not in found]
     wrong += [f"{name} is not expected" for name in found if name not in kinds]
     wrong += [
-        f"{name} is {found[name]}, expected {kind}" for name, kind in kinds.items() if found.get(name, kind) != kind
+        f"{name} is {found[name]:.80}, expected {kind}" for name, kind in kinds.items() if found.get(name, kind) != kind
     ]
     if wrong:
         more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise PolicyError(f"{folder / path} does not fit {description.agent}: {'; '.join(wrong[:3])}{more}.")
-    return jax.tree.unflatten(jax.tree.structure(template), [tensors[name] for name in expected])
+        raise PolicyError(f"{path} does not fit {agent}: {'; '.join(wrong[:3])}{more}.")
+    sizes = {name: leaf.size * leaf.dtype.itemsize for name, leaf in expected.items()}
+    begin = 0
+    for name in sorted(ranges, key=lambda name: ranges[name]):
+        if ranges[name] != (begin, begin + sizes[name]):
+            raise PolicyError(f"{path} is damaged: {name} is at the bytes {ranges[name]!s:.80}, expected {begin}.")
+        begin += sizes[name]
+    if file_bytes != 8 + header_bytes + begin:
+        raise PolicyError(f"{path} is damaged: it has {file_bytes:,} bytes, expected {8 + header_bytes + begin:,}.")
+    return {name: start for name, (start, _) in ranges.items()}
+
+
+@contextlib.contextmanager
+def _missing_as_policy_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise PolicyError(f"{path} is missing.") from None
+
+
+@contextlib.contextmanager
+def _as_policy_error(path: Path) -> Iterator[None]:
+    """Raise any error of a network that cannot be built as one error that names the file."""
+    try:
+        yield
+    except UntrustedError:
+        raise
+    except Exception as error:
+        raise PolicyError(f"{path} describes an agent that cannot be built: {_sentence(error)}") from error
+
+
+def _sentence(error: Exception) -> str:
+    """Return the first line of the message of an error, with its class if it is not ours."""
+    message = (str(error).splitlines() or [""])[0].removesuffix(".")
+    return f"{message:.200}." if isinstance(error, RookeryError) else f"{type(error).__name__}: {message:.200}."
 
 
 def _settings(agent: Agent) -> dict[str, Any]:

@@ -38,18 +38,19 @@ class Verified(NamedTuple):
     stamps: dict[str, Stamp]
 
 
-def verify(folder: Path, step: int, part: str = "") -> Verified:
+def verify(folder: Path, step: int | None, part: str = "") -> Verified:
     """Verify the checkpoint in `folder`; raise `Unusable` if its format is too new or a file is damaged.
 
-    Only files whose paths begin with `part` are hashed.
+    Only files whose paths begin with `part` are hashed. `step` is that of the checkpoint in its run; None for a folder
+    that the user names, which may be of any step.
     """
     # The folder of checkpoints belongs to the run as well: it must not be a link.
-    run, name = folder.parents[1], f"{folder.parent.name}/{folder.name}"
+    root, name = (folder, ".") if step is None else (folder.parents[1], f"{folder.parent.name}/{folder.name}")
     try:
-        manifest = _read_manifest(run, name, step)
+        manifest = _read_manifest(root, name, step)
         _check_kinds(folder)
         stamps = {
-            file: _check_file(run, f"{name}/{file}", file, stated["bytes"], stated["sha256"])
+            file: _check_file(root, f"{name}/{file}", file, stated["bytes"], stated["sha256"])
             for file, stated in manifest["files"].items()
             if file.startswith(part)
         }
@@ -83,8 +84,8 @@ def stored_kind(leaf: Leaf) -> tuple[tuple[int, ...], str]:
     return tuple(leaf["shape"]), leaf["dtype"]
 
 
-def _read_manifest(run: Path, name: str, step: int) -> dict[str, Any]:
-    manifest = read_json(run, f"{name}/{MANIFEST}", MAX_MANIFEST_BYTES)
+def _read_manifest(root: Path, name: str, step: int | None) -> dict[str, Any]:
+    manifest = read_json(root, f"{name}/{MANIFEST}", MAX_MANIFEST_BYTES)
     try:
         version = manifest["format_version"]
         if version > FORMAT_VERSION:
@@ -93,10 +94,11 @@ def _read_manifest(run: Path, name: str, step: int) -> dict[str, Any]:
             )
         if manifest.pop("sha256") != hash_of_manifest(manifest):
             raise Unusable(f"is damaged: the hash of {MANIFEST} does not match")
-        if manifest["step"] != step:
+        if step is not None and manifest["step"] != step:
             raise Unusable(f"is damaged: {MANIFEST} is that of step {manifest['step']}")
         is_valid = (
             version >= 1
+            and type(manifest["step"]) is int
             and isinstance(manifest["metadata"], dict)
             and all(map(_is_valid_leaf, manifest["leaves"]))
             and all(
@@ -137,8 +139,8 @@ def _check_kinds(folder: Path) -> None:
                 raise Unusable(f"is damaged: {name} is neither a plain file nor a folder")
 
 
-def _check_file(run: Path, path: str, name: str, num_bytes: int, sha256: str) -> Stamp:
-    with open(open_inside(run, path), "rb") as file:
+def _check_file(root: Path, path: str, name: str, num_bytes: int, sha256: str) -> Stamp:
+    with open(open_inside(root, path), "rb") as file:
         found = os.fstat(file.fileno())
         if found.st_size != num_bytes:
             raise Unusable(f"is damaged: {name} has {found.st_size} bytes, expected {num_bytes}")

@@ -1,21 +1,57 @@
 """Spaces as JSON data: `from_json(to_json(space)) == space`, to the last bit of every bound."""
 
+import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rookery.errors import InvalidInputError
-from rookery.spaces.space import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Shape, Space, Tuple
+from rookery.spaces.space import ArraySpace, Box, Dict, Discrete, MultiBinary, MultiDiscrete, Shape, Space, Tuple
 
-MAX_SIZE = 2**26
-"""The maximum number of scalars in an array space that is read: a short text may describe a huge space."""
+MAX_SIZE = 2**23
+"""The maximum number of scalars in a space, all its parts together: a short text may describe a huge space."""
+MAX_PARTS = 256
+"""The maximum number of parts of a space; an image, which needs a network of its own, counts as `IMAGE_PARTS`."""
+IMAGE_PARTS = 8
 MAX_DEPTH = 32
+MAX_LIST = 64
+"""The maximum number of bounds that are written as a list of numbers; more are written as bytes in base64."""
+BASE64 = "base64"
+DTYPES = (
+    "bool",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    "float16",
+    "float32",
+    "float64",
+)
+
+
+@dataclass
+class _Budget:
+    """What remains of the limits of one space."""
+
+    num_scalars: int = MAX_SIZE
+    num_parts: int = MAX_PARTS
+
+    def spend(self, shape: Sequence[int] = ()) -> None:
+        """Count one part of this shape."""
+        self.num_scalars -= math.prod(shape)
+        self.num_parts -= IMAGE_PARTS if len(shape) == 3 else 1
+        if self.num_scalars < 0 or self.num_parts < 0:
+            limits = f"at most {MAX_SIZE:,} scalars in {MAX_PARTS} parts (an image counts as {IMAGE_PARTS} of them)"
+            raise InvalidInputError(f"a space is too large with the shape {list(shape)!r:.80}: expected {limits}.")
 
 
 def to_json(space: Space) -> dict[str, Any]:
     """Describe a space by dicts, lists, numbers and strings."""
+    return _to_json(space, _Budget())
+
+
+def _to_json(space: Space, budget: _Budget) -> dict[str, Any]:
+    budget.spend(space.shape if isinstance(space, ArraySpace) else ())
     match space:
         case Box():
             bounds = {"low": _entries(space.low), "high": _entries(space.high)}
@@ -28,44 +64,50 @@ def to_json(space: Space) -> dict[str, Any]:
         case MultiBinary():
             return {"type": "MultiBinary", "n": list(space.n) if isinstance(space.n, tuple) else space.n}
         case Dict():
-            return {"type": "Dict", "spaces": {name: to_json(part) for name, part in space.spaces.items()}}
+            return {"type": "Dict", "spaces": {name: _to_json(part, budget) for name, part in space.spaces.items()}}
         case Tuple():
-            return {"type": "Tuple", "spaces": [to_json(part) for part in space.spaces]}
+            return {"type": "Tuple", "spaces": [_to_json(part, budget) for part in space.spaces]}
     raise InvalidInputError(f"expected a space of rookery.spaces, got {space!r}.")
 
 
 def from_json(data: Any) -> Space:
     """Make the space that `to_json` described; anything else raises `InvalidInputError`."""
     try:
-        return _from_json(data, MAX_DEPTH)
+        return _from_json(data, MAX_DEPTH, _Budget())
     except InvalidInputError:
         raise
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InvalidInputError(f"the data does not describe a space: {error!r:.120}.") from None
 
 
-def _from_json(data: Mapping[str, Any], depth: int) -> Space:
+def _from_json(data: Mapping[str, Any], depth: int, budget: _Budget) -> Space:
     if depth == 0:
         raise InvalidInputError(f"a space is nested more than {MAX_DEPTH} deep.")
     match data["type"]:
         case "Box":
-            shape, dtype = _checked_shape(data["shape"]), _dtype(data["dtype"])
+            shape, dtype = _checked_shape(data["shape"], budget), _dtype(data["dtype"])
             low, high = (_array(data[name], shape, dtype) for name in ("low", "high"))
             return Box(low, high, shape, dtype)
         case "Discrete":
-            return Discrete(data["n"], data["start"], _dtype(data["dtype"]))
+            budget.spend()
+            n, start = data["n"], data["start"]
+            if not (type(n) is type(start) is int and -(2**63) <= start <= start + n <= 2**64):
+                raise InvalidInputError(f"Discrete({n!r:.80}, start={start!r:.80}): expected integers of 64 bits.")
+            return Discrete(n, start, _dtype(data["dtype"]))
         case "MultiDiscrete":
-            shape, dtype = _checked_shape(data["shape"]), _dtype(data["dtype"])
-            nvec, start = (_array(data[name], shape, dtype) for name in ("nvec", "start"))
+            shape, dtype = _checked_shape(data["shape"], budget), _dtype(data["dtype"])
+            nvec, start = (np.broadcast_to(_array(data[name], shape, dtype), shape) for name in ("nvec", "start"))
             return MultiDiscrete(nvec, start, dtype)
         case "MultiBinary":
             n = data["n"]
-            _checked_shape(n if isinstance(n, list) else [n])
+            _checked_shape(n if isinstance(n, list) else [n], budget)
             return MultiBinary(n)
         case "Dict":
-            return Dict({str(name): _from_json(part, depth - 1) for name, part in data["spaces"].items()})
+            budget.spend()
+            return Dict({str(name): _from_json(part, depth - 1, budget) for name, part in data["spaces"].items()})
         case "Tuple":
-            return Tuple([_from_json(part, depth - 1) for part in data["spaces"]])
+            budget.spend()
+            return Tuple([_from_json(part, depth - 1, budget) for part in data["spaces"]])
     raise InvalidInputError(
         f"a space has the type {data['type']!r:.80}: expected Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple."
     )
@@ -74,9 +116,11 @@ def _from_json(data: Mapping[str, Any], depth: int) -> Space:
 def _entries(array: np.ndarray) -> Any:
     """Return the entries of an array in order, or one if all are the same; infinities as strings."""
     first = array.reshape(-1)[:1]
-    is_constant = array.size > 0 and array.tobytes() == first.tobytes() * array.size
-    entries = [_entry(value) for value in (first if is_constant else array.reshape(-1)).tolist()]
-    return entries[0] if is_constant else entries
+    if array.size > 0 and array.tobytes() == first.tobytes() * array.size:
+        return _entry(first.item())
+    if array.size > MAX_LIST:
+        return {BASE64: base64.b64encode(array.tobytes()).decode()}
+    return [_entry(value) for value in array.reshape(-1).tolist()]
 
 
 def _entry(value: Any) -> Any:
@@ -84,9 +128,12 @@ def _entry(value: Any) -> Any:
 
 
 def _array(entries: Any, shape: Shape, dtype: np.dtype) -> np.ndarray:
-    values = [_number(entry) for entry in (entries if isinstance(entries, list) else [entries])]
-    array = np.array(values, dtype)
-    return array.reshape(shape) if isinstance(entries, list) else np.broadcast_to(array[0], shape)
+    """Return the array that `_entries` described; without axes if all entries are the same."""
+    if isinstance(entries, dict):
+        return np.frombuffer(base64.b64decode(entries[BASE64], validate=True), dtype).reshape(shape)
+    if isinstance(entries, list):
+        return np.array([_number(entry) for entry in entries], dtype).reshape(shape)
+    return np.array(_number(entries), dtype)
 
 
 def _number(entry: Any) -> Any:
@@ -97,18 +144,22 @@ def _number(entry: Any) -> Any:
     return entry
 
 
-def _checked_shape(lengths: Any) -> Shape:
-    if not all(type(length) is int and length >= 0 for length in lengths) or math.prod(lengths) > MAX_SIZE:
-        raise InvalidInputError(f"a space has the shape {lengths!r:.80}: expected at most {MAX_SIZE:,} scalars.")
+def _checked_shape(lengths: Any, budget: _Budget) -> Shape:
+    if not all(type(length) is int and length >= 0 for length in lengths):
+        raise InvalidInputError(f"a space has the shape {lengths!r:.80}: expected a list of lengths.")
+    budget.spend(lengths)
     return tuple(lengths)
 
 
 def _dtype_name(dtype: np.dtype) -> str:
-    return dtype.name if dtype.isnative else dtype.str
+    return _checked_dtype(dtype).name if dtype.isnative else _checked_dtype(dtype).str
 
 
 def _dtype(name: Any) -> np.dtype:
-    dtype = np.dtype(str(name))
-    if dtype.kind not in "biuf" and dtype.name != "bfloat16":
-        raise InvalidInputError(f"a space has the dtype {name!r:.80}: expected numbers.")
+    return _checked_dtype(np.dtype(str(name)))
+
+
+def _checked_dtype(dtype: np.dtype) -> np.dtype:
+    if dtype.newbyteorder("=").name not in DTYPES:
+        raise InvalidInputError(f"a space has the dtype {dtype!s:.80}: expected one of {', '.join(DTYPES)}.")
     return dtype

@@ -105,6 +105,14 @@ class ArraySpace(Space):
         if not _same_kind(array.dtype, self.dtype):
             raise ShapeError(f"{what} has dtype {array.dtype}; expected {self.dtype} for {self}.")
 
+    def check_range(self, x: np.ndarray, what: str) -> None:
+        """Raise `InvalidInputError` if an entry of one element, or of a batch of them, is outside of the space."""
+        is_inside = np.broadcast_to(self._within_bounds(x), x.shape)
+        if not is_inside.all():
+            index = np.unravel_index(is_inside.argmin(), x.shape)
+            place = f" at {list(map(int, index))}" if index else ""
+            raise InvalidInputError(f"{what} is {x[index]}{place}, which is outside of {self}.")
+
     def batch_shape_of(self, x: PyTree) -> Shape:
         num_batch_axes = x.ndim - len(self.shape)
         if num_batch_axes < 0 or x.shape[num_batch_axes:] != self.shape:
@@ -380,8 +388,7 @@ def check_discrete_range(space: Space, x: PyTree, what: str) -> None:
             for index, part in enumerate(space.spaces):
                 check_discrete_range(part, x[index], f"{what}[{index}]")
         case Discrete() | MultiDiscrete() if not isinstance(x, jax.core.Tracer):
-            if not np.all(space._within_bounds(np.asarray(x))):
-                raise InvalidInputError(f"{what} is {np.asarray(x).tolist()}, which is outside of {space}.")
+            space.check_range(np.asarray(x), what)
 
 
 def _sample_integers(key: Key, shape: Shape, low: np.ndarray, high: np.ndarray, dtype: np.dtype) -> Array:

@@ -61,6 +61,7 @@ class Source(NamedTuple):
             if name.policy != (self.policy or "policy"):
                 continue
             description = read_description(checkpoint.path, name.stem)
+            checkpoint.check_unchanged()
             if differing := differing_spaces((description.obs_space, description.action_space), spaces):
                 what, theirs, ours = differing
                 raise InvalidInputError(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -56,13 +56,20 @@ def policy_in(parts: Iterable[PolicyPart], agent: Agent, name: PolicyName) -> Po
     return Policy(acting, agent_state, *part.spaces, part.env_steps)
 
 
-def saved_policies(settings: Settings, training: Training, state: TrainingState) -> dict[str, bytes]:
-    """Return the policy files of a state on the host by path: one pair for each policy, seed and individual."""
+def saved_policies(
+    settings: Settings, training: Training, state: TrainingState, evaluations: Mapping[int, Any]
+) -> dict[str, bytes]:
+    """Return the policy files of a state on the host by path: one pair for each policy, seed and individual.
+
+    `evaluations` are the last ones by seed; they are those of the center, not of the fittest individual.
+    """
     versions = {"rookery": rookery.__version__, "jax": jax.__version__}
     about = {"method": settings.agent_name, "env": settings.train.env.name, "versions": versions}
     files: dict[str, bytes] = {}
     for part in policy_parts(settings, training, training.agents(state), state.env_steps):
         more = about | {"seed": part.seed}
+        if part.name.individual is None and part.seed in evaluations:
+            more["evaluation"] = evaluations[part.seed]
         files |= policy_files(part.name, training.agent, part.agent_state, part.spaces, part.env_steps, more)
     return files
 

@@ -44,7 +44,7 @@ class SavedStates:
             HYPERPARAMETERS: to_mapping(self._settings.hyperparameters),
         }
         log.sync()
-        files = saved_policies(self._settings, self._training, tree[0])
+        files = saved_policies(self._settings, self._training, tree[0], log.progress.evaluations)
         self.of(run).save(tree, env_steps_of(state), metadata, files, also_keep=log.progress.best_step)
 
     def restore(

@@ -1,5 +1,6 @@
 """The names of the package: load a policy of a run."""
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from rookery.agent import Agent, AgentState
 from rookery.errors import InvalidInputError, RookeryError
 from rookery.registry import build_workflow
 from rookery.runs.checkpoint import CheckpointError
+from rookery.runs.policy_files import read_description
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Discrete
 from rookery.types import PyTreeDict
@@ -125,6 +127,58 @@ class OwnAgent(Agent):
         return jax.numpy.full(sample_batch.obs.shape[:1], agent_state.params.action), PyTreeDict()
 
     evaluate_actions = compute_actions
+
+
+def test_a_checkpoint_is_loaded_from_its_folder_and_from_a_copy(run: Path, tmp_path: Path) -> None:
+    folder = run / "checkpoints" / f"{64:012d}"
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    for path in (folder, copy):
+        policy = rookery.load(path)
+        assert policy.num_steps == 64
+        np.testing.assert_array_equal(policy.predict(OBS)[0], rookery.load(run, step=64).predict(OBS)[0])
+    with pytest.raises(InvalidInputError, match="one checkpoint"):
+        rookery.load(copy, step=64)
+    with pytest.raises(InvalidInputError, match="one checkpoint"):
+        rookery.load(copy, best=True)
+
+
+def test_a_damaged_checkpoint_folder_and_a_link_in_it_are_refused(run: Path, tmp_path: Path) -> None:
+    folder = run / "checkpoints" / f"{64:012d}"
+    for name in ("damaged", "linked"):
+        file = shutil.copytree(folder, tmp_path / name) / "policy" / "policy.safetensors"
+        if name == "damaged":
+            file.write_bytes(file.read_bytes()[:-1] + b"x")
+        else:
+            file.unlink()
+            file.symlink_to(folder / "policy" / "policy.safetensors")
+        with pytest.raises(CheckpointError, match=rf"{name} is damaged: .*policy\.safetensors"):
+            rookery.load(tmp_path / name)
+
+
+def test_a_policy_that_changes_after_its_verification_is_refused(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rookery.api import loading
+
+    copy = shutil.copytree(run / "checkpoints" / f"{64:012d}", tmp_path / "copy")
+    read = loading.read_description
+
+    def replaced(folder: Path, stem: str) -> Any:
+        path = folder / "policy" / f"{stem}.json"
+        path.write_text(path.read_text().replace('"env_steps": 64', '"env_steps": 65'))
+        return read(folder, stem)
+
+    monkeypatch.setattr(loading, "read_description", replaced)
+    with pytest.raises(CheckpointError, match=r"changed while it was read: policy/policy\.json"):
+        rookery.load(copy)
+
+
+def test_a_policy_file_names_the_last_evaluation(run: Path) -> None:
+    evaluations = {
+        step: read_description(run / "checkpoints" / f"{step:012d}", "policy").about.get("evaluation")
+        for step in (64, 128)
+    }
+    assert evaluations == {step: {"env_steps": step, "eval/mean_reward": 5.0} for step in (64, 128)}
 
 
 def test_an_own_agent_is_named_again(run: Path, change_agent: Callable[[Path, str], Path]) -> None:

@@ -115,6 +115,37 @@ def test_an_observation_of_another_form_is_one_sentence(obs: Any, message: str) 
         policy_of(PPOAgent()).predict(obs)
 
 
+PIXELS = Box(0, 255, (2, 2), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "message"),
+    [
+        (Discrete(4), 99, r"is 99, which is outside of Discrete\(4\)"),
+        (Discrete(4), np.int32(-1), "is -1, which"),
+        (Discrete(4, start=5), np.array([5, 4]), r"is 4 at \[1\], which"),
+        (PIXELS, np.full((2, 2), 300), r"is 300 at \[0, 0\], which"),
+        (MultiDiscrete([2, 3]), np.array([1, 3], np.int32), r"is 3 at \[1\], which"),
+        (MultiBinary(2), np.array([0, 2], np.int8), r"is 2 at \[1\], which"),
+        (Dict(a=Discrete(3), b=OBS), {"a": 3, "b": np.zeros(4)}, r"\['a'\] is 3, which"),
+        (OBS, [[1, 2], [3]], "expected an array of numbers"),
+        (Tuple([OBS]), ([[1, 2], [3]],), r"the observation\[0\] is \[\[1, 2\], \[3\]\]"),
+    ],
+)
+def test_a_value_outside_of_the_space_is_one_sentence(space: Space, obs: Any, message: str) -> None:
+    with pytest.raises(RookeryError, match=message):
+        policy_of(RandomAgent(), space).predict(obs)
+
+
+@pytest.mark.parametrize(
+    ("space", "obs"),
+    [(Discrete(4, start=5), 8), (PIXELS, np.full((2, 2), 255)), (MultiBinary(2), [0, 1]), (OBS, np.full(4, 9.0))],
+    ids=str,
+)
+def test_values_of_other_dtypes_are_accepted(space: Space, obs: Any) -> None:
+    policy_of(RandomAgent(), space).predict(obs)
+
+
 def test_a_missing_entry_of_a_dict_observation_is_named() -> None:
     policy = policy_of(PPOAgent(), Dict(a=OBS, b=OBS))
     with pytest.raises(RookeryError, match=r"\['a', 'b'\]"):
@@ -126,6 +157,23 @@ def test_samples_differ_from_call_to_call_and_greedy_actions_do_not() -> None:
     samples = {policy.predict(obs, deterministic=False)[0].tobytes() for _ in range(8)}
     assert len(samples) == 8
     assert len({policy.predict(obs)[0].tobytes() for _ in range(8)}) == 1
+
+
+def samples_of(policy: Policy) -> list[float]:
+    return [float(policy.predict(np.zeros(4, np.float32), deterministic=False)[0][0]) for _ in range(4)]
+
+
+def test_policies_sample_differently_unless_they_have_the_same_seed() -> None:
+    one, other = (policy_of(PPOAgent(), OBS, IN_A_BOX) for _ in range(2))
+    assert samples_of(one) != samples_of(other)
+    one.seed(3)
+    other.seed(3)
+    assert samples_of(one) == samples_of(other)
+    other.seed(4)
+    assert samples_of(one) != samples_of(other)
+    for wrong in (-1, 2**32):
+        with pytest.raises(InvalidInputError, match="seed"):
+            one.seed(wrong)
 
 
 def test_masked_actions_are_never_taken() -> None:
@@ -180,6 +228,12 @@ class TestRecurrent:
         with pytest.raises(ShapeError, match="None where episodes begin"):
             policy.predict(observations(OBS, 2), state)
 
+    @pytest.mark.parametrize("wrong", [np.ones(3), np.ones((2, 1)), "first", [[1], [1, 2]]], ids=str)
+    def test_episode_starts_of_another_form_are_one_sentence(self, policy: Policy, wrong: Any) -> None:
+        _, state = policy.predict(observations(OBS, 2))
+        with pytest.raises(ShapeError, match="episode_start"):
+            policy.predict(observations(OBS, 2), state, episode_start=wrong)
+
 
 def test_it_says_what_it_is() -> None:
     assert repr(policy_of(PolicyAgent(config=PolicyConfig(core="gru")))) == (
@@ -194,6 +248,10 @@ def test_warm_up_compiles_what_predict_then_uses(capfd: pytest.CaptureFixture) -
         policy.predict(np.zeros(4, np.float32))
         policy.predict(np.zeros((4, 4), np.float32))
     assert "Compiling" not in capfd.readouterr().err
+
+
+def test_warm_up_gives_observations_of_the_space() -> None:
+    policy_of(RandomAgent(), Tuple([Discrete(2, start=5), MultiDiscrete([2, 2], [3, -4])])).warm_up(1, 2)
 
 
 def test_a_trained_policy_plays_an_environment_of_gymnasium() -> None:

@@ -8,10 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.errors import ShapeError
+from rookery.errors import InvalidInputError, ShapeError
 from rookery.networks.distributions.distribution import Distribution, sum_over_event
 from rookery.spaces import Discrete, MultiBinary, MultiDiscrete, Shape, Space
 from rookery.types import Array, Key, pytree_field
+
+MAX_LOGITS = 2**23
+"""The maximum number of values of all components of a `MultiDiscrete` space, each as long as the longest."""
 
 
 class _Choices(Distribution):
@@ -199,6 +202,11 @@ class _ComponentLayout:
 
 def _component_layout(space: MultiDiscrete) -> _ComponentLayout:
     num_values = space.nvec.flatten()
+    if float(num_values.max()) * space.size > MAX_LOGITS:
+        raise InvalidInputError(
+            f"{space.size:,} discrete actions have up to {num_values.max():,} values each: expected at most "
+            f"{MAX_LOGITS:,} together."
+        )
     first = np.cumsum(num_values) - num_values
     value = np.arange(num_values.max())
     exists = value < num_values[:, None]

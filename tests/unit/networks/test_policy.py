@@ -276,3 +276,9 @@ def test_a_wrong_own_encoder_is_refused_while_shapes_are_computed(encoder: type,
 def test_an_own_encoder_is_a_flax_module_without_arguments(encoder: type, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         TrunkConfig(encoder=encoder)
+
+
+def test_a_network_of_more_layers_than_policy_files_may_have_is_refused() -> None:
+    PolicyConfig(hidden_sizes=(1,) * 64)
+    with pytest.raises(InvalidInputError, match="65 layers"):
+        PolicyConfig(hidden_sizes=(1,) * 65)

@@ -1,5 +1,6 @@
 """The durations that a run reports, measured by a fake clock."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,3 +63,10 @@ def test_seconds_ahead_count_for_the_record_that_counts_their_steps() -> None:
             log.record({"time/total_timesteps": [env_steps], "time/seconds_ahead": [ahead]}, {}, {})
     seconds = [7.0, 3.0 + 7.0, 1.0 + 4.0]
     assert [row["time/fps"] for row in recorder.rows] == pytest.approx([100 / each for each in seconds])
+
+
+def test_progress_is_read_back_from_the_metadata_of_a_checkpoint() -> None:
+    evaluation = {"env_steps": 64, "eval/mean_reward": 5.0}
+    progress = Progress(recorded_steps=(3, 4), diverged={7: 2}, evaluations={7: evaluation, 8: evaluation})
+    assert Progress.from_mapping(json.loads(json.dumps(progress.to_mapping()))) == progress
+    assert Progress.from_mapping({"num_records": 2}).evaluations == {}  # as older versions wrote it

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from rookery.agent import Agent, AgentState
+from rookery.agent import Agent, AgentState, RandomAgent
 from rookery.agents.policy import PolicyAgent
 from rookery.algorithms.dqn import DQNAgent
 from rookery.algorithms.ppo import PPOAgent
@@ -76,6 +77,13 @@ def test_names_of_policies_are_names_of_files() -> None:
     assert PolicyName(None, 3, "best").stem == "policy.seed-3.individual-best"
 
 
+@pytest.mark.parametrize("policy", ["left.seed-1", "a.individual-best", "a.seed-1.individual-best", "v1.2", "ü/%2E.."])
+@pytest.mark.parametrize(("seed", "individual"), [(None, None), (3, None), (3, "best")])
+def test_a_name_is_read_back_from_its_files(policy: str, seed: int | None, individual: str | None) -> None:
+    name = PolicyName(policy, seed, individual)
+    assert PolicyName.of(name.stem) == name
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     write(tmp_path, PPOAgent())
@@ -133,6 +141,9 @@ def test_a_file_larger_than_its_agent_is_not_read(folder: Path) -> None:
         {"agent": None, "settings": [1]},
         {"obs_space": {"type": "Box"}},
         {"env_steps": "many"},
+        {"env_steps": float("inf")},
+        {"env_steps": -1},
+        {"format": None},
         {"about": 3},
         {"format": "new"},
     ],
@@ -154,6 +165,88 @@ def test_settings_that_no_agent_has_are_one_error(folder: Path) -> None:
 
 
 def test_a_newer_format_says_what_to_do(folder: Path) -> None:
-    change_description(folder, format=2)
+    change_description(folder, format=3)
     with pytest.raises(PolicyError, match="update Rookery"):
         read(folder)
+
+
+def box(*shape: int, dtype: str = "float32") -> dict[str, Any]:
+    return {"type": "Box", "shape": list(shape), "dtype": dtype, "low": 0, "high": 1}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"settings": {"config": {"hidden_sizes": sizes}}} for sizes in ([2**31], [2**62], [2**31] * 2, [10] * 500)),
+        {"settings": {"config": {"core": "gru", "core_size": 2**62}}},
+        {"obs_space": {"type": "Discrete", "n": 2**62, "start": 0, "dtype": "int64"}},
+        {"obs_space": {"type": "MultiDiscrete", "shape": [3], "nvec": 2**60, "start": 0, "dtype": "int64"}},
+        {"obs_space": {"type": "MultiDiscrete", "shape": [2**20], "nvec": 2, "start": 0, "dtype": "int64"}},
+        {"action_space": {"type": "MultiDiscrete", "shape": [2**10, 2], "nvec": 2**30, "start": 0, "dtype": "int64"}},
+        {"action_space": box(2**20)},
+        {"obs_space": box(0)},
+        *({"obs_space": box(4, dtype=dtype)} for dtype in ("bfloat16", "longdouble", ">f4")),
+        {"obs_space": {"type": "Tuple", "spaces": [box(2**26, dtype="float64")] * 2}},
+    ],
+    ids=lambda changes: str(changes)[:60],
+)
+def test_a_small_file_of_a_huge_policy_is_one_quick_error(folder: Path, changes: dict[str, Any]) -> None:
+    change_description(folder, **changes)
+    start = time.monotonic()
+    with pytest.raises(PolicyError, match=str(folder)):
+        read(folder)
+    assert time.monotonic() - start < 5.0
+
+
+def test_each_fault_of_a_header_is_one_error(folder: Path) -> None:
+    path = folder / PARAMETERS
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header, tensors = json.loads(content[8 : 8 + length]), content[8 + length :]
+    name = next(iter(header))
+    begin, end = header[name]["data_offsets"]
+    for wrong in (
+        {"dtype": "F8_E4M3", "shape": [end - begin]},
+        {"dtype": "BF16", "shape": [(end - begin) // 2]},
+        *({"dtype": dtype} for dtype in ("F4", [], None)),
+        *({"data_offsets": offsets} for offsets in ([0, 2**40], [-4, 0], [0], [0.0, 4.0], [0, 10**400], None)),
+        {"shape": [2**40]},
+    ):
+        changed = json.dumps(header | {name: header[name] | wrong}).encode()
+        path.write_bytes(struct.pack("<Q", len(changed)) + changed + tensors)
+        with pytest.raises(PolicyError):
+            read(folder)
+    for faulty in ([], {name: 3}, {name: {}}):
+        changed = json.dumps(faulty).encode()
+        path.write_bytes(struct.pack("<Q", len(changed)) + changed + tensors)
+        with pytest.raises(PolicyError):
+            read(folder)
+
+
+def test_a_file_with_bytes_after_its_tensors_is_refused(folder: Path) -> None:
+    path = folder / PARAMETERS
+    path.write_bytes(path.read_bytes() + b"more")
+    with pytest.raises(PolicyError, match="bytes"):
+        read(folder)
+
+
+def test_missing_files_are_named(folder: Path) -> None:
+    for path in (PARAMETERS, DESCRIPTION):
+        (folder / path).unlink()
+        with pytest.raises(PolicyError, match=f"{path} is missing"):
+            read(folder)
+
+
+def test_a_policy_of_format_1_is_read(folder: Path) -> None:
+    change_description(folder, format=1)
+    assert read(folder)
+
+
+def test_a_policy_with_own_bounds_for_each_pixel_is_read_back(tmp_path: Path) -> None:
+    low, high = np.random.default_rng(0).uniform(size=(2, 500, 500, 4)).astype(np.float32)
+    space, agent = Box(low - 1, high), RandomAgent()
+    (tmp_path / "policy").mkdir()
+    state = agent.init(space, ACTIONS, jax.random.key(0))
+    for path, content in policy_files(PolicyName(), agent, state, (space, ACTIONS), 0, {}).items():
+        (tmp_path / path).write_bytes(content)
+    assert read_description(tmp_path, "policy").obs_space == space

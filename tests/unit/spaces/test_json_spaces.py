@@ -19,6 +19,10 @@ SPACES = [
     Box(0, 2**64 - 1, (1,), np.uint64),
     Box(False, True, (2,), np.bool_),
     Box(-1.0, 1.0, (2,), ">f4"),
+    Box(np.linspace(-2, -1, 100).astype(">f4"), np.linspace(1, 2, 100), dtype=">f4"),
+    Box(np.arange(100).reshape(4, 25), np.inf, dtype=np.float64),
+    Box(np.arange(100) % 2 == 1, True, dtype=np.bool_),
+    MultiDiscrete(np.arange(1, 101).reshape(10, 10)),
     Discrete(5),
     Discrete(5, -2, np.int64),
     MultiDiscrete([[2, 3], [4, 5]]),
@@ -47,6 +51,40 @@ def test_equal_bounds_of_an_image_are_written_once() -> None:
     assert len(json.dumps(to_json(Box(0, 255, (84, 84, 4), np.uint8)))) < 120
 
 
+def test_different_bounds_of_an_image_take_few_entries_and_bytes() -> None:
+    low, high = np.random.default_rng(0).uniform(size=(2, 100, 100, 4)).astype(np.float32)
+    text = json.dumps(to_json(Box(low - 1, high, (100, 100, 4))))
+    assert len(text) < 3 * low.nbytes
+    assert text.count(",") < 10
+
+
+def test_bounds_that_were_written_as_numbers_are_read() -> None:
+    low = np.linspace(-2, -1, 100, dtype=np.float32)
+    data = {"type": "Box", "shape": [100], "dtype": "float32", "low": low.tolist(), "high": "inf"}
+    assert from_json(data) == Box(low, np.inf)
+
+
+def image_of(*shape: int) -> dict[str, Any]:
+    return {"type": "Box", "shape": list(shape), "dtype": "float64", "low": 0, "high": 1}
+
+
+@pytest.mark.parametrize(
+    "spaces",
+    [[image_of(2**22)] * 3, [image_of(2)] * 300, [image_of(8, 8, 1)] * 40, [{"type": "Tuple", "spaces": []}] * 300],
+    ids=["scalars", "parts", "images", "containers"],
+)
+def test_the_limits_count_all_parts_of_a_space(spaces: list[Any]) -> None:
+    assert isinstance(from_json(spaces[0]), Space)
+    with pytest.raises(InvalidInputError, match="too large"):
+        from_json({"type": "Dict", "spaces": dict(zip("ab", [{"type": "Tuple", "spaces": spaces}] * 2, strict=True))})
+
+
+def test_what_cannot_be_read_is_not_written() -> None:
+    for space in (Box(0, 1, (2**24,), np.uint8), Tuple([Discrete(2)] * 300), Box(0, 1, (2,), np.longdouble)):
+        with pytest.raises(InvalidInputError):
+            to_json(space)
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -58,10 +96,15 @@ def test_equal_bounds_of_an_image_are_written_once() -> None:
         {"type": "Box", "shape": [-1], "dtype": "float32", "low": 0, "high": 1},
         {"type": "Box", "shape": [2], "dtype": "object", "low": 0, "high": 1},
         {"type": "Box", "shape": [2], "dtype": "U9", "low": "a", "high": "b"},
+        {"type": "Box", "shape": [2], "dtype": "longdouble", "low": 0, "high": 1},
+        {"type": "Box", "shape": [2], "dtype": "(9,)f4", "low": 0, "high": 1},
+        {"type": "Box", "shape": [2], "dtype": "float32", "low": {"base64": "AAAA"}, "high": 3},
+        {"type": "Box", "shape": [2], "dtype": "float32", "low": {"base64": "?"}, "high": 3},
         {"type": "Box", "shape": [2], "dtype": "float32", "low": [0, 1, 2], "high": 3},
         {"type": "Box", "shape": [2], "dtype": "float32", "low": 1, "high": 0},
         {"type": "Box", "shape": [2], "dtype": "float32", "low": {}, "high": 0},
         {"type": "Discrete", "n": 0, "start": 0, "dtype": "int32"},
+        {"type": "Discrete", "n": 2, "start": 2**70, "dtype": "int64"},
         {"type": "Discrete", "n": "many", "start": 0, "dtype": "int32"},
         {"type": "MultiBinary", "n": 10**12},
         {"type": "Dict", "spaces": [1]},

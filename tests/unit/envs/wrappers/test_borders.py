@@ -95,7 +95,7 @@ def test_a_second_frame_stack_is_refused() -> None:
 
 def test_a_discrete_action_out_of_range_is_refused_where_its_value_is_known() -> None:
     env = create_env("classic/cartpole", parallel=2)
-    with pytest.raises(InvalidInputError, match=r"action is \[1, 7\], which is outside of Discrete\(2\)"):
+    with pytest.raises(InvalidInputError, match=r"action is 7 at \[1\], which is outside of Discrete\(2\)"):
         env.step(env.reset(jax.random.key(0)), jnp.array([1, 7]))
 
 
