@@ -107,7 +107,7 @@ def test_float64_observations_act_like_float32_ones() -> None:
         (np.zeros((2, 2, 4), np.float32), r"shape \[2, 2, 4\]"),
         ("abc", "observation"),
         (np.array(["a", "b", "c", "d"]), "dtype"),
-        ((np.zeros(4, np.float32), {}), r"is a tuple that is not an array; `env\.reset\(\)` returns"),
+        ((np.zeros(4, np.float32), {}), r"expected an array of numbers\. `env\.reset\(\)` returns"),
     ],
 )
 def test_an_observation_of_another_form_is_one_sentence(obs: Any, message: str) -> None:
