@@ -173,7 +173,7 @@ def test_a_resumed_run_goes_on_with_the_next_member_of_the_pool(trained: tuple[P
     resumed = build_workflow(config(run_dir=str(path), total_timesteps=6 * 16 * NUM_ENVS))
     try:
         assert_same(resumed.restore().agent_state, state.agent_state)
-        after = resumed.resume(changed_from=None)
+        after = resumed.resume()
     finally:
         resumed.close()
     assert int(after.iterations) == 6

@@ -196,7 +196,7 @@ def test_more_environments_than_exist_need_a_function_that_makes_them() -> None:
         (3, "got 3"),
         ("CartPole-v1", "got 'CartPole-v1'"),
         (TwoAgents, "the class TwoAgents, which must be called"),
-        (make_env("classic/cartpole"), "got <rookery"),
+        (make_env("classic/cartpole"), "got CartPole()"),
     ],
 )
 def test_anything_else_is_refused_with_what_is_accepted(given: Any, said: str) -> None:
