@@ -5,9 +5,7 @@ declares its arguments and one that runs it. A command imports what it needs whe
 """
 
 import argparse
-import atexit
 import contextlib
-import gc
 import os
 import re
 import sys
@@ -22,6 +20,7 @@ from rookery.cli.console import indented_traceback, one_line
 from rookery.cli.doctor import add_doctor
 from rookery.cli.evaluate import add_evaluate
 from rookery.cli.exit_codes import ERROR, INTERRUPTED
+from rookery.cli.garbage import collect_rarely
 from rookery.cli.listing import add_list
 from rookery.cli.report import add_report
 from rookery.cli.resume import add_resume
@@ -32,14 +31,11 @@ from rookery.trust import strangers_config
 
 COMMANDS = (add_train, add_resume, add_evaluate, add_report, add_list, add_check_env, add_bench, add_doctor)
 
-OBJECTS_PER_COLLECTION = 50_000
-"""The number of new objects after which Python looks for cycles; its own default is 700."""
-
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code; `argv=None` is the command line."""
     open_closed_streams()
-    collect_garbage_rarely()
+    collect_rarely()
     parser = make_parser()
     arguments = parse_arguments(parser, argv)
     if arguments.command is None:
@@ -78,12 +74,6 @@ def open_closed_streams() -> None:
     for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode))
-
-
-def collect_garbage_rarely() -> None:
-    """Spare the search for cycles among the objects that imports and programs make: nearly all of them stay."""
-    gc.set_threshold(OBJECTS_PER_COLLECTION, *gc.get_threshold()[1:])
-    atexit.register(gc.freeze)  # the memory of a process that ends is freed anyway
 
 
 def trust_in(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[None]:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from rookery.agent import AgentState
 from rookery.cli.console import one_line, print_line, print_rows, printable
+from rookery.cli.garbage import CollectAsUsual
 from rookery.configs import changes_from, named_again, resumed_config
 from rookery.envs.libraries import is_on_host
 from rookery.errors import InvalidInputError
@@ -61,7 +62,7 @@ def train(config: Mapping[str, Any], console: Console, on_all_hosts: bool = Fals
         if run_dir is None:
             workflow.set_run_dir(new_run_directory(config))  # now that nothing can be refused any more
         print_directory(workflow, console)
-        return workflow.learn(state)
+        return workflow.learn(state, CollectAsUsual())
 
     return _complete(workflow, learn, console)
 
@@ -130,7 +131,7 @@ def resume(
 
     def learn() -> Any:
         print_directory(workflow, console)
-        return workflow.resume(step)
+        return workflow.resume(step, CollectAsUsual())
 
     return _complete(workflow, learn, console)
 
