@@ -1,23 +1,19 @@
 """Checkpoints: complete training states on disk, verified before they or parts of them are read.
 
-A checkpoint is a folder named after its step. It contains `arrays/`, one array per leaf in Orbax format, and
+A checkpoint is a folder named after its step. It contains the arrays of the state in one safetensors file, and
 `manifest.json` with the leaves and the size and hash of every file. It is written to a temporary folder, flushed to
 disk and renamed, so a folder named after a step is complete. Nothing is pickled.
 """
 
 import contextlib
-import functools
+import hashlib
 import json
-import logging
-import operator
 import os
 import re
 import secrets
 import shlex
 import shutil
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,8 +24,9 @@ import numpy as np
 from jax.tree_util import KeyPath
 
 from rookery.errors import InvalidInputError, RookeryError, check_count
+from rookery.runs.arrays import ARRAYS, read_arrays, write_arrays
 from rookery.runs.directory import JsonObject, RunDirectory
-from rookery.runs.files import TEMPORARY, make_folder, sync_to_disk, write_atomically
+from rookery.runs.files import TEMPORARY, make_folder, sync_to_disk
 from rookery.runs.verification import (
     FORMAT_VERSION,
     MANIFEST,
@@ -37,14 +34,16 @@ from rookery.runs.verification import (
     Unusable,
     Verified,
     check_unchanged,
-    hash_of_file,
+    damage_as_unusable,
     hash_of_manifest,
-    stored_kind,
+    is_storable,
     verify,
 )
 from rookery.types import PyTree
 
-ARRAYS = "arrays"
+OLDEST_RESUMED = 3
+"""The oldest format with the states of this version."""
+OLDEST_SAFETENSORS = 4
 NUM_FLUSHES = 8
 """The number of files that are flushed at the same time: a disk writes several as fast as one."""
 REPLACED = ".replaced"
@@ -93,13 +92,9 @@ class Checkpoints:
             if needed > free:
                 raise OSError("the disk is full")
             temporary.mkdir()
-            for name, content in files.items():
-                (temporary / name).parent.mkdir(exist_ok=True)
-                (temporary / name).write_bytes(content)
-            _write(temporary, leaves, arrays, step, metadata)
+            _write(temporary, leaves, arrays, files, step, metadata)
             self._publish(temporary, step)
-        # TensorStore, which Orbax writes with, raises ValueError if it cannot write.
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise self._write_failed(step, needed, free, error) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -118,11 +113,11 @@ class Checkpoints:
         array. Random keys are always JAX arrays.
         """
         checkpoint = self.open(step)
-        if checkpoint.format_version < FORMAT_VERSION:
+        if checkpoint.format_version < OLDEST_RESUMED:
             raise CheckpointError(
                 f"checkpoint {checkpoint.step} was written by {self._writer()} in format {checkpoint.format_version}, "
-                f"and this version resumes format {FORMAT_VERSION}: the run cannot be resumed, but it can still be "
-                "evaluated and reported."
+                f"and this version resumes formats {OLDEST_RESUMED} to {FORMAT_VERSION}: the run cannot be resumed, "
+                "but it can still be evaluated and reported."
             )
         return checkpoint.read({"": template})[""], checkpoint.metadata
 
@@ -225,11 +220,9 @@ class Checkpoints:
             )
         return step
 
-    def _write_failed(self, step: int, needed: int, free: int, error: Exception) -> CheckpointError:
-        # The message of TensorStore ends with the error of the operating system.
-        reason = getattr(error, "strerror", None) or str(error).partition(" [")[0].rpartition(": ")[2]
+    def _write_failed(self, step: int, needed: int, free: int, error: OSError) -> CheckpointError:
         return CheckpointError(
-            f"checkpoint {step} could not be written to {self.folder}: {reason} "
+            f"checkpoint {step} could not be written to {self.folder}: {error.strerror or error} "
             f"(it needs {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB free); {self._advice()}"
         )
 
@@ -271,15 +264,13 @@ class Checkpoint:
         leaves = [leaf for leaf in self._leaves if any(_is_in(leaf["path"], path) for path in templates)]
         expected = [leaf for path, template in templates.items() for leaf in _describe(template, path)]
         _check_structure(self.step, leaves, expected)
-        try:
-            arrays = _read_arrays(self.path / ARRAYS, leaves)
-        except Unusable as fault:
-            raise CheckpointError(f"checkpoint {self.step} {fault}.") from None
+        arrays = self._arrays(leaves)
         self.check_unchanged()
         saved = {leaf["path"]: leaf for leaf in leaves}
 
         def place(name: str, like: Any) -> Any:
-            return _like_template(arrays.get(name), saved[name].get("key_implementation"), like)
+            # Removed, so that a large state is not in memory twice.
+            return _like_template(arrays.pop(name), saved[name].get("key_implementation"), like)
 
         return {
             path: jax.tree_util.tree_map_with_path(
@@ -287,6 +278,19 @@ class Checkpoint:
             )
             for path, template in templates.items()
         }
+
+    def _arrays(self, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
+        try:
+            if self.format_version < OLDEST_SAFETENSORS:
+                from rookery.runs.orbax_arrays import read_orbax_arrays  # TensorStore takes long to import
+
+                return read_orbax_arrays(self.path, leaves)
+            if ARRAYS not in self._stamps:
+                raise Unusable(f"is damaged: {MANIFEST} does not state the hash of {ARRAYS}")
+            with damage_as_unusable(self.path):
+                return read_arrays(self.path, self._leaves, leaves)
+        except Unusable as fault:
+            raise CheckpointError(f"checkpoint {self.step} {fault}.") from None
 
     def check_unchanged(self) -> None:
         """Raise if a file changed since it was verified: call it after reading one."""
@@ -348,7 +352,7 @@ def _to_host(tree: PyTree) -> tuple[list[Leaf], dict[str, np.ndarray]]:
         for description, value in zip(described, jax.device_get(data), strict=True)
     }
     for path, array in arrays.items():
-        if array.dtype.kind in "OSUmM":
+        if not is_storable(str(array.dtype)):
             raise InvalidInputError(f"{path} is {array!s:.80}: checkpoints can store arrays, random keys and numbers.")
     return described, arrays
 
@@ -357,35 +361,31 @@ def _is_key(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _write(folder: Path, leaves: list[Leaf], arrays: dict[str, np.ndarray], step: int, metadata: Mapping) -> None:
+def _write(
+    folder: Path,
+    leaves: list[Leaf],
+    arrays: dict[str, np.ndarray],
+    files: Mapping[str, bytes],
+    step: int,
+    metadata: Mapping[str, Any],
+) -> None:
     """Write a checkpoint into `folder` and wait until it is on disk."""
-    leaves = [leaf | {"array": f"{number:05d}"} for number, leaf in enumerate(leaves)]  # a path may be no file name
-    stored = {leaf["array"]: arrays[leaf["path"]] for leaf in leaves}
-    _write_arrays(folder / ARRAYS, {name: array for name, array in stored.items() if array.size})
+    stated = {ARRAYS: write_arrays(folder, leaves, arrays)}
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+        stated[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     manifest = {
         "format_version": FORMAT_VERSION,
         "step": step,
         "metadata": dict(metadata),
         "leaves": leaves,
-        "files": _flush_and_hash(folder),
+        "files": stated,
     }
     manifest["sha256"] = hash_of_manifest(manifest)
-    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=1))
-
-
-def _flush_and_hash(folder: Path) -> dict[str, JsonObject]:
-    """Wait until all files are on disk; return the size and hash of each."""
-    paths = sorted(folder.rglob("*"))
-
-    def flush(some: Sequence[Path]) -> dict[Path, JsonObject]:
-        for path in some:
-            sync_to_disk(path)
-        return {path: {"bytes": path.stat().st_size, "sha256": hash_of_file(path)} for path in some if path.is_file()}
-
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
     with ThreadPoolExecutor(NUM_FLUSHES) as pool:
-        parts = pool.map(flush, [paths[start::NUM_FLUSHES] for start in range(NUM_FLUSHES)])
-        files = {path: found for part in parts for path, found in part.items()}
-    return {path.relative_to(folder).as_posix(): files[path] for path in paths if path in files}
+        list(pool.map(sync_to_disk, [folder, *folder.rglob("*")]))
 
 
 def _check_structure(step: int, saved: Sequence[Leaf], expected: Sequence[Leaf]) -> None:
@@ -404,12 +404,10 @@ def _check_structure(step: int, saved: Sequence[Leaf], expected: Sequence[Leaf])
         )
 
 
-def _like_template(array: np.ndarray | None, key_implementation: str | None, like: Any) -> Any:
-    """Convert a restored array to the type and devices of its template; None stands for an empty array."""
+def _like_template(array: np.ndarray, key_implementation: str | None, like: Any) -> Any:
+    """Convert a restored array to the type and devices of its template."""
     restored: Any = array
-    if array is None:
-        restored = jnp.empty(like.shape, like.dtype) if key_implementation else np.empty(like.shape, like.dtype)
-    elif key_implementation:
+    if key_implementation:
         restored = jax.random.wrap_key_data(jnp.asarray(array), impl=key_implementation)
     if isinstance(like, bool | int | float | complex):
         return restored.item()
@@ -417,108 +415,3 @@ def _like_template(array: np.ndarray | None, key_implementation: str | None, lik
     if isinstance(like, jax.Array) or sharding is not None:
         return jax.device_put(restored, sharding if getattr(like, "committed", True) else None)
     return restored
-
-
-@contextlib.contextmanager
-def _checkpointer() -> Iterator[Any]:
-    """Yield an Orbax checkpointer without log output and without barriers: each process reads, one writes."""
-    import orbax.checkpoint as ocp  # type: ignore[import-untyped]
-
-    this_process = jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(
-        primary_host=this_process,
-        active_processes={this_process},
-        barrier_sync_key_prefix=f"process_{this_process}",
-    )
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        # One folder per array: with `use_ocdbt` TensorStore leaks some memory per array and checkpoint.
-        handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, multiprocessing_options=alone)
-        with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
-            yield checkpointer
-    finally:
-        logger.setLevel(level)
-
-
-@functools.cache
-def _ignore_late_callbacks() -> None:
-    """Do not print that TensorStore finds the event loop of a failed save closed; the failure itself is raised."""
-    print_error = sys.unraisablehook
-
-    def print_others(unraisable: "sys.UnraisableHookArgs") -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            print_error(unraisable)
-
-    sys.unraisablehook = print_others
-
-
-def _write_arrays(folder: Path, arrays: dict[str, np.ndarray]) -> None:
-    import orbax.checkpoint as ocp
-
-    if arrays:
-        _ignore_late_callbacks()
-        with _checkpointer() as checkpointer, _without_backslash(folder.parent) as parent:
-            checkpointer.save(parent / folder.name, args=ocp.args.PyTreeSave(arrays))
-
-
-def _read_arrays(folder: Path, leaves: Sequence[Leaf]) -> dict[str, np.ndarray]:
-    """Read the arrays of these leaves, except empty ones, which are not stored.
-
-    The files may claim any shape: it is compared before memory is allocated. Orbax would not compare.
-    """
-    import tensorstore as ts
-
-    with _without_backslash(folder) as path, _damage_as_unusable():
-        opened = {
-            leaf["path"]: ts.open({"driver": "zarr", "kvstore": _place(path, leaf)}, read=True)
-            for leaf in leaves
-            if 0 not in leaf["shape"]
-        }
-        stores = {path: future.result() for path, future in opened.items()}
-        for leaf in leaves:
-            if leaf["path"] in stores:
-                _check_stored(leaf, stores[leaf["path"]])
-        reads = {path: store.read(order="C") for path, store in stores.items()}
-        return {path: np.asarray(future.result()) for path, future in reads.items()}
-
-
-def _place(folder: Path, leaf: Leaf) -> JsonObject:
-    """Return where TensorStore finds the array of a leaf."""
-    files = {"driver": "file", "path": f"{folder}/"}
-    if "array" in leaf:
-        return files | {"path": f"{folder}/{leaf['array']}/"}
-    return {"driver": "ocdbt", "base": files, "path": f"{leaf['path']}/"}  # as written before arrays had numbers
-
-
-@contextlib.contextmanager
-def _damage_as_unusable() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise Unusable(f"is damaged: {str(error).splitlines()[0]:.200}") from None
-
-
-@contextlib.contextmanager
-def _without_backslash(folder: Path) -> Iterator[Path]:
-    """Yield an absolute path of the folder that TensorStore understands: it takes a backslash for a slash."""
-    if "\\" not in str(folder.absolute()):
-        yield folder.absolute()
-        return
-    with tempfile.TemporaryDirectory() as temporary:
-        link = Path(temporary) / "folder"
-        link.symlink_to(folder.absolute())
-        yield link
-
-
-def _check_stored(leaf: Leaf, store: Any) -> None:
-    """Raise unless a stored array is of the shape and dtype in the manifest, and in chunks that are no larger."""
-    shape, dtype = stored_kind(leaf)
-    chunk = store.chunk_layout.read_chunk.shape or ()
-    compressor = store.spec().to_json()["metadata"]["compressor"]
-    found = f"{store.dtype.numpy_dtype}{list(store.shape)}"
-    if found != f"{dtype}{list(shape)}" or any(map(operator.gt, chunk, shape)):
-        raise Unusable(f"is damaged: {leaf['path']} is stored as {found} in chunks of {list(chunk)}")
-    if compressor is not None and compressor["id"] != "zstd":
-        raise Unusable(f"is damaged: {leaf['path']} is compressed by {compressor['id']!r:.80}, expected 'zstd'")

@@ -17,12 +17,13 @@ from typing import Any
 from rookery.errors import InvalidInputError, RookeryError, nearest_names, shortened
 from rookery.runs.documents import read_json, read_yaml
 from rookery.runs.files import CONFIG_NAME, TEMPORARY, is_there, open_inside, read_bytes, write_atomically
+from rookery.runs.older_configs import with_present_keys
 from rookery.runs.records import Records, Row, read_records
 
 JsonObject = dict[str, Any]
 
 FORMAT_VERSION = 1
-RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gymnasium")
+RECORDED_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "gymnasium")
 MAX_EPISODE_BYTES = 32 * 2**20
 MAX_HOLDER_LENGTH = 200
 MAX_RESUMPTIONS = 100
@@ -166,7 +167,7 @@ class RunDirectory:
             raise InvalidInputError(f"{self.config_path} is missing.") from None
         if not isinstance(config, dict):
             raise InvalidInputError(f"{self.config_path} is {config!r:.80}, expected a mapping.")
-        return config
+        return with_present_keys(config)
 
     @property
     def manifest(self) -> JsonObject:

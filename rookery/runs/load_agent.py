@@ -10,9 +10,6 @@ from rookery.runs.checkpoint import Checkpoints
 from rookery.runs.directory import RunDirectory
 from rookery.types import PyTreeDict, index_tree
 
-LEARNER_PATHS = {1: "[0]", 2: "[0].learner", 3: "[0].learner"}
-"""Where checkpoints of each format hold the state of the learner."""
-
 
 class LoadedAgent(NamedTuple):
     """The agent of a run at one of its checkpoints; its leaves are NumPy arrays."""
@@ -36,7 +33,7 @@ def load_agent(
     mapping of these by policy. `best_individual` takes the parameters of the fittest individual of an evolution.
     """
     checkpoint = Checkpoints(run.checkpoints_path).open(step)
-    learner = LEARNER_PATHS[checkpoint.format_version]
+    learner = "[0]" if checkpoint.format_version == 1 else "[0].learner"
     if num_seeds > 1:
         template = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((num_seeds, *leaf.shape), leaf.dtype), template)
     agent_state: Any

@@ -24,8 +24,6 @@ from rookery.runs.divergence import (
 from rookery.runs.files import write_atomically
 from rookery.runs.recorder import Position, Recorder, RunDescription
 
-SECONDS_AHEAD = "time/seconds_ahead"
-"""The metric of the time spent on collecting env steps that are not counted yet."""
 MEAN_REWARD = "eval/mean_reward"
 """The metric of an evaluation that policy files name."""
 FIRST_CALL = 1
@@ -207,12 +205,9 @@ class RunLog(contextlib.AbstractContextManager):
     def record(
         self, counts: Mapping[str, list[Any]], metrics: RunningMetrics, evaluation: Mapping[str, Any]
     ) -> list[dict[str, float]]:
-        """Record one row per seed and return the rows; metrics without a value are omitted.
-
-        Time spent on collecting steps ahead belongs to the next record, which counts these steps.
-        """
+        """Record one row per seed and return the rows; metrics without a value are omitted."""
         progress, env_steps = self.progress, counts["time/total_timesteps"]
-        train_seconds = progress.train_seconds - sum(counts.get(SECONDS_AHEAD, []))
+        train_seconds = progress.train_seconds
         speed = (sum(env_steps) - self._steps_at_record) / (train_seconds - self._train_seconds_at_record)
         metrics, evaluation = jax.device_get((dict(metrics), dict(evaluation)))
         rows = []

@@ -23,6 +23,7 @@ import numpy as np
 from rookery.agent import Agent, AgentState
 from rookery.configuration import from_mapping, to_mapping
 from rookery.errors import InvalidInputError, RookeryError
+from rookery.runs.arrays import SAFETENSORS_DTYPES
 from rookery.runs.checkpoint import Checkpoint
 from rookery.runs.documents import check_bounds, parse_json, read_json
 from rookery.runs.files import open_inside
@@ -36,13 +37,7 @@ MAX_HEADER_BYTES = 2**20
 MAX_JSON_BYTES = 2**26
 """The bounds of a space of images are many numbers."""
 BEST_INDIVIDUAL = "best"
-DTYPES = {
-    "BOOL": "bool",
-    "BF16": "bfloat16",
-    **{f"{kind[0].upper()}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
-    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
-}
-"""The dtypes by their names in safetensors."""
+DTYPES = {name: dtype for dtype, name in SAFETENSORS_DTYPES.items()}
 
 
 class PolicyError(RookeryError):

@@ -1,10 +1,12 @@
 """Verification of a checkpoint: its manifest is valid, its files are plain and have the stated sizes and hashes."""
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,15 +16,27 @@ from rookery.errors import InvalidInputError
 from rookery.runs.documents import read_json
 from rookery.runs.files import open_inside
 
-FORMAT_VERSION = 3
-"""Format 1 holds the state of a learner in that of its workflow, format 2 under `learner`; format 3 has exact sums."""
+FORMAT_VERSION = 4
+"""What changed with each format.
+
+1. The state of a learner is part of that of its workflow.
+2. It is under `learner`.
+3. Sums are exact.
+4. All arrays are in one safetensors file; before, Orbax wrote several files for each array.
+"""
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 16 * 2**20
 KEYS = {"key<fry>": ("threefry2x32", 2), "key<rbg>": ("rbg", 4), "key<urbg>": ("unsafe_rbg", 4)}
 """The implementation of random keys by dtype, and the number of words that a key has."""
+MAX_DIMENSIONS = 64
+MAX_LENGTH = 2**63 - 1
+"""The limits of NumPy for the shape of an array."""
 
 Leaf = dict[str, Any]
-"""The entry of one leaf in the manifest: path, name of its array, shape, dtype, and implementation of random keys."""
+"""The entry of one leaf in the manifest: path, shape, dtype, and implementation of random keys.
+
+Format 3 has the name of its array as well.
+"""
 Stamp = tuple[int, ...]
 """What changes with a file: its inode, size and times."""
 
@@ -46,7 +60,7 @@ def verify(folder: Path, step: int | None, part: str = "") -> Verified:
     """
     # The folder of checkpoints belongs to the run as well: it must not be a link.
     root, name = (folder, ".") if step is None else (folder.parents[1], f"{folder.parent.name}/{folder.name}")
-    try:
+    with damage_as_unusable(folder):
         manifest = _read_manifest(root, name, step)
         _check_kinds(folder)
         stamps = {
@@ -54,11 +68,18 @@ def verify(folder: Path, step: int | None, part: str = "") -> Verified:
             for file, stated in manifest["files"].items()
             if file.startswith(part)
         }
+    return Verified(manifest, stamps)
+
+
+@contextlib.contextmanager
+def damage_as_unusable(folder: Path) -> Iterator[None]:
+    """Raise `Unusable` for a file of the checkpoint in `folder` that cannot be read."""
+    try:
+        yield
     except OSError as error:
         raise Unusable(f"is damaged: {Path(error.filename or folder).name}: {error.strerror}") from None
     except InvalidInputError as error:
         raise Unusable(f"is damaged: {str(error).removesuffix('.')}") from None
-    return Verified(manifest, stamps)
 
 
 def check_unchanged(folder: Path, stamps: dict[str, Stamp]) -> None:
@@ -74,14 +95,31 @@ def hash_of_file(path: Path) -> str:
 
 
 def hash_of_manifest(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    # As it is read back: keys that are numbers become strings, which sort differently from ten on.
+    as_read = json.loads(json.dumps(manifest))
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
 
 
-def stored_kind(leaf: Leaf) -> tuple[tuple[int, ...], str]:
+def stored_kind(leaf: Leaf) -> tuple[tuple[int, ...], np.dtype]:
     """Return the shape and dtype of the stored array of a leaf; random keys are stored as words."""
     if leaf["dtype"] in KEYS:
-        return (*leaf["shape"], KEYS[leaf["dtype"]][1]), "uint32"
-    return tuple(leaf["shape"]), leaf["dtype"]
+        return (*leaf["shape"], KEYS[leaf["dtype"]][1]), np.dtype(np.uint32)
+    return tuple(leaf["shape"]), dtype_of(leaf["dtype"])
+
+
+def dtype_of(name: str) -> np.dtype:
+    """Return the dtype with this name, also one that NumPy does not have, such as bfloat16."""
+    import ml_dtypes
+
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def is_storable(dtype: str) -> bool:
+    """Return whether arrays of the dtype with this name can be stored: numbers, for which the name stands."""
+    try:
+        return dtype_of(dtype).kind not in "OSUmM" and str(dtype_of(dtype)) == dtype
+    except TypeError:
+        return False
 
 
 def _read_manifest(root: Path, name: str, step: int | None) -> dict[str, Any]:
@@ -114,20 +152,16 @@ def _read_manifest(root: Path, name: str, step: int | None) -> dict[str, Any]:
 
 
 def _is_valid_leaf(leaf: Leaf) -> bool:
-    if not isinstance(leaf["path"], str) or not all(type(length) is int and length >= 0 for length in leaf["shape"]):
+    if not isinstance(leaf["path"], str) or len(leaf["shape"]) > MAX_DIMENSIONS:
+        return False
+    if not all(type(length) is int and 0 <= length <= MAX_LENGTH for length in leaf["shape"]):
         return False
     if not re.fullmatch(r"\d{5,9}", leaf.get("array", "00000")):
         return False
     implementation = leaf.get("key_implementation")
     if implementation is not None:
         return leaf["dtype"] in KEYS and KEYS[leaf["dtype"]][0] == implementation
-    return str(_dtype(leaf["dtype"])) == leaf["dtype"]
-
-
-def _dtype(name: str) -> np.dtype:
-    import ml_dtypes
-
-    return np.dtype(getattr(ml_dtypes, name, name))
+    return is_storable(leaf["dtype"])
 
 
 def _check_kinds(folder: Path) -> None:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from rookery.agent import AgentState
-from rookery.runs import checkpoint
-from rookery.runs.checkpoint import CheckpointError, Checkpoints
+from rookery.runs.checkpoint import Checkpoint, CheckpointError, Checkpoints
 from rookery.runs.directory import RunDirectory
 from rookery.runs.load_agent import load_agent
 from rookery.types import PyTreeData, PyTreeDict
+from tests.checkpoint_files import write_by_orbax
 
 
 class Evolution(PyTreeData):
@@ -58,16 +58,16 @@ def run(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create(tmp_path / "run", {"agent": {"name": "ppo"}})
 
 
-@pytest.fixture(params=[1, 2, 3], ids="format_{}".format)
-def save(request: pytest.FixtureRequest, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture(params=[1, 2, 3, 4], ids="format_{}".format)
+def save(request: pytest.FixtureRequest, run: RunDirectory) -> Any:
     """Save the state of a learner in one of the formats, with the metrics and environments that a run has."""
 
     def save(step: int = 64, **fields: Any) -> None:
         learner = Learner(buffer_state=np.zeros((1000, 3)), **fields)
         state = learner if request.param == 1 else Training(learner=learner, source_state=np.ones(7))
-        with monkeypatch.context() as patch:
-            patch.setattr(checkpoint, "FORMAT_VERSION", request.param)
-            Checkpoints(run.checkpoints_path).save((state, {"loss": np.float32(0.5)}), step, {})
+        path = Checkpoints(run.checkpoints_path).save((state, {"loss": np.float32(0.5)}), step, {})
+        if request.param < 4:
+            write_by_orbax(path, request.param)
 
     return save
 
@@ -76,14 +76,14 @@ def test_the_agent_comes_back_without_the_rest_of_the_state(
     run: RunDirectory, save: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(agent_state=agent_state(3), agent_state_of_last_week=agent_state(4))
-    num_read, read_arrays = [], checkpoint._read_arrays
+    num_read, read_arrays = [], Checkpoint._arrays
 
-    def read(folder: Path, leaves: Any) -> dict[str, np.ndarray]:
-        arrays = read_arrays(folder, leaves)
+    def read(checkpoint: Checkpoint, leaves: Any) -> dict[str, np.ndarray]:
+        arrays = read_arrays(checkpoint, leaves)
         num_read.append(len(arrays))
         return arrays
 
-    monkeypatch.setattr(checkpoint, "_read_arrays", read)
+    monkeypatch.setattr(Checkpoint, "_arrays", read)
     loaded = load_agent(run, template())
     assert_same(loaded.agent_states, [agent_state(3)])
     assert loaded.env_steps == 64
@@ -138,7 +138,7 @@ def test_an_agent_of_another_structure_is_one_error_that_names_the_leaf(
 
 def test_a_damaged_checkpoint_is_not_read(run: RunDirectory, save: Any) -> None:
     save(agent_state=agent_state())
-    file = next(path for path in run.checkpoints_path.rglob("arrays/**/*") if path.is_file())
+    file = next(path for path in run.checkpoints_path.rglob("*") if path.is_file() and path.name != "manifest.json")
     file.write_bytes(file.read_bytes() + b"!")
     with pytest.raises(CheckpointError, match=r"checkpoint 64 is damaged: .* no checkpoint is intact"):
         load_agent(run, template())

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from rookery.recorders import Position, Recorder, RunDescription
 from rookery.runs.directory import RunDirectory
 from rookery.runs.log import Progress, RunLog
@@ -53,16 +51,6 @@ def test_a_resumed_run_is_measured_by_what_it_did_itself(tmp_path: Path) -> None
     timing: Any = run.read_timing()
     assert timing["train_seconds"] == 1010.0
     assert timing["collect_share"] == 5 * 0.5 / 10.0
-
-
-def test_seconds_ahead_count_for_the_record_that_counts_their_steps() -> None:
-    time, recorder = FakeTime(), RowRecorder()
-    with RunLog(describe(None), [recorder], None, env_steps=0, clock=time.clock) as log:
-        for env_steps, seconds, ahead in [(100, 10.0, 3.0), (200, 8.0, 1.0), (300, 4.0, 0.0)]:
-            train(log, time, seconds, env_steps, num_iterations=1)
-            log.record({"time/total_timesteps": [env_steps], "time/seconds_ahead": [ahead]}, {}, {})
-    seconds = [7.0, 3.0 + 7.0, 1.0 + 4.0]
-    assert [row["time/fps"] for row in recorder.rows] == pytest.approx([100 / each for each in seconds])
 
 
 def test_progress_is_read_back_from_the_metadata_of_a_checkpoint() -> None:

@@ -12,9 +12,12 @@ import pytest
 import tensorstore as ts
 
 from rookery.runs.checkpoint import CheckpointError, Checkpoints
-from rookery.runs.verification import hash_of_file, hash_of_manifest
+from tests import checkpoint_files
+from tests.checkpoint_files import read_manifest, stated_files
 
 TREE = {"a": np.arange(4.0, dtype=np.float32)}
+LEAF = {"path": "state['a']", "shape": [4], "dtype": "float32"}
+ARRAYS = "arrays.safetensors"
 
 
 @pytest.fixture
@@ -26,20 +29,50 @@ def checkpoints(tmp_path: Path) -> Checkpoints:
 
 def seal(path: Path, **changes: Any) -> None:
     """Write a manifest with right hashes for the files of a checkpoint."""
-    manifest = json.loads((path / "manifest.json").read_text()) | changes
-    del manifest["sha256"]
-    if "files" not in changes:
-        files = [file for file in path.rglob("*") if file.is_file() and file.name != "manifest.json"]
-        manifest["files"] = {
-            file.relative_to(path).as_posix(): {"bytes": file.stat().st_size, "sha256": hash_of_file(file)}
-            for file in files
-        }
-    manifest["sha256"] = hash_of_manifest(manifest)
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    checkpoint_files.seal(path, read_manifest(path) | {"files": stated_files(path)} | changes)
+
+
+def safetensors(header: dict[str, Any] | bytes, data: bytes = TREE["a"].tobytes()) -> bytes:
+    content = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(content).to_bytes(8, "little") + content + data
+
+
+def header(**changes: Any) -> dict[str, Any]:
+    return {"state['a']": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]} | changes}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        safetensors(header(shape=[2_000_000_000], data_offsets=[0, 8_000_000_000])),
+        safetensors(header(dtype="F64")),
+        safetensors(header(data_offsets=[16, 32])),
+        safetensors(header(data_offsets=[-16, 0])),
+        safetensors(header() | {"more": {"dtype": "F32", "shape": [0], "data_offsets": [16, 16]}}),
+        safetensors({}),
+        safetensors(b"[" * 10**6),
+        safetensors(header(), data=b""),
+        (2**63).to_bytes(8, "little"),
+        b"",
+    ],
+)
+def test_a_file_of_arrays_that_differs_from_the_manifest_is_refused(checkpoints: Checkpoints, content: bytes) -> None:
+    path = checkpoints.folder / "000000000007"
+    for padding in (b"", bytes(max(0, (path / ARRAYS).stat().st_size - len(content)))):
+        (path / ARRAYS).write_bytes(content + padding)
+        seal(path)
+        with pytest.raises(CheckpointError, match=f"checkpoint 7 is damaged: .*{ARRAYS}"):
+            checkpoints.restore(TREE)
+
+
+def test_arrays_whose_hash_is_not_stated_are_not_read(checkpoints: Checkpoints) -> None:
+    seal(checkpoints.folder / "000000000007", files={})
+    with pytest.raises(CheckpointError, match=rf"manifest\.json does not state the hash of {ARRAYS}"):
+        checkpoints.restore(TREE)
 
 
 def store(path: Path, **metadata: Any) -> None:
-    """Replace the stored array by one with other metadata."""
+    """Write the array as in format 3, with other metadata."""
     place = {"driver": "file", "path": f"{path}/arrays/00000/"}
     described = {"shape": [4], "chunks": [4], "dtype": "<f4", "compressor": {"id": "zstd", "level": 1}} | metadata
     ts.open({"driver": "zarr", "kvstore": place, "metadata": described}, create=True, delete_existing=True).result()
@@ -54,12 +87,12 @@ def store(path: Path, **metadata: Any) -> None:
         ({"compressor": {"id": "blosc"}}, "is compressed by 'blosc'"),
     ],
 )
-def test_a_stored_array_that_differs_from_the_manifest_is_refused_before_memory_is_taken(
+def test_an_array_of_orbax_that_differs_from_the_manifest_is_refused_before_memory_is_taken(
     checkpoints: Checkpoints, metadata: dict[str, Any], problem: str
 ) -> None:
     path = checkpoints.folder / "000000000007"
     store(path, **metadata)
-    seal(path)
+    seal(path, format_version=3, leaves=[LEAF | {"array": "00000"}])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(CheckpointError, match=f"checkpoint 7 is damaged: .*{problem}"):
         checkpoints.restore(TREE)
@@ -68,8 +101,7 @@ def test_a_stored_array_that_differs_from_the_manifest_is_refused_before_memory_
 
 def test_a_shape_in_the_manifest_is_compared_with_the_template(checkpoints: Checkpoints) -> None:
     path = checkpoints.folder / "000000000007"
-    store(path, shape=[2_000_000_000], chunks=[1000])
-    seal(path, leaves=[{"path": "state['a']", "shape": [2_000_000_000], "dtype": "float32"}])
+    seal(path, leaves=[LEAF | {"shape": [2_000_000_000]}])
     with pytest.raises(CheckpointError, match=r"state\['a'\] is float32\[2000000000\], expected float32\[4\]"):
         checkpoints.restore(TREE)
 
@@ -83,8 +115,7 @@ def test_a_manifest_does_not_name_files_outside(checkpoints: Checkpoints, name: 
 
 @pytest.mark.parametrize("name", ["../../../outside", "/dev", "", "00000/..", 3])
 def test_a_manifest_does_not_name_arrays_outside(checkpoints: Checkpoints, name: Any) -> None:
-    leaf = {"path": "state['a']", "array": name, "shape": [4], "dtype": "float32"}
-    seal(checkpoints.folder / "000000000007", leaves=[leaf])
+    seal(checkpoints.folder / "000000000007", format_version=3, leaves=[LEAF | {"array": name}])
     with pytest.raises(CheckpointError, match=r"manifest\.json is not valid"):
         checkpoints.restore(TREE)
 
@@ -99,7 +130,7 @@ def as_pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "arrays/00000/.zarray"])
+@pytest.mark.parametrize("name", ["manifest.json", ARRAYS])
 @pytest.mark.parametrize("damage", [as_link, as_pipe])
 def test_links_and_pipes_are_refused(checkpoints: Checkpoints, name: str, damage: Callable[[Path], None]) -> None:
     damage(checkpoints.folder / "000000000007" / name)
@@ -107,7 +138,7 @@ def test_links_and_pipes_are_refused(checkpoints: Checkpoints, name: str, damage
         checkpoints.restore(TREE)
 
 
-@pytest.mark.parametrize("name", [".", "000000000007", "000000000007/arrays"])
+@pytest.mark.parametrize("name", [".", "000000000007"])
 def test_linked_folders_are_refused(checkpoints: Checkpoints, name: str) -> None:
     as_link(checkpoints.folder / name)
     with pytest.raises(CheckpointError, match="checkpoint 7 is damaged: "):
@@ -118,10 +149,8 @@ def test_a_file_that_changes_after_it_was_hashed_is_not_used(checkpoints: Checkp
     other = Checkpoints(checkpoints.folder.parent / "other")
     other.save({"a": TREE["a"] + 1}, 7, {})
     opened = checkpoints.open()
-    arrays = checkpoints.folder / "000000000007" / "arrays"
-    arrays.rename(arrays.with_name("before"))
-    (other.folder / "000000000007" / "arrays").rename(arrays)
-    with pytest.raises(CheckpointError, match="checkpoint 7 changed while it was read: arrays/"):
+    (other.folder / "000000000007" / ARRAYS).rename(checkpoints.folder / "000000000007" / ARRAYS)
+    with pytest.raises(CheckpointError, match=f"checkpoint 7 changed while it was read: {ARRAYS}"):
         opened.read({"": TREE})
 
 
@@ -133,11 +162,14 @@ def test_a_file_that_changes_after_it_was_hashed_is_not_used(checkpoints: Checkp
         {"format_version": "2"},
         {"metadata": []},
         {"leaves": [1]},
-        {"leaves": [{"path": "state['a']", "shape": [4], "dtype": "key<fry>"}]},
-        {"leaves": [{"path": "state['a']", "shape": [-4], "dtype": "float32"}]},
-        {"leaves": [{"path": "state['a']", "shape": [4], "dtype": "float32", "key_implementation": "evil"}]},
+        {"leaves": [LEAF | {"dtype": "key<fry>"}]},
+        {"leaves": [LEAF | {"dtype": "object"}]},
+        {"leaves": [LEAF | {"shape": [-4]}]},
+        {"leaves": [LEAF | {"shape": [2**63]}]},
+        {"leaves": [LEAF | {"shape": [1] * 65}]},
+        {"leaves": [LEAF | {"key_implementation": "evil"}]},
         {"files": []},
-        {"files": {"arrays": 1}},
+        {"files": {ARRAYS: 1}},
     ],
 )
 def test_a_manifest_of_another_form_is_refused(checkpoints: Checkpoints, changes: dict[str, Any]) -> None:
