@@ -12,7 +12,8 @@ demo: $(VENV)/.core  ## set up, train PPO on CartPole, write a report
 	$(BIN)/rookery train agent=ppo env=classic/cartpole
 
 test: $(VENV)/.dev  ## set up and run all tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal -q --durations=20
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q --durations=20 --ignore=tests/ray
+	$(BIN)/python -m pytest -q --durations=5 tests/ray  # one Ray for all of them, so not in several processes
 
 check: $(VENV)/.dev  ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

@@ -1,12 +1,14 @@
 """The CPU time of `import rookery`, against `import jax`, and how long a short training takes from its start."""
 
 import os
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.table import Row
 
@@ -25,11 +27,21 @@ def cpu_seconds_of_import(module: str) -> float:
     return min(float(run.stdout) for run in runs)
 
 
-def seconds_of_training(cache: Path) -> tuple[float, float, float]:
-    """Train in a new process; return the seconds to the first output, to the first record and to the end."""
+class Seconds(NamedTuple):
+    """The seconds of a training from its start to the first output, the first record and the end, and of its CPUs."""
+
+    output: float
+    record: float
+    end: float
+    cpu: float
+
+
+def seconds_of_training(cache: Path) -> Seconds:
+    """Train in a new process."""
     environment = os.environ | {"ROOKERY_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has bytecode
     with tempfile.TemporaryDirectory() as folder:
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), cpu_seconds_of_children()
         command = [sys.executable, "-m", "rookery", *TRAINING]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=environment) as process:
             assert process.stdout is not None
@@ -37,10 +49,17 @@ def seconds_of_training(cache: Path) -> tuple[float, float, float]:
         end = time.perf_counter() - start
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with exit code {process.returncode}.")
-    return lines[0][0], next(seconds for seconds, line in lines if "steps/s" in line), end
+    first_record = next(seconds for seconds, line in lines if "steps/s" in line)
+    return Seconds(lines[0][0], first_record, end, cpu_seconds_of_children() - cpu_start)
 
 
-def best_of(trainings: list[tuple[float, float, float]]) -> str:
+def cpu_seconds_of_children() -> float:
+    """Return the CPU seconds of all child processes that have ended: other programs do not change them much."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def best_of(trainings: list[Seconds]) -> str:
     return " / ".join(f"{min(seconds):.1f}" for seconds in zip(*trainings, strict=True)) + " s"
 
 
@@ -56,4 +75,4 @@ def rows() -> Iterator[Row]:
         folders = [Path(cache) / str(number) for number in range(NUM_TRAININGS)]
         cold = best_of([seconds_of_training(folder) for folder in folders])
         warm = best_of([seconds_of_training(folder) for folder in folders])
-    yield Row(name="PPO run: output / record / end", ours=warm, other=f"with an empty cache {cold}")
+    yield Row(name="PPO run: output / record / end / CPU", ours=warm, other=f"with an empty cache {cold}")

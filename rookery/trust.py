@@ -80,6 +80,21 @@ def name_of(given: type | FunctionType) -> str:
     return name
 
 
+def passed_objects(names: Collection[str]) -> dict[str, Any]:
+    """Return those of the named classes and functions that the program passed."""
+    return {name: _given[name] for name in names if name in _given}
+
+
+def pass_objects(objects: Mapping[str, Any]) -> None:
+    """Make classes and functions that another process was passed known by their names."""
+    _given.update(objects)
+
+
+def names_given_by_user() -> Collection[str] | None:
+    """Return the names that may be imported here; None: all."""
+    return _named_by_user.get()
+
+
 def check_kwargs(env_name: str, kwargs: Mapping[str, Any]) -> None:
     """Raise if the options of an environment name files and come from a stranger's config."""
     for name, value in kwargs.items():

@@ -30,14 +30,15 @@ def is_live(trajectory: SampleBatch) -> np.ndarray:
 def watch_collecting(monkeypatch: pytest.MonkeyPatch, kind: type[Collector]) -> list[Any]:
     """Return a list to which everything is added that any workflow collects from now on."""
     experiences = []
-    collect = kind.collect
+    take = kind.take
 
-    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        experience, num_steps = collect(self, *args, **kwargs)
-        experiences.append(experience)
-        return experience, num_steps
+    def watched(self: Any, is_asking: bool = True) -> Any:
+        batch = take(self, is_asking)
+        if batch is not None:
+            experiences.append(batch[0])
+        return batch
 
-    monkeypatch.setattr(kind, "collect", watched)
+    monkeypatch.setattr(kind, "take", watched)
     return experiences
 
 

@@ -97,6 +97,7 @@ class IMPALA(OnPolicyLearner):
     """One gradient step on each group of environments; actors may lag behind, corrected by V-trace."""
 
     agent_class = IMPALAAgent
+    max_staleness = None
     agent: IMPALAAgent
     config: IMPALAConfig = pytree_field(static=True)
 

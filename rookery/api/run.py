@@ -13,7 +13,7 @@ import numpy as np
 
 from rookery.api.loading import load
 from rookery.api.teams import read_teams
-from rookery.configs import compose, named_again, resumed_config
+from rookery.configs import compose, named_again, resumed_config, split_values
 from rookery.configs.evaluation import evaluated_env
 from rookery.envs.own import is_own
 from rookery.errors import InvalidInputError, check_count, unknown_name
@@ -224,15 +224,17 @@ class Run:
         """Continue the run, with a larger budget or other settings; return the whole run.
 
         A run directory goes on from its last checkpoint, or from the one at `step`; then `discard_later` deletes those
-        after it. `agent=MyWorkflow` and `network=MyEncoder` name own classes of the run again.
+        after it. `agent=MyWorkflow` and `network=MyEncoder` name own classes of the run again, and
+        `ray={"address": "auto"}` its cluster.
         """
         changes = settings if total_timesteps is None else {"total_timesteps": total_timesteps, **settings}
+        changes, ray = split_values(changes)
         saved, changes = named_again(self._config_now(), changes)
         if self.path is not None and not discard_later:
             checkpoints = Checkpoints(RunDirectory(self.path).checkpoints_path)
             checkpoints.check_going_back(step, f"step={step}", "pass discard_later=True")
         with self._trust():
-            workflow = build_workflow(resumed_config(saved, changes))
+            workflow = build_workflow(resumed_config(saved, changes), ray=ray)
         if self.path is not None:
             return train_to_the_end(workflow, partial(self._resume_checkpoint, workflow, step), on_record)
         if step is not None:

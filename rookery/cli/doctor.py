@@ -1,4 +1,4 @@
-"""`rookery doctor`: versions, devices, and missing extras."""
+"""`rookery doctor`: versions, devices, Ray, and missing extras."""
 
 import argparse
 import importlib.metadata
@@ -13,10 +13,11 @@ import rookery
 from rookery.cli.compilation_cache import NoHomeError, cache_folder, enable_compilation_cache
 from rookery.cli.console import install_command, make_console, one_line, print_heading, print_line, print_rows
 from rookery.cli.exit_codes import NOT_GOOD, SUCCESS
+from rookery.errors import RookeryError
 
 
 def add_doctor(commands: "argparse._SubParsersAction") -> None:
-    command = commands.add_parser("doctor", help="show versions, devices and missing extras")
+    command = commands.add_parser("doctor", help="show versions, devices, Ray and missing extras")
     command.set_defaults(run_fn=run_doctor)
 
 
@@ -49,6 +50,10 @@ def run_doctor(arguments: argparse.Namespace) -> int:
             ("compile cache", cache_text(enable_compilation_cache())),
         ],
     )
+    if importlib.util.find_spec("ray") is not None:
+        print_heading(console, "Ray", importlib.metadata.version("ray"))
+        print_rows(console, ray_rows())
+        problems += ray_problems()
     print_heading(console, "Extras", "")
     print_rows(console, [(extra, extra_text(extra, package)) for extra, package in extras().items()])
     for problem in problems:
@@ -79,6 +84,46 @@ def backend_problems(backend: str) -> list[str]:
     ]
 
 
+def ray_rows() -> list[tuple[str, str]]:
+    """Return how runners on Ray are protected, and what they share."""
+    from rookery.runners.ray import cluster
+
+    mode, address = os.environ.get(cluster.MODE_VARIABLE), os.environ.get(cluster.ADDRESS_VARIABLE)
+    tokens = "on, a new one for each run" + (f"; to join a cluster: {cluster.MODE_VARIABLE}={mode}" if mode else "")
+    rows = [
+        ("tokens", tokens),
+        ("loopback", "a Ray of our own listens on 127.0.0.1 only"),
+        (
+            str(cluster.SHARED_MEMORY),
+            f"{free_text(cluster.SHARED_MEMORY)}, {cluster.store_bytes() / 1e9:.1f} GB for Ray",
+        ),
+        ("niceness", f"{cluster.NICENESS} of runners"),
+    ]
+    return [*rows, ("address", f"{address} ({cluster.ADDRESS_VARIABLE}): runs join this cluster")] if address else rows
+
+
+def ray_problems() -> list[str]:
+    """Return advice for a Ray that does not check tokens, or that has little memory to share."""
+    from rookery.runners.ray import cluster
+
+    problems = []
+    try:
+        cluster.check_version()
+    except RookeryError as error:
+        problems.append(one_line(error))
+    if cluster.SHARED_MEMORY.is_dir() and shutil.disk_usage(cluster.SHARED_MEMORY).free < cluster.MIN_STORE_BYTES:
+        problems.append(
+            f"{cluster.SHARED_MEMORY} has only {free_text(cluster.SHARED_MEMORY)}, and Ray falls back to slow files: "
+            "start a container with --shm-size=2g"
+        )
+    return problems
+
+
+def free_text(folder: Path) -> str:
+    """Describe the free space of a folder."""
+    return f"{shutil.disk_usage(folder).free / 1e9:.1f} GB free" if folder.is_dir() else "none"
+
+
 def cache_text(folder: Path | None) -> str:
     """Describe the folder and size of the compilation cache."""
     if folder is None:
@@ -96,6 +141,7 @@ OTHER_EXTRAS = {
     "mujoco": "mujoco",
     "export": "flatbuffers",
     "wandb": "wandb",
+    "ray": "ray",
     "bench": "stable_baselines3",
     "cuda12": "jax_cuda12_plugin",
     "cuda13": "jax_cuda13_plugin",

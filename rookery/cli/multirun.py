@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -15,6 +16,8 @@ from rookery.cli.exit_codes import NOT_GOOD, SUCCESS
 from rookery.cli.training import describe_results, prepare_jax, train
 from rookery.configs import compose, sweep
 from rookery.errors import InvalidInputError
+from rookery.runners.ray.cluster import connect
+from rookery.runners.ray.settings import RaySettings
 from rookery.runs.directory import make_new_folder
 from rookery.runs.divergence import DivergedError
 
@@ -22,13 +25,27 @@ MAX_NAME_LENGTH = 100
 FAILED, DIVERGED = "failed", "diverged"
 
 
-def run_all(overrides: Sequence[str], debug: bool) -> int:
+def run_all(overrides: Sequence[str], debug: bool, ray: RaySettings | None = None) -> int:
     """Train every combination of the values; a failing run does not stop the others."""
     jobs = sweep(overrides)
     configs = [compose(job) for job in jobs]
     if any(config["run_dir"] is not None for config in configs):
         raise InvalidInputError("run_dir cannot be set for several runs: they are written to multirun/<time>/.")
-    prepare_jax(*configs)
+    with shared_ray(configs, ray):
+        prepare_jax(*configs)
+        return _run_all(jobs, configs, debug, ray)
+
+
+def shared_ray(configs: Sequence[dict[str, Any]], ray: RaySettings | None) -> contextlib.AbstractContextManager[object]:
+    """Start or join the Ray that all runs use, with room for the largest; each run finds it and leaves it as it is."""
+    counts = [count for config in configs if isinstance(count := config["num_env_runners"], int)]
+    num_env_runners = max(counts, default=0)
+    return connect(ray or RaySettings(), num_env_runners) if num_env_runners > 0 else contextlib.nullcontext()
+
+
+def _run_all(
+    jobs: Sequence[Sequence[str]], configs: Sequence[dict[str, Any]], debug: bool, ray: RaySettings | None
+) -> int:
     console = make_console()
     shared = set.intersection(*map(set, jobs))
     folder = make_new_folder(Path("multirun") / time.strftime("%Y%m%d-%H%M%S"))
@@ -38,7 +55,7 @@ def run_all(overrides: Sequence[str], debug: bool) -> int:
         name = directory_name(number, swept)
         print_heading(console, f"run {number + 1} of {len(jobs)}", " ".join(swept))
         try:
-            run = train(config | {"run_dir": str(folder / name)}, console)
+            run = train(config | {"run_dir": str(folder / name)}, console, ray=ray)
             rows.append((name, describe_results(run)))
         except Exception as error:
             if debug:

@@ -18,7 +18,7 @@ def add_resume(commands: "argparse._SubParsersAction") -> None:
         default=[],
         metavar="KEY=VALUE",
         help="change settings from here on: total_timesteps=2e6, agent.learning_rate=1e-4, evaluation.interval=...; "
-        "name own classes again: agent=my_module:MyWorkflow",
+        "name own classes and a cluster again: agent=my_module:MyWorkflow, ray.address=auto",
     )
     command.add_argument(
         "--step", type=int, metavar="N", help="start from the checkpoint at this env step (default: the last)"
@@ -31,14 +31,17 @@ def add_resume(commands: "argparse._SubParsersAction") -> None:
 
 def run_resume(arguments: argparse.Namespace) -> int:
     from rookery.cli.training import resume
+    from rookery.configs import split_overrides
 
+    overrides, ray = split_overrides(arguments.overrides)
     with lasting_output():
         resume(
             arguments.run,
             arguments.step,
             make_console(),
             join_hosts(arguments),
-            arguments.overrides,
+            overrides,
             discard_later=arguments.yes,
+            ray=ray,
         )
     return SUCCESS

@@ -23,6 +23,7 @@ examples:
   rookery train devices=2                                       two cores of a CPU, or two GPUs
   rookery train env=brax/hopper env.kwargs.backend=positional   an argument of the library
   rookery train --multirun agent=ppo,a2c seed=1,2,3             one run after the other
+  rookery train env=gymnasium/Ant-v5 num_env_runners=8          8 runners on Ray; see ray.* of --show-config
   rookery train agent=my_module:MyWorkflow                      your own algorithm
 
 All keys with values and explanations: rookery train --show-config [OVERRIDE ...]
@@ -53,8 +54,9 @@ def add_train(commands: "argparse._SubParsersAction") -> None:
 
 
 def run_train(arguments: argparse.Namespace) -> int:
-    from rookery.configs import compose, explain
+    from rookery.configs import compose, explain, split_overrides
 
+    overrides, ray = split_overrides(arguments.overrides)
     if arguments.multirun:
         if arguments.coordinator is not None:
             raise InvalidInputError(
@@ -63,14 +65,14 @@ def run_train(arguments: argparse.Namespace) -> int:
         from rookery.cli.multirun import run_all
 
         with lasting_output():
-            return run_all(arguments.overrides, arguments.debug)
-    config = compose(arguments.overrides)
+            return run_all(overrides, arguments.debug, ray)
+    config = compose(overrides)
     if arguments.show_config:
-        sys.stdout.write(explain(config))
+        sys.stdout.write(explain(config, ray))
         return SUCCESS
     from rookery.cli.training import train, train_or_resume
 
     begin = train_or_resume if arguments.or_resume else train
     with lasting_output():
-        begin(config, make_console(), join_hosts(arguments))
+        begin(config, make_console(), join_hosts(arguments), ray)
     return SUCCESS

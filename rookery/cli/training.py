@@ -26,6 +26,7 @@ from rookery.registry import build_workflow, workflow_class
 from rookery.report import write_report, write_video
 from rookery.report.statistics import bootstrap_interval, interquartile_mean
 from rookery.report.video import MAX_BYTES_IN_REPORT
+from rookery.runners.ray.settings import RaySettings
 from rookery.runs.checkpoint import Checkpoints
 from rookery.runs.directory import RunDirectory, flat_config, make_new_folder
 from rookery.runs.divergence import DIVERGED, describe_diverged
@@ -40,7 +41,9 @@ MAX_DEVICES = 256
 """JAX crashes while it splits a CPU into very many devices."""
 
 
-def train(config: Mapping[str, Any], console: Console, on_all_hosts: bool = False) -> RunDirectory:
+def train(
+    config: Mapping[str, Any], console: Console, on_all_hosts: bool = False, ray: RaySettings | None = None
+) -> RunDirectory:
     """Train with a composed config in its `run_dir`, or in a new one; `on_all_hosts` uses the devices of all hosts."""
     run_dir = config["run_dir"] or None
     run = RunDirectory(str(run_dir))
@@ -50,7 +53,7 @@ def train(config: Mapping[str, Any], console: Console, on_all_hosts: bool = Fals
         )
     if not on_all_hosts:
         prepare_jax(config)
-    workflow = build_workflow(config, enable_multi_devices=on_all_hosts)
+    workflow = build_workflow(config, enable_multi_devices=on_all_hosts, ray=ray)
     if jax.process_index() == 0:
         print_line(
             console, f"preparing {config['agent']['name']} on {config['env']['name']}{describe_devices(workflow)} ..."
@@ -67,13 +70,15 @@ def train(config: Mapping[str, Any], console: Console, on_all_hosts: bool = Fals
     return _complete(workflow, learn, console)
 
 
-def train_or_resume(config: Mapping[str, Any], console: Console, on_all_hosts: bool = False) -> RunDirectory:
+def train_or_resume(
+    config: Mapping[str, Any], console: Console, on_all_hosts: bool = False, ray: RaySettings | None = None
+) -> RunDirectory:
     """Resume the run in `run_dir` if there is one with this config, and train otherwise; the budget may differ."""
     if config["run_dir"] is None:
         raise InvalidInputError("--or-resume needs to know the run: add run_dir=FOLDER.")
     run = RunDirectory(str(config["run_dir"]))
     if not run.config_path.exists():
-        return train(config, console, on_all_hosts)
+        return train(config, console, on_all_hosts, ray)
     run = RunDirectory.open(run.path)
     check_config = partial(workflow_class(name := config["agent"]["name"]).check_config, agent_name=name)
     wanted, saved = check_config(config), run.config
@@ -93,7 +98,7 @@ def train_or_resume(config: Mapping[str, Any], console: Console, on_all_hosts: b
         return run
     is_longer = saved["total_timesteps"] != wanted.train.total_timesteps
     overrides = [f"total_timesteps={wanted.train.total_timesteps}"] if is_longer else []
-    return resume(run.path, None, console, on_all_hosts, overrides)
+    return resume(run.path, None, console, on_all_hosts, overrides, ray=ray)
 
 
 def differing_keys(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -110,6 +115,7 @@ def resume(
     on_all_hosts: bool = False,
     overrides: Sequence[str] = (),
     discard_later: bool = False,
+    ray: RaySettings | None = None,
 ) -> RunDirectory:
     """Continue a run from its last checkpoint, or from the one at `step`.
 
@@ -122,7 +128,7 @@ def resume(
         Checkpoints(run.checkpoints_path).check_going_back(step, f"--step {step}", "add --yes")
     if not on_all_hosts:
         prepare_jax(config)
-    workflow = build_workflow(config, enable_multi_devices=on_all_hosts)
+    workflow = build_workflow(config, enable_multi_devices=on_all_hosts, ray=ray)
     if changed := run.changed_versions():
         versions = ", ".join(f"{name} {now} instead of {before}" for name, (before, now) in changed.items())
         print_line(console, f"resumed with {printable(versions)}")

@@ -6,8 +6,19 @@ The groups `env` and `preset` are YAML files. The group `agent` and the settings
 from rookery.configs.composition import compose, sweep, with_values
 from rookery.configs.declared import register
 from rookery.configs.explanation import explain
+from rookery.configs.ray_keys import split_overrides, split_values
 from rookery.configs.resumption import changes_from, named_again, resumed_config
 
-__all__ = ["changes_from", "compose", "explain", "named_again", "resumed_config", "sweep", "with_values"]
+__all__ = [
+    "changes_from",
+    "compose",
+    "explain",
+    "named_again",
+    "resumed_config",
+    "split_overrides",
+    "split_values",
+    "sweep",
+    "with_values",
+]
 
 register()

@@ -35,7 +35,8 @@ OTHER_NAMES = {
     "n_steps": ("agent.n_step", "agent.rollout_length"),
     "n_epochs": ("agent.num_epochs",),
     "n_envs": ("agent.num_envs", "agent.num_lanes"),
-    "num_workers": ("env.runner.processes",),
+    "overlap": ("max_staleness",),
+    "num_workers": ("num_env_runners",),
     "batch_size": ("agent.num_minibatches",),
     "train_batch_size": ("agent.batch_size", "agent.rollout_length"),
     "ent_coef": ("agent.entropy_coefficient", "agent.temperature"),
@@ -51,7 +52,8 @@ OTHER_NAMES = {
 MEANINGS = {
     "agent.num_minibatches": "the number of parts of a batch",
     "agent.rollout_length": "the steps of each environment between two updates; a batch has num_envs times as many",
-    "env.runner.processes": "which runs host environments in other processes",
+    "max_staleness": "1 to collect the next batch during an update, with the parameters before it",
+    "num_env_runners": "the number of runners of host environments on Ray",
 }
 """What keys mean that are not another word for the same number."""
 MAX_KEY_LENGTH = 200

@@ -4,15 +4,21 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rookery.configs.declared import agent_help, train_help
+from rookery.configs.declared import agent_help, help_of, train_help
+from rookery.configuration import to_mapping
+from rookery.runners.ray.settings import RaySettings
 
 LEGEND = "# * may also be a schedule over the run, {start: 3e-4, end: 0.0}"
 
 
-def explain(config: Mapping[str, Any]) -> str:
-    """Return a composed config as YAML with the help of each key as a comment."""
+def explain(config: Mapping[str, Any], ray: RaySettings | None = None) -> str:
+    """Return a composed config as YAML with the help of each key as a comment; with runners on Ray, also `ray.*`."""
     comments = train_help() | agent_help(config["agent"]["name"])
     ordered = {"agent": config["agent"], **config}
+    if ray is not None or config["num_env_runners"]:
+        ray = ray or RaySettings()
+        ordered["ray"] = to_mapping(ray)
+        comments |= {"ray": "where runners on Ray work: no part of the config of a run", **help_of(ray, "ray.")}
     return "\n".join([LEGEND, *_lines(ordered, comments)]) + "\n"
 
 

@@ -21,6 +21,8 @@ CHANGEABLE = (
     "devices",
     "recorders",
     "env.runner",
+    "max_staleness",
+    "min_ready",
 )
 """Settings, and groups of them, that change neither the state of a run nor what it was trained on."""
 FIXED = ("checkpoint.replay",)

@@ -17,10 +17,7 @@ PROCESS_SETTINGS = ("envs_per_process", "step_timeout", "start_timeout", "max_me
 
 @dataclass(frozen=True)
 class RunnerSettings:
-    """The runner settings of host environments.
-
-    `overlap` does not bias off-policy methods. IMPALA corrects for it; PPO and A2C tolerate it.
-    """
+    """The runner settings of host environments."""
 
     processes: bool = setting(False, help="run environments in other processes, where they may crash")
     envs_per_process: int = setting(1, low=1, help="environments in each process")
@@ -37,7 +34,6 @@ class RunnerSettings:
     on_invalid: Literal["abort", "raise"] = setting(
         "abort", help="on an invalid observation, reward or flag: abort the episode, or raise"
     )
-    overlap: bool = setting(False, help="collect the next batch during the update, with the parameters before it")
 
     def __post_init__(self) -> None:
         check_settings(self)

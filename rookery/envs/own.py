@@ -39,6 +39,11 @@ def maker_of(name: str) -> Callable[..., Any]:
     return _MAKERS[name]
 
 
+def set_maker(name: str, make_fn: Callable[..., Any]) -> None:
+    """Make known what makes an environment that has a name in another process."""
+    _MAKERS[name] = make_fn
+
+
 def names() -> list[str]:
     """Return the names of the device environments, without the library."""
     return [name.partition("/")[2] for name in _MAKERS if name.startswith(f"{DEVICE}/")]

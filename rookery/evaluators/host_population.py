@@ -4,132 +4,142 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rookery.agent import Agent, AgentState, RandomAgent
+from rookery.agent import AgentState
 from rookery.envs.config import EnvConfig
-from rookery.errors import InvalidInputError
+from rookery.errors import RookeryError
 from rookery.evaluators.host import MAX_EPISODE_STEPS
 from rookery.evaluators.lanes import PopulationEpisodes
-from rookery.evaluators.measures import Measure
-from rookery.evaluators.population import population_size_of
-from rookery.evaluators.population_policy import PopulationPlayers, PopulationPolicy
+from rookery.evaluators.population import merge_all, population_size_of
+from rookery.evaluators.population_player import PopulationSpec
+from rookery.learning import running_statistics
 from rookery.learning.running_statistics import RunningStatistics
-from rookery.runners.acting.players import Players
-from rookery.runners.acting.policy_map import DEFAULT_POLICY
-from rookery.runners.callbacks import FaultNotices
-from rookery.runners.engine import EpisodeEngine
-from rookery.runners.envs.base_env import SINGLE_AGENT, BaseEnv, End, EnvOutputs
-from rookery.runners.faults import EnvFaultError, fault_report
-from rookery.runners.group import Description, check_one_agent
-from rookery.runners.health import RestartPolicy
-from rookery.runners.host_envs import make_envs, make_with_retries, try_first_reset
-from rookery.runners.ledger import Steps
-from rookery.runners.recording.episode import EpisodeMeans, LiveEpisode
-from rookery.runners.recording.returns import ReturnsRecorder
-from rookery.runners.runner import EnvRunner
-from rookery.runners.sampling import RunnerConfig
-from rookery.runners.schedule import EpisodeQueue
-from rookery.sample_batch import SampleBatch
-from rookery.types import Array, Key, Obs, Params, PyTree, as_mappable_key, as_one_key
+from rookery.runners.dispatcher import PATIENCE, JobDispatcher
+from rookery.runners.envs.base_env import SINGLE_AGENT
+from rookery.runners.episodes import EpisodesRequest, Plan, Played, RandomRequest
+from rookery.runners.faults import fault_report
+from rookery.runners.group import ActingSpec, EnvSpec, RunnerGroup, check_one_agent
+from rookery.runners.jobs import Chunk
+from rookery.runners.recording.episode import EpisodeMeans
+from rookery.types import Array, Key, Obs, Params, PyTree, Tree, as_mappable_key, as_one_key, where_tree
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """What runners make individuals from, and the data of the key that they use; see `EvoOptimizer.recipe`."""
+
+    contents: PyTree
+    sample_key: Array
+
+
 class HostPopulation:
-    """Plays the episodes of a population in host environments, `num_slots` at a time.
+    """Plays the episodes of a population in host environments, by a group of runners.
 
-    A slot that finishes an episode starts the next (individual, episode) at once. The population stays on the device:
-    one compiled call acts for all slots, each with the parameters of its individual. Seeds and random actions depend
-    on the key, the individual and the episode, so the result does not depend on the number of slots. The exception is
-    vector environments that do not take a seed for each episode.
+    The population is dealt to the runners in chunks of `chunk_size` individuals; None: one for each runner. Seeds and
+    random actions depend on the key, the individual and the episode, and results are merged in the order of the jobs.
+    So the result does not depend on the runners, the chunks, nor on runners that were lost and replaced.
 
-    After a fault within an episode, the episode is played again with another seed. After `max_restarts` such faults its
-    return is NaN, because the policy may cause them. An episode that does not end is cut after `MAX_EPISODE_STEPS`
-    steps, and counts. An env that fails before the first action is restarted, and lost
-    after `max_restarts` failed restarts in a row.
-
-    Without a `description`, environments are made at once; otherwise with the first generation.
+    An episode that fails too often, or whose individual loses too many runners, has a return of NaN: the policy may
+    cause that. An episode that does not end is cut after `MAX_EPISODE_STEPS` steps, and counts.
     """
 
     def __init__(
         self,
-        env: EnvConfig,
-        agent: Agent,
-        num_slots: int,
-        explore: bool,
-        track_obs: bool,
-        measures: tuple[Measure, ...] = (),
-        *,
-        description: Description | None = None,
+        group: RunnerGroup,
+        spec: PopulationSpec,
+        chunk_size: int | None = None,
+        min_runners: int = 1,
+        wait_timeout: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        if env.runner.overlap:
-            raise InvalidInputError(
-                "env.runner.overlap=true is for methods that learn from batches: a generation cannot start before "
-                "the previous one has finished."
-            )
-        self.num_slots = num_slots
-        self._env = env
-        self._measures = measures
-        self._restart = RestartPolicy(max_restarts=env.runner.max_restarts)
+        description = group.describe()
+        check_one_agent(spec.env, description)
+        self.obs_space, self.action_space = description.spaces[SINGLE_AGENT]
+        self.group = group
+        self.num_begun = 0
+        """The number of generations that were begun."""
+        self._spec = spec
+        self._chunk_size = chunk_size
+        self._clock = clock
+        self._jobs = JobDispatcher(group, ActingSpec({}, player=spec), min_runners, wait_timeout, clock)
+        self._plan: Plan | None = None
+        """Of the generation under way."""
         self._counts: Counter[str] = Counter()
-        """The counts of previous engines, and of episodes that were given up or cut."""
+        """Episodes that were given up or cut."""
         self._means = EpisodeMeans()
         """Of the episodes since the last record."""
-        self._fault_notices = FaultNotices()
-        self._clock, self._sleep = clock, sleep
-        self._engine: EpisodeEngine | None = None
-        self._base_env: BaseEnv | None = None
-        if description is None:
-            self._base_env = self._make_envs()
-            try:
-                try_first_reset(self._base_env, env, sleep)
-            except BaseException:
-                self.close()
-                raise
-            description = Description.of(self._base_env)
-        if description.is_multi_agent:
-            self.close()
-            check_one_agent(env, description)
-        self.obs_space, self.action_space = description.spaces[SINGLE_AGENT]
-        self._policy = PopulationPolicy(agent, self.obs_space, num_slots, explore, track_obs)
+        self._merge_finished = jax.jit(_merge_finished)
+
+    # Generations.
 
     def play(self, agent_state: AgentState, population: Params, key: Key, num_episodes: int) -> PopulationEpisodes:
         """Play `num_episodes` episodes of every individual; individuals share the rest of `agent_state`.
 
         An unfinished episode has a return of NaN and a length of 0.
         """
+        self.begin(agent_state, population, key, num_episodes)
+        while (episodes := self.poll(PATIENCE)) is None:
+            if self.failure is not None:
+                failure = self.failure
+                self.close()
+                raise failure
+        return episodes
+
+    def begin(
+        self, agent_state: AgentState, population: Params, key: Key, num_episodes: int, recipe: Recipe | None = None
+    ) -> int:
+        """Start a generation; return its number. With a `recipe`, runners make the individuals themselves."""
         seed_key, action_key = jax.random.split(as_mappable_key(as_one_key(key)))
-        population_size = population_size_of(population)
-        num_jobs = population_size * num_episodes
-        if num_jobs < self.num_slots:
-            raise InvalidInputError(f"num_slots={self.num_slots} is more than the {num_jobs} episodes to play.")
-        players = self._policy.begin(agent_state, population, action_key, num_episodes)
-        recorder = self._make_recorder(players, num_jobs)
-        schedule = EpisodeQueue(num_jobs, self.num_slots, int(jax.random.bits(seed_key)))
-        engine = self._begin(recorder, schedule)
+        num_individuals = population_size_of(population)
+        chunk_size = min(self._chunk_size or -(-num_individuals // self.group.num_runners), num_individuals)
+        self._plan = plan = Plan(
+            agent_state=agent_state.replace(params=None),
+            key=jax.random.key_data(action_key),
+            recipe=None if recipe is None else recipe.contents,
+            sample_key=None if recipe is None else recipe.sample_key,
+            seed=int(jax.random.bits(seed_key)),
+            num_individuals=num_individuals,
+            num_episodes=num_episodes,
+            chunk_size=chunk_size,
+        )
+        handle = self.group.put(plan)
+        if recipe is None and chunk_size < num_individuals:
+            population = jax.tree.map(np.asarray, population)
+
+        def request(chunk: Chunk) -> EpisodesRequest:
+            carried = None if recipe is not None else _padded_slice(population, chunk, chunk_size)
+            return EpisodesRequest(handle, chunk, carried)
+
+        self._jobs.begin(num_individuals, chunk_size, request)
+        self.num_begun += 1
+        return self.num_begun
+
+    def poll(self, timeout: float) -> PopulationEpisodes | None:
+        """Play on for about `timeout` seconds; return the episodes of the generation once all are played.
+
+        None if they are not yet, or never will be: then `failure` says why.
+        """
+        assert self._plan is not None, "a generation is begun first"
+        until = self._clock() + timeout
         try:
-            engine.run()
-            if not recorder.is_finished.any():
-                first = engine.faults[0]
-                message = f"none of {num_jobs} episodes could be finished; the first fault: {first}"
-                raise EnvFaultError(message, first)
+            while not self._jobs.is_finished and self.failure is None:
+                self._jobs.pump(timeout)
+                if self._clock() >= until:
+                    break
+            if self.failure is not None or not self._jobs.is_finished:
+                return None
+            return self._take(self._plan)
         except BaseException:
             self.close()  # the envs are in unfinished episodes
             raise
-        finally:
-            self._counts["unfinished_episodes"] += schedule.num_given_up
-            self._count_cut_episodes(recorder)
-            for episode, _ in engine.ended:
-                self._means.add(episode.metrics)
-        statistics = players.obs_statistics(recorder.is_finished)
-        return recorder.result((population_size, num_episodes), statistics)
 
     def no_episodes(self, population_size: int, num_episodes: int) -> PopulationEpisodes:
         """Return a result of zeros with the shapes of `play`."""
@@ -137,140 +147,125 @@ class HostPopulation:
         arrays: dict[str, PyTree] = {
             "episode_returns": np.zeros(shape, np.float32),
             "episode_lengths": np.zeros(shape, np.int32),
-            "measures": np.zeros((*shape, len(self._measures)), np.float32),
+            "measures": np.zeros((*shape, len(self._spec.measures)), np.float32),
         }
-        return PopulationEpisodes(**arrays, obs_statistics=self._policy.no_statistics())
+        statistics = running_statistics.init(self.obs_space) if self._spec.track_obs else None
+        return PopulationEpisodes(**arrays, obs_statistics=statistics)
 
     def play_at_random(self, num_envs: int, num_steps: int, seed: int) -> tuple[Obs, Array]:
         """Act at random in new envs; return the observations and their weights, 0 for dead rows, `[T, B, ...]`."""
-        config = RunnerConfig(
-            rollout_fragment_length=num_steps, on_invalid=self._env.runner.on_invalid, restart=self._restart
+        played = self._jobs.play_at_random(RandomRequest(num_envs, num_steps, seed))
+        return played.obs, jnp.asarray(played.weights)
+
+    def _take(self, plan: Plan) -> PopulationEpisodes:
+        """Merge the results of a generation in the order of its jobs, and count them."""
+        played, given_up = self._jobs.played, self._jobs.given_up
+        parts = [(chunk.first, of_chunk) for chunk, of_chunk in played.items()]
+        parts += [(individual, self._nothing_played(plan.num_episodes)) for individual in given_up]
+        results = [result for _, result in sorted(parts, key=lambda part: part[0])]
+        lengths = _joined([result.lengths for result in results])
+        self._count(results, lengths)
+        if not lengths.any():
+            raise self._jobs.error(f"none of {len(lengths)} episodes could be finished")
+        statistics: Any = None
+        if self._spec.track_obs:
+            statistics = self._merge_finished(_joined([result.obs_statistics for result in results]), lengths > 0)
+        shape = plan.num_individuals, plan.num_episodes
+        arrays: dict[str, PyTree] = {
+            "episode_returns": _joined([result.returns for result in results]).reshape(shape),
+            "episode_lengths": lengths.reshape(shape),
+            "measures": _joined([result.measures for result in results]).reshape(*shape, len(self._spec.measures)),
+        }
+        return PopulationEpisodes(**arrays, obs_statistics=statistics)
+
+    def _nothing_played(self, num_jobs: int) -> Played:
+        """Make the result of an individual that was given up."""
+        empty = running_statistics.init(self.obs_space) if self._spec.track_obs else None
+        return Played(
+            returns=np.full(num_jobs, np.nan, np.float32),
+            lengths=np.zeros(num_jobs, np.int32),
+            measures=np.full((num_jobs, len(self._spec.measures)), np.nan, np.float32),
+            obs_statistics=jax.tree.map(lambda leaf: np.zeros((num_jobs, *leaf.shape), leaf.dtype), empty),
+            metrics=(),
+            faults=(),
+            num_given_up=num_jobs,
+            counts=Counter(),
+            num_lost_envs=0,
         )
-        player = RandomAgent()
-        runner = EnvRunner(make_envs(self._env, num_envs), player, config=config, seed=seed)
-        try:
-            runner.set_agent_states(player.init(self.obs_space, self.action_space, jax.random.key(seed)))
-            batch: SampleBatch = runner.sample().batch.batches[DEFAULT_POLICY]
-        finally:
-            runner.close()
-        return batch.obs, jnp.asarray(1.0 - batch.extras.env_extras.autoreset)
+
+    # Records and checkpoints.
+
+    @property
+    def failure(self) -> RookeryError | None:
+        """Why no runner will play again, if that is so."""
+        return self._jobs.failure
 
     @property
     def env_name(self) -> str:
-        return self._env.name
+        return self._spec.env.name
 
     def report(self) -> dict[str, float]:
         """Return the counts of faults and discarded steps, and episode metrics since the last call."""
-        counts = self._counts + self._engine_counts()
-        report = fault_report(counts, 0 if self._engine is None else len(self._engine.states.lost))
+        report = fault_report(self._jobs.counts, self._jobs.num_lost_envs)
         report |= {f"rollout/{name}": mean for name, mean in self._means.take().items()}
+        if not self.group.works_in_receive:
+            report |= self._jobs.report()
         return report | {
-            "faults/unfinished_episodes": counts["unfinished_episodes"],
-            "rollout/episodes_cut": counts["episodes_cut"],
+            "faults/unfinished_episodes": self._counts["unfinished_episodes"],
+            "rollout/episodes_cut": self._counts["episodes_cut"],
         }
 
     def get_state(self) -> dict[str, Any]:
         """Return the counts. Nothing else is saved: a generation starts new episodes, seeded by the training state."""
-        return {"counts": dict(self._counts + self._engine_counts())}
+        return {"counts": dict(self._counts + self._jobs.get_counts())}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue counting from `get_state`."""
-        self._counts = Counter(state["counts"])
-        self._counts.subtract(self._engine_counts())
+        counts = Counter(state["counts"])
+        self._counts = Counter({name: counts.pop(name, 0) for name in ("unfinished_episodes", "episodes_cut")})
+        self._jobs.set_counts(counts)
 
     def describe_restart(self) -> str:
-        return f"{self._env.name} restarts, as in every generation"
+        return f"{self.env_name} restarts, as in every generation"
 
     def close(self) -> None:
         """Close the environments; the next generation makes new ones. May be called twice."""
-        if self._base_env is not None:
-            self._base_env.close()
-        self._base_env = None
+        self._plan = None
+        self.num_begun += 1  # whoever waits for the generation under way begins it again
+        self._jobs.close()
 
-    def _begin(self, recorder: "MeasuresRecorder", schedule: EpisodeQueue) -> EpisodeEngine:
-        """Return the engine, ready to play; make it and its environments if necessary."""
-        if self._engine is None or self._base_env is None:
-            self._counts.update(self._engine_counts())
-            self._base_env = self._base_env or make_with_retries(self._make_envs, self._restart, self._sleep)
-            self._engine = EpisodeEngine(
-                self._base_env,
-                recorder,
-                schedule,
-                self._restart,
-                self._env.runner.on_invalid,
-                callbacks=self._fault_notices,
-                clock=self._clock,
-                sleep=self._sleep,
-            )
-        self._engine.begin(recorder, schedule)
-        return self._engine
-
-    def _make_envs(self) -> BaseEnv:
-        return make_envs(self._env, self.num_slots, longest_episode=MAX_EPISODE_STEPS)
-
-    def _make_recorder(self, players: PopulationPlayers, num_jobs: int) -> "MeasuresRecorder":
-        return MeasuresRecorder(players, self.num_slots, num_jobs, self._measures)
-
-    def _count_cut_episodes(self, recorder: "MeasuresRecorder") -> None:
-        num_cut = 0 if self._env.episode_length else int(np.sum(recorder.lengths == MAX_EPISODE_STEPS))
+    def _count(self, results: Sequence[Played], lengths: np.ndarray) -> None:
+        self._counts["unfinished_episodes"] += sum(result.num_given_up for result in results)
+        for result in results:
+            for metrics in result.metrics:
+                self._means.add(metrics)
+        num_cut = 0 if self._spec.env.episode_length else int(np.sum(lengths == MAX_EPISODE_STEPS))
         if num_cut and not self._counts["episodes_cut"]:
             logger.warning(
                 "%d episodes of %s did not end and were cut after %s steps: set env.episode_length.",
                 num_cut,
-                self._env.name,
+                self.env_name,
                 f"{MAX_EPISODE_STEPS:,}",
             )
         self._counts["episodes_cut"] += num_cut
 
-    def _engine_counts(self) -> Counter[str]:
-        if self._engine is None:
-            return Counter()
-        return self._engine.fault_counts + Counter(steps_discarded=self._engine.discarded.env_steps)
+
+def population_envs(env: EnvConfig, num_envs: int) -> EnvSpec:
+    """Return how the environments of one runner are made that plays individuals."""
+    return EnvSpec(env, num_envs, longest_episode=MAX_EPISODE_STEPS)
 
 
-class MeasuresRecorder(ReturnsRecorder):
-    """Records the returns, the lengths and the measures of episodes."""
+def _padded_slice(population: Params, chunk: Chunk, size: int) -> Params:
+    """Return the individuals of a chunk, `[size, ...]`; the last one is repeated."""
+    if chunk.first == 0 and size == population_size_of(population):
+        return population
+    indexes = np.minimum(np.arange(size), chunk.count - 1) + chunk.first
+    return jax.tree.map(lambda leaf: leaf[indexes], population)
 
-    def __init__(self, players: Players, num_envs: int, num_episodes: int, measures: tuple[Measure, ...]) -> None:
-        super().__init__(players, num_envs, num_episodes)
-        self._measures = measures
-        self._measured = np.full((num_episodes, len(measures)), np.nan)
-        self._env_measured = np.zeros((num_envs, len(measures)))
 
-    def observe(self, polled: EnvOutputs, episodes: Sequence[LiveEpisode]) -> Sequence[int]:
-        completed = super().observe(polled, episodes)
-        if self._measures:
-            for row in np.flatnonzero(~polled.is_reset).tolist():
-                self._measure(polled, row)
-        return completed
+def _joined(parts: Sequence[Tree]) -> Tree:
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
-    def _measure(self, polled: EnvOutputs, row: int) -> None:
-        """Measure one step; `last` measures are evaluated only at the end of the episode."""
-        env = int(polled.envs[row])
-        action, reward = self.last_action(env), float(polled.rewards[row])
-        obs = jax.tree.map(lambda leaf: leaf[row], polled.obs)
-        info = polled.infos.get(env, {}).get(SINGLE_AGENT, {})
-        totals = self._env_measured[env]
-        for index, measure in enumerate(self._measures):
-            if measure.reduction != "last" or polled.ends[row] != End.RUNNING:
-                totals[index] = measure.accumulate(totals[index], measure.at_host_step(action, reward, obs, info))
 
-    def end_episode(self, episode: LiveEpisode) -> int:
-        self._measured[episode.number] = self._env_measured[episode.env_index]
-        return super().end_episode(episode)
-
-    def discard(self, env: int) -> Steps:
-        self._env_measured[env] = 0.0
-        return super().discard(env)
-
-    def result(self, shape: tuple[int, int], obs_statistics: RunningStatistics | None) -> PopulationEpisodes:
-        """Return the results as NumPy arrays `[individual, episode]`."""
-        lengths = np.maximum(self.lengths, 1)  # unfinished episodes have no mean
-        columns = [measure.result(self._measured[:, i], lengths) for i, measure in enumerate(self._measures)]
-        measured = np.stack(columns, axis=1) if columns else self._measured
-        arrays: dict[str, PyTree] = {
-            "episode_returns": self.returns[:, 0].reshape(shape).astype(np.float32),
-            "episode_lengths": self.lengths.reshape(shape).copy(),
-            "measures": measured.reshape(*shape, len(self._measures)).astype(np.float32),
-        }
-        return PopulationEpisodes(**arrays, obs_statistics=obs_statistics)
+def _merge_finished(statistics: RunningStatistics, is_finished: Array) -> RunningStatistics:
+    return merge_all(where_tree(is_finished, statistics, jax.tree.map(jnp.zeros_like, statistics)))

@@ -10,13 +10,14 @@ import numpy as np
 from rookery.agent import Agent, AgentState, Carry
 from rookery.compilation import batch_invariant_options
 from rookery.evaluators.lanes import observed
-from rookery.evaluators.population import merge_all, population_size_of
+from rookery.evaluators.population import population_size_of
 from rookery.learning import running_statistics
 from rookery.learning.running_statistics import RunningStatistics
 from rookery.runners.acting.players import ObsTable, Players
 from rookery.runners.envs.base_env import Actions, EnvOutputs
 from rookery.runners.envs.validation import zeros_of
 from rookery.runners.recording.episode import LiveEpisode
+from rookery.runners.schedule import NO_EPISODE
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
 from rookery.types import Action, Array, Key, Obs, Params, PyTreeData, PyTreeDict, where_tree
@@ -32,8 +33,8 @@ class ActingState(PyTreeData):
 class PopulationPolicy:
     """Acts in `num_slots` environments, each with the parameters of the individual whose episode it plays.
 
-    Job j is episode j % num_episodes of individual j // num_episodes. Random actions depend only on the key, the
-    individual, the episode and its step.
+    Job j is episode j % num_episodes of individual j // num_episodes, numbered over the whole generation. Random
+    actions depend only on the key, the individual, the episode and its step.
     """
 
     def __init__(self, agent: Agent, obs_space: Space, num_slots: int, explore: bool, track_obs: bool) -> None:
@@ -48,22 +49,20 @@ class PopulationPolicy:
             donate_argnums=7,
             compiler_options=batch_invariant_options() or None,
         )
-        self._merge_finished = jax.jit(_merge_finished)
 
-    def begin(self, agent_state: AgentState, population: Params, key: Key, num_episodes: int) -> "PopulationPlayers":
-        """Start a generation; individuals share the rest of `agent_state`."""
+    def begin(
+        self, agent_state: AgentState, individuals: Params, key: Key, num_episodes: int, first: int = 0
+    ) -> "PopulationPlayers":
+        """Play for consecutive individuals, from number `first`, which share the rest of `agent_state`."""
         # Flattened once: flattening trees of dicts in every step takes as long as acting.
-        leaves, treedef = jax.tree.flatten((agent_state, population, key))
-        state = self._initial_state(population_size_of(population) * num_episodes)
+        leaves, treedef = jax.tree.flatten(jax.device_put((agent_state, individuals, key, np.int32(first))))
+        state = self._initial_state(population_size_of(individuals) * num_episodes)
         act_fn = partial(self._act, num_episodes, treedef, leaves)
-        return PopulationPlayers(act_fn, self._merge_finished, state, self._obs_space, self._num_slots)
-
-    def no_statistics(self) -> RunningStatistics | None:
-        """Return empty observation statistics; None if observations are not tracked."""
-        return running_statistics.init(self._obs_space) if self._track_obs else None
+        return PopulationPlayers(act_fn, state, self._obs_space, self._num_slots, first * num_episodes)
 
     def _initial_state(self, num_jobs: int) -> ActingState:
-        statistics = jax.tree.map(lambda leaf: jnp.zeros((num_jobs, *leaf.shape), leaf.dtype), self.no_statistics())
+        empty = running_statistics.init(self._obs_space) if self._track_obs else None
+        statistics = jax.tree.map(lambda leaf: jnp.zeros((num_jobs, *leaf.shape), leaf.dtype), empty)
         return ActingState(carry=self._agent.initial_carry((self._num_slots,)), obs_statistics=statistics)
 
     def _act_in_slots(
@@ -78,14 +77,14 @@ class PopulationPolicy:
         state: ActingState,
     ) -> tuple[Action, ActingState]:
         """Act in all slots, each with the parameters of its individual; slots that do not act keep their state."""
-        agent_state, population, key = jax.tree.unflatten(treedef, leaves)
+        agent_state, individuals, key, first = jax.tree.unflatten(treedef, leaves)
 
         def act(job: Array, step: Array, obs: Obs, carry: Carry) -> tuple[Action, Carry]:
             individual = job // num_episodes
             episode_key = jax.random.fold_in(jax.random.fold_in(key, individual), job % num_episodes)
             policy_extras = PyTreeDict(carry=carry, episode_start=(step == 0).astype(jnp.float32))
             actions, extras = self._action_fn(
-                agent_state.replace(params=jax.tree.map(lambda leaf: leaf[individual], population)),
+                agent_state.replace(params=jax.tree.map(lambda leaf: leaf[individual - first], individuals)),
                 SampleBatch(obs=obs, extras=PyTreeDict(policy_extras=policy_extras, env_extras=PyTreeDict())),
                 jax.random.fold_in(episode_key, step),
             )
@@ -95,24 +94,23 @@ class PopulationPolicy:
         statistics = state.obs_statistics
         if statistics is not None:
             num_jobs = len(statistics.count.high)
-            before = jax.tree.map(lambda leaf: leaf[jobs], statistics)
+            rows = jobs - first * num_episodes
+            before = jax.tree.map(lambda leaf: leaf[rows], statistics)
             before = where_tree(steps == 0, jax.tree.map(jnp.zeros_like, before), before)
             after = jax.vmap(observed)(before, obs)
-            rows = jnp.where(is_acting, jobs, num_jobs)
+            rows = jnp.where(is_acting, rows, num_jobs)
             statistics = jax.tree.map(lambda leaf, new: leaf.at[rows].set(new, mode="drop"), statistics, after)
         return actions, ActingState(carry=where_tree(is_acting, carry, state.carry), obs_statistics=statistics)
 
 
 class PopulationPlayers(Players):
-    """The individuals of one generation and their acting state. The number of an episode is its job."""
+    """Some individuals of a generation and their acting state. The number of an episode is its job."""
 
-    def __init__(
-        self, act_fn: Callable, merge_fn: Callable, state: ActingState, obs_space: Space, num_slots: int
-    ) -> None:
+    def __init__(self, act_fn: Callable, state: ActingState, obs_space: Space, num_slots: int, first_job: int) -> None:
         self._act_fn = act_fn
-        self._merge_fn = merge_fn
         self._state = state
-        self._jobs = np.zeros(num_slots, np.int32)
+        self._first_job = np.int32(first_job)
+        self._jobs = np.full(num_slots, NO_EPISODE, np.int32)
         self._table = ObsTable(num_slots, zeros_of(obs_space, num_slots))
         self._last_actions: Action = None
 
@@ -124,7 +122,8 @@ class PopulationPlayers(Players):
     def act(self, envs: np.ndarray, lengths: np.ndarray) -> Actions:
         is_acting = np.zeros(len(self._jobs), np.bool_)
         is_acting[envs] = True
-        jobs = np.where(is_acting, self._jobs, np.int32(0))
+        is_acting &= self._jobs != NO_EPISODE
+        jobs = np.where(is_acting, self._jobs, self._first_job)
         actions, self._state = self._act_fn(jobs, lengths, is_acting, self._table.obs, self._state)
         actions = jax.tree.map(np.asarray, actions)
         if self._last_actions is None:
@@ -137,11 +136,7 @@ class PopulationPlayers(Players):
     def last_action(self, env: int) -> Action:
         return jax.tree.map(lambda leaf: leaf[env], self._last_actions)
 
-    def obs_statistics(self, is_finished: np.ndarray) -> RunningStatistics | None:
-        """Return the observation statistics of the finished jobs; None if observations are not tracked."""
-        statistics = self._state.obs_statistics
-        return None if statistics is None else self._merge_fn(statistics, is_finished)
-
-
-def _merge_finished(statistics: RunningStatistics, is_finished: Array) -> RunningStatistics:
-    return merge_all(where_tree(is_finished, statistics, jax.tree.map(jnp.zeros_like, statistics)))
+    @property
+    def obs_statistics(self) -> RunningStatistics | None:
+        """The observation statistics of each job of these individuals; None if observations are not tracked."""
+        return self._state.obs_statistics

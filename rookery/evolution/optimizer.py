@@ -20,6 +20,7 @@ from rookery.types import (
     Array,
     Key,
     Params,
+    PyTree,
     PyTreeData,
     PyTreeNode,
     Tree,
@@ -120,6 +121,20 @@ class EvoOptimizer(PyTreeNode, ABC):
         """Return a warning about the values of a report; empty if there is none."""
         return ""
 
+    def recipe(self, state: Any) -> PyTree:
+        """Return what `sample_some` makes any individuals of the next population from.
+
+        It is far smaller than a population. None: individuals cannot be made one by one.
+        """
+        return None
+
+    def sample_some(self, recipe: PyTree, key: Key, first: Array, count: int) -> Params:
+        """Make `count` individuals of the population, from number `first`; those past its end mean nothing.
+
+        With the `sample_key` of a state they are those that `ask` returns, to the bit on one platform.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no recipe for some individuals.")
+
     # Users call:
 
     def ask(self, state: StateT) -> tuple[Params, StateT]:
@@ -127,6 +142,10 @@ class EvoOptimizer(PyTreeNode, ABC):
         key, sample_key = jax.random.split(state.key)
         population = self.sample(state, sample_key)
         return population, state.replace(key=key, asked=population)
+
+    def sample_key(self, state: ECState) -> Key:
+        """Return the key that `ask` will sample the population of this state with."""
+        return jax.random.split(state.key)[1]
 
     def tell(self, state: StateT, fitness: Array) -> StateT:
         """Update the search with the fitness of the individuals that `ask` returned, in their order."""
@@ -210,20 +229,9 @@ class EvoOptimizer(PyTreeNode, ABC):
         2i and 2i + 1 have opposite noise.
         """
         num_groups = self.share_size // (2 if mirrored else 1)
-        # In chunks: sampling a number needs several times the memory of the number.
-        num_chunks = -(-num_groups // CHUNK_SIZE)
-        chunk_size = -(-num_groups // num_chunks)
-        indexes = jnp.arange(num_chunks * chunk_size, dtype=jnp.int32)
-        if self.axis_name is not None:
-            indexes += jax.lax.axis_index(self.axis_name) * num_groups
-
-        def make_group(index: Array) -> Params:
-            noise = normal_like(params, jax.random.fold_in(key, index))
-            noises = (noise, jax.tree.map(jnp.negative, noise)) if mirrored else (noise,)
-            return jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(make_fn, noises))
-
-        groups = jax.lax.map(jax.vmap(make_group), indexes.reshape(num_chunks, chunk_size))
-        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:])[: self.share_size], groups)
+        first = 0 if self.axis_name is None else jax.lax.axis_index(self.axis_name) * num_groups
+        made = make_groups(make_fn, params, key, first, num_groups, mirrored)
+        return jax.tree.map(lambda leaf: leaf[: self.share_size], made)
 
     def weighted_sum(self, weights: Array, population: Params) -> Params:
         """Sum the individuals of the whole population, weighted by `weights` `[P]`."""
@@ -258,6 +266,24 @@ class EvoOptimizer(PyTreeNode, ABC):
             best_params=where_tree(is_better, self.individual(state.asked, index), state.best_params),
             best_fitness=jnp.where(is_better, candidates[index], state.best_fitness),
         )
+
+
+def make_groups(
+    make_fn: Callable[[Params], Params], params: Params, key: Key, first: Array | int, num_groups: int, mirrored: bool
+) -> Params:
+    """Make `make_fn` of noise like `params` for at least `num_groups` individuals or pairs, from number `first`."""
+    # In chunks: sampling a number needs several times the memory of the number.
+    num_chunks = -(-num_groups // CHUNK_SIZE)
+    chunk_size = -(-num_groups // num_chunks)
+    indexes = first + jnp.arange(num_chunks * chunk_size, dtype=jnp.int32)
+
+    def make_group(index: Array) -> Params:
+        noise = normal_like(params, jax.random.fold_in(key, index))
+        noises = (noise, jax.tree.map(jnp.negative, noise)) if mirrored else (noise,)
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(make_fn, noises))
+
+    groups = jax.lax.map(jax.vmap(make_group), indexes.reshape(num_chunks, chunk_size))
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), groups)
 
 
 def block_size(population_size: int) -> int:

@@ -81,6 +81,10 @@ class Learner(PyTreeNode, ABC, Generic[StateT, ExperienceT]):
     """
 
     agent_class: ClassVar[type[Agent]]
+    max_staleness: ClassVar[int | None] = 1
+    """How many versions the parameters that acted may lag behind those that learn; None: any number."""
+    has_replay: ClassVar[bool] = False
+    """Whether experience is stored in a replay buffer."""
 
     agent: Agent
     config: LearnerConfig = pytree_field(static=True)

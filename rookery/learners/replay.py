@@ -147,9 +147,12 @@ LossFn = Callable[[Params], tuple[Array, LossInfo]]
 class ReplayLearner(Learner[OffPolicyState, Experience]):
     """Stores experience, then calls the method's `learn_batch` on batches sampled from the replay buffer.
 
-    Every device stores the experience of its own environments and samples its share of each batch from it.
+    Every device stores the experience of its own environments and samples its share of each batch from it. Dead rows
+    are not stored. A device that has stored no window yet takes part in an update with weight 0.
     """
 
+    max_staleness = None
+    has_replay = True
     target_parts: ClassVar[tuple[str, ...]]
     """The parts of the parameters that have target networks."""
 
@@ -282,16 +285,18 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
         return metrics | sum_over_devices(experience.metrics), state.replace(iterations=state.iterations.add(1))
 
     def store(self, state: OffPolicyState, experience: Experience) -> OffPolicyState:
+        """Store the live rows of experience."""
         trajectory = zero_dead_rows(experience.trajectory)
-        agent_state = self.agent.update_obs_statistics(
-            state.agent_state, trajectory.obs, row_weights(trajectory), device_axis()
-        )
+        weights = row_weights(trajectory)
+        agent_state = self.agent.update_obs_statistics(state.agent_state, trajectory.obs, weights, device_axis())
         buffer_state, starts = state.buffer_state, starts_new_episode(trajectory)
         if starts is not None and self.config.window_length > 1:
             buffer_state = with_last_rows_done(buffer_state, starts)
         return state.replace(
             agent_state=agent_state,
-            buffer_state=self.buffer.add(buffer_state, rows_of(trajectory)),
+            buffer_state=self.buffer.add(
+                buffer_state, rows_of(trajectory), is_live=None if weights is None else weights > 0.0
+            ),
             env_steps=state.env_steps.add(num_env_steps(trajectory)),
         )
 
@@ -300,6 +305,7 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
     ) -> tuple[Metrics, OffPolicyState]:
         """Take the gradient steps of one iteration, each on a new batch."""
         buffer, batch_size = self.buffer, self.config.batch_size // num_devices()
+        has_windows = buffer.can_sample(state.buffer_state)
 
         def step(state: OffPolicyState, step_key: Key) -> tuple[OffPolicyState, Metrics]:
             sample_key, learn_key = jax.random.split(step_key)
@@ -312,7 +318,8 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
                     hyperparameters.importance_exponent,
                     device_axis(),
                 )
-            batch = ReplayBatch(windows=sample.sequence, importance=importance)
+            windows = dead_unless(has_windows, sample.sequence)
+            batch = ReplayBatch(windows=windows, importance=importance)
             metrics, errors, state = self.learn_batch(state, batch, hyperparameters, learn_key)
             buffer_state = buffer.update_priorities(
                 state.buffer_state, sample.indexes, priorities_of(errors), hyperparameters.priority_exponent
@@ -320,12 +327,17 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
             return state.replace(buffer_state=buffer_state, num_updates=state.num_updates.add(1)), metrics
 
         step_keys = jax.random.split(key_of_this_device(key), self.config.num_updates)
-        state, metrics = scan_any(buffer.can_sample(state.buffer_state), step, state, step_keys)
+        # The gradient steps exchange gradients, so all devices take them if one can.
+        is_ready = sum_over_devices(has_windows.astype(jnp.int32)) > 0
+        state, metrics = scan_any(is_ready, step, state, step_keys)
         return jax.tree.map(jnp.sum, metrics), state
 
 
 def rows_of(trajectory: SampleBatch) -> SampleBatch:
-    """Return the rows to store; `next_obs` is the true successor, also where an episode is done."""
+    """Return rows as they are stored; `next_obs` is the true successor, also where an episode is done.
+
+    `autoreset` is 0 in all rows that are stored, see `dead_unless`; trajectories without dead rows do not have it.
+    """
     env_extras, policy_extras = trajectory.extras.env_extras, trajectory.extras.policy_extras
     kept = {name: env_extras[name] for name in ("termination", "autoreset") if name in env_extras}
     starts = {"episode_start": policy_extras.episode_start} if "episode_start" in policy_extras else {}
@@ -339,23 +351,38 @@ def rows_of(trajectory: SampleBatch) -> SampleBatch:
     )
 
 
+def dead_unless(has_windows: Array, windows: SampleBatch) -> SampleBatch:
+    """Mark all rows as dead if the buffer had no windows to sample, so that their weights are 0.
+
+    Trajectories without dead rows fill the buffers of all devices alike, so their windows are returned unchanged.
+    """
+    env_extras = windows.extras.env_extras
+    if "autoreset" not in env_extras:
+        return windows
+    autoreset = jnp.where(has_windows, env_extras.autoreset, 1.0)
+    return windows.replace(extras=windows.extras.replace(env_extras=env_extras.replace(autoreset=autoreset)))
+
+
 def with_last_rows_done(buffer_state: ReplayState, envs: Array) -> ReplayState:
     """Mark the newest row of these envs `[B]` as done, so that no transition continues past it.
 
-    The row is not terminated: targets still bootstrap from its `next_obs`.
+    The row is not terminated: targets still bootstrap from its `next_obs`. Without rows, nothing is marked that can be
+    sampled.
     """
-    layout, num_rows = buffer_state.layout, next(iter(buffer_state.storage.values())).shape[1]
-    newest = (buffer_state.head - 1) % num_rows
-
-    def read(ring: Array) -> Array:
-        return jnp.swapaxes(jax.lax.dynamic_slice_in_dim(ring, newest, 1, axis=1), 0, 1)  # [1, B, columns]
-
-    def write(ring: Array, row: Array) -> Array:
-        return jax.lax.dynamic_update_slice_in_dim(ring, jnp.swapaxes(row, 0, 1), newest, axis=1)
-
-    row: SampleBatch = layout.unpack(jax.tree.map(read, buffer_state.storage))
-    row = row.replace(dones=jnp.maximum(row.dones, envs[None].astype(row.dones.dtype)))
-    return buffer_state.replace(storage=jax.tree.map(write, buffer_state.storage, layout.pack(jax.tree.leaves(row))))
+    layout, storage = buffer_state.layout, buffer_state.storage
+    num_envs, num_rows, _ = next(iter(storage.values())).shape
+    newest = jnp.arange(num_envs, dtype=jnp.int32), (buffer_state.head - 1) % num_rows
+    rows: SampleBatch = layout.unpack(
+        {dtype: ring.at[newest].get(mode="promise_in_bounds") for dtype, ring in storage.items()}
+    )
+    rows = rows.replace(dones=jnp.maximum(rows.dones, envs.astype(rows.dones.dtype)))
+    marked = layout.pack(jax.tree.leaves(rows))
+    return buffer_state.replace(
+        storage={
+            dtype: ring.at[newest].set(marked[dtype], mode="promise_in_bounds", unique_indices=True)
+            for dtype, ring in storage.items()
+        }
+    )
 
 
 def priorities_of(errors: Array) -> Array:

@@ -83,12 +83,16 @@ def zero_dead_rows(trajectory: SampleBatch) -> SampleBatch:
 
 
 def starts_new_episode(trajectory: SampleBatch) -> Bool[Array, " B"] | None:
-    """Return the envs whose first row does not continue the previous trajectory; None if all of them continue.
+    """Return the envs whose rows do not continue those before the trajectory; None if all of them continue.
 
-    Only host envs report the step count `env_extras.t`: they may restart, or be absent, between two trajectories.
+    Only host envs report the step count `env_extras.t`: they may restart between two trajectories. An env without a
+    live row is late or lost; it may continue in a later trajectory.
     """
     env_extras = trajectory.extras.env_extras
-    return (env_extras.t[0] == 0) | (env_extras.autoreset[0] > 0) if "t" in env_extras else None
+    if "t" not in env_extras:
+        return None
+    is_absent = jnp.all(env_extras.autoreset > 0, axis=0)
+    return ~is_absent & ((env_extras.t[0] == 0) | (env_extras.autoreset[0] > 0))
 
 
 def trajectory_shapes(agent: Agent, obs_space: Space, action_space: Space, num_envs: int, length: int) -> SampleBatch:

@@ -35,14 +35,15 @@ def scale(
     weights: Shaped[Array, "T B"] | None = None,
     axis_name: str | None = None,
 ) -> tuple[Float[Array, "T B"], RewardScaling]:
-    """Add the rewards of a trajectory to the statistics, then scale them."""
+    """Add the rewards of a trajectory to the statistics, then scale them. Rows of weight 0 change no return."""
 
-    def add(so_far: Array, row: tuple[Array, Array]) -> tuple[Array, Array]:
-        reward, done = row
+    def add(so_far: Array, row: tuple[Array, Array, Array | None]) -> tuple[Array, Array]:
+        reward, done, weight = row
         total = discount * so_far + reward
-        return jnp.where(done > 0, 0.0, total), total
+        following = jnp.where(done > 0, 0.0, total)
+        return following if weight is None else jnp.where(weight > 0, following, so_far), total
 
-    last_returns, returns = jax.lax.scan(add, state.returns, (rewards, dones))
+    last_returns, returns = jax.lax.scan(add, state.returns, (rewards, dones, weights))
     statistics = running_statistics.update(state.statistics, returns, weights, axis_name)
     (std,) = jax.tree.leaves(statistics.std)
     return jnp.clip(rewards / std, -MAX_REWARD, MAX_REWARD), RewardScaling(returns=last_returns, statistics=statistics)

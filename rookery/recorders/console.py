@@ -70,6 +70,7 @@ class ConsoleRecorder(Recorder):
         self._display.progress.advance(int(min(row[ENV_STEPS] for row in rows)))
         returns = {label: format_returns(metric, finite) for label, metric in SHOWN_METRICS.items()}
         shown = {label: text for label, text in returns.items() if text}
+        self._display.progress.runners = format_runners(rows[0])
         if len(finite) < len(rows):
             shown["diverged"] = f"{len(rows) - len(finite)} of {len(rows)} seeds"
         self._display.record(shown)
@@ -95,6 +96,8 @@ class Progress:
     def __init__(self, total_timesteps: int, num_seeds: int, start: int, clock: Clock) -> None:
         self.total_timesteps = total_timesteps
         self.env_steps = start
+        self.runners = ""
+        """How many runners are ready, unless all are."""
         self._num_seeds = num_seeds
         self._start = start
         self.clock = clock
@@ -124,12 +127,14 @@ class Progress:
         speed = self.steps_per_second
         rate = "-" if speed is None else f"{speed * self._num_seeds:,.0f}"
         missing = max(0, self.total_timesteps - self.env_steps)
-        return {
+        fields = {
             "steps": f"{self.env_steps:>{len(total)},} / {total} steps",
             "percent": f"{percent:3} %",
             "rate": f"{rate} steps/s",
             "eta": f"eta {'-:--:--' if speed is None else format_eta(missing / speed)}",
+            "runners": self.runners,
         }
+        return {name: text for name, text in fields.items() if text}
 
 
 class Display(ABC):
@@ -286,6 +291,12 @@ def format_returns(metric: str, rows: Sequence[Mapping[str, float]]) -> str:
     texts = [f"{policy} {format_values(returns, len(rows))}" for policy, returns in values.items()]
     more = [f"{len(texts) - MAX_POLICIES} more"] if len(texts) > MAX_POLICIES else []
     return ", ".join(texts[:MAX_POLICIES] + more)
+
+
+def format_runners(row: Mapping[str, float]) -> str:
+    """Format how many runners on Ray are ready: `runners 3/4`; empty if all are, or if there are none."""
+    num_ready, num_missing = row.get("runners/ready", 0), row.get("runners/starting", 0) + row.get("runners/lost", 0)
+    return f"runners {num_ready:.0f}/{num_ready + num_missing:.0f}" if num_missing else ""
 
 
 def format_values(values: Sequence[float], num_seeds: int = 1) -> str:

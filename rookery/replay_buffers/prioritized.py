@@ -6,6 +6,7 @@ The proportional variant (section 3.3) with stratified sampling (appendix B.2.1)
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, UInt32
 
 from rookery.errors import check_count
@@ -40,15 +41,23 @@ class PrioritizedBuffer(ReplayBuffer):
         levels = sum_tree.build(jnp.zeros((self.num_envs, self.rows), jnp.float32))
         return super().init(transition).replace(priorities=Priorities(levels=levels, max_priority=jnp.ones(())))
 
-    def add(self, state: ReplayState, transitions: PyTree) -> ReplayState:
-        state = super().add(state, transitions)
+    def add(self, state: ReplayState, transitions: PyTree, is_live: ArrayLike | None = None) -> ReplayState:
+        state = super().add(state, transitions, is_live)
         num_added = jax.tree.leaves(transitions)[0].shape[0]
         # Windows that the new rows complete or overwrite, backwards from the one that starts at the newest row.
         num_touched = min(num_added + self.sequence_length - 1, self.rows)
-        places = (state.head - 1 - jnp.arange(num_touched, dtype=jnp.int32)) % self.rows
-        weights = jnp.where(self._is_window(state, places), state.priorities.max_priority, 0.0)
-        weights = jnp.broadcast_to(weights, (self.num_envs, num_touched))
-        levels = sum_tree.update(state.priorities.levels, places, weights)
+        envs = jnp.arange(self.num_envs, dtype=jnp.int32)[:, None]
+        ages = jnp.broadcast_to(jnp.arange(num_touched, dtype=jnp.int32), (self.num_envs, num_touched))
+        places = (state.head[:, None] - 1 - ages) % self.rows
+        levels, largest = state.priorities.levels, state.priorities.max_priority
+        weights = jnp.where(self._is_window(state, envs, places), largest, 0.0)
+        if is_live is not None:
+            counts = jnp.sum(
+                jnp.broadcast_to(jnp.asarray(is_live), (num_added, self.num_envs)), axis=0, dtype=jnp.int32
+            )
+            is_touched = ages < (counts + self.sequence_length - 1)[:, None]
+            weights = jnp.where(is_touched, weights, levels[0].at[envs, places].get(mode="promise_in_bounds"))
+        levels = sum_tree.update(levels, envs, places, weights)
         return state.replace(priorities=state.priorities.replace(levels=levels))
 
     def sample(self, state: ReplayState, key: Key, batch_size: int) -> ReplaySample:
@@ -74,17 +83,17 @@ class PrioritizedBuffer(ReplayBuffer):
         weights = (jnp.abs(priorities.astype(jnp.float32)) + EPSILON) ** exponent
         weights = jnp.where(jnp.isfinite(weights), jnp.clip(weights, MIN_PRIORITY, MAX_PRIORITY), largest)
         envs, places = indexes // self.rows, indexes % self.rows
-        weights = jnp.where(self._is_window(state, places), weights, 0.0)
+        weights = jnp.where(self._is_window(state, envs, places), weights, 0.0)
         largest = jnp.maximum(largest, jnp.max(weights))
         if self.axis_name is not None:
             largest = jax.lax.pmax(largest, self.axis_name)
-        levels = sum_tree.update(state.priorities.levels, places, weights, envs)
+        levels = sum_tree.update(state.priorities.levels, envs, places, weights)
         return state.replace(priorities=Priorities(levels=levels, max_priority=largest))
 
-    def _is_window(self, state: ReplayState, places: Array) -> Array:
+    def _is_window(self, state: ReplayState, envs: Array, places: Array) -> Array:
         """Tell whether the windows that start at these rows are complete."""
-        age = (state.head - 1 - places) % self.rows
-        return (age >= self.sequence_length - 1) & (age < state.num_rows)
+        ages = (state.head[envs] - 1 - places) % self.rows
+        return (ages >= self.sequence_length - 1) & (ages < state.num_rows[envs])
 
 
 def stratified_positions(key: Key, batch_size: int) -> UInt32[Array, " N"]:
@@ -102,11 +111,12 @@ def importance_weights(
     """Return importance weights that correct for non-uniform sampling.
 
     `exponent` is beta in the paper: 1 corrects fully, 0 not at all. The largest weight of the batch is 1, or of the
-    batches of all devices along `axis_name`.
+    batches of all devices along `axis_name`. Without windows, all weights are 0.
     """
     relative = probabilities * jnp.asarray(num_windows).astype(probabilities.dtype)
-    weights = relative**-exponent
+    has_windows = jnp.asarray(num_windows) > 0
+    weights = jnp.where(has_windows, relative**-exponent, 0.0)
     largest = jnp.max(weights)
     if axis_name is not None:
         largest = jax.lax.pmax(largest, axis_name)
-    return weights / largest
+    return jnp.where(has_windows, weights / largest, 0.0)

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, Int32, UInt32
 
 from rookery.errors import InvalidInputError, ShapeError, check_count
@@ -13,15 +14,18 @@ from rookery.types import Key, PyTree, PyTreeData, PyTreeNode, as_one_key, pytre
 
 
 class ReplayState(PyTreeData):
-    """The contents of a buffer: arrays start with the env axis `[B]`; scalars are the same on all devices."""
+    """The contents of a buffer: arrays start with the env axis `[B]`; scalars are the same on all devices.
+
+    Every env writes its ring by itself, so the rings of envs that are absent at times contain fewer rows.
+    """
 
     storage: dict[str, Array]
     """A ring of R rows per env for each dtype, `[B, R, columns]`."""
     layout: RowLayout = pytree_field(static=True)
     head: Array
-    """The next row of the ring to write."""
+    """The next row of the ring to write, for each env `[B]`."""
     num_rows: Array
-    """The number of rows written per env, at most R."""
+    """The number of rows that the ring of each env contains, `[B]`; at most R."""
     priorities: Any = None
 
 
@@ -80,34 +84,56 @@ class ReplayBuffer(PyTreeNode, ABC):
                 dtype: jnp.zeros((self.num_envs, self.rows, width), dtype) for dtype, width in layout.widths.items()
             },
             layout=layout,
-            head=jnp.zeros((), jnp.int32),
-            num_rows=jnp.zeros((), jnp.int32),
+            head=jnp.zeros(self.num_envs, jnp.int32),
+            num_rows=jnp.zeros(self.num_envs, jnp.int32),
         )
 
-    def add(self, state: ReplayState, transitions: PyTree) -> ReplayState:
-        """Append transitions `[T, B, ...]`, which continue those added before; they replace the oldest."""
+    def add(self, state: ReplayState, transitions: PyTree, is_live: ArrayLike | None = None) -> ReplayState:
+        """Append transitions `[T, B, ...]`, which continue those added before; they replace the oldest of their env.
+
+        `is_live` tells which of them to store, `[T, B]` or `[B]`; by default all. The others change nothing.
+        """
         leaves = _checked_leaves(state.layout, transitions, self.num_envs)
-        num_added = leaves[0].shape[0]
-        num_kept = min(num_added, self.rows)
-        new = state.layout.pack([leaf[num_added - num_kept :] for leaf in leaves])
-        first = (state.head + (num_added - num_kept) % self.rows) % self.rows
+        places, counts = self._places(state, leaves[0].shape[0], is_live)
+        envs = jnp.arange(self.num_envs, dtype=jnp.int32)[:, None]
+        new = state.layout.pack(leaves)
 
         def write(ring: Array, rows: Array) -> Array:
             rows = jnp.swapaxes(rows, 0, 1)  # [B, T, columns]
-            if num_kept == 1:
-                return jax.lax.dynamic_update_slice_in_dim(ring, rows, first, axis=1)
-            places = (first + jnp.arange(num_kept, dtype=jnp.int32)) % self.rows
-            return ring.at[:, places].set(rows, mode="promise_in_bounds", unique_indices=True)
+            return ring.at[envs, places].set(rows, mode="drop", unique_indices=True)
 
         return state.replace(
             storage={dtype: write(ring, new[dtype]) for dtype, ring in state.storage.items()},
-            head=(first + num_kept) % self.rows,
-            num_rows=jnp.minimum(state.num_rows + num_kept, self.rows),
+            head=(state.head + counts) % self.rows,
+            num_rows=jnp.minimum(state.num_rows + counts, self.rows),
         )
+
+    def _places(
+        self, state: ReplayState, num_rows: int, is_live: ArrayLike | None
+    ) -> tuple[Int[Array, "B T"], Int[Array, " B"]]:
+        """Return the rows of the ring that new rows are written to, and their number for each env.
+
+        A row that is not stored has a place of its own beyond the ring, where nothing is written.
+        """
+        steps = jnp.broadcast_to(jnp.arange(num_rows, dtype=jnp.int32), (self.num_envs, num_rows))
+        if is_live is None:
+            counts = jnp.full(self.num_envs, num_rows, jnp.int32)
+            numbers, is_stored = steps, steps >= num_rows - self.rows
+        else:
+            is_stored = _checked_mask(is_live, num_rows, self.num_envs).T  # [B, T]
+            counts = jnp.sum(is_stored, axis=1, dtype=jnp.int32)
+            numbers = jnp.cumsum(is_stored, axis=1, dtype=jnp.int32) - 1
+            is_stored = is_stored & (numbers >= counts[:, None] - self.rows)
+        places = (state.head[:, None] + numbers) % self.rows
+        return jnp.where(is_stored, places, self.rows + steps), counts
 
     def num_windows(self, state: ReplayState) -> Int[Array, ""]:
         """Return the number of complete windows."""
-        return self.num_envs * jnp.maximum(state.num_rows - (self.sequence_length - 1), 0)
+        return jnp.sum(self.windows_per_env(state), dtype=jnp.int32)
+
+    def windows_per_env(self, state: ReplayState) -> Int[Array, " B"]:
+        """Return the number of complete windows of each env."""
+        return jnp.maximum(state.num_rows - (self.sequence_length - 1), 0)
 
     def can_sample(self, state: ReplayState) -> Bool[Array, ""]:
         """Tell whether there is at least one complete window."""
@@ -189,3 +215,14 @@ def _checked_leaves(layout: RowLayout, transitions: PyTree, num_envs: int) -> li
                 "then the shape given to init."
             )
     return leaves
+
+
+def _checked_mask(is_live: ArrayLike, num_rows: int, num_envs: int) -> Bool[Array, "T B"]:
+    """Return which rows to store; raise if `is_live` is neither for rows `[T, B]` nor for envs `[B]`."""
+    mask = jnp.asarray(is_live)
+    if mask.shape not in ((num_rows, num_envs), (num_envs,)) or mask.dtype != bool:
+        raise ShapeError(
+            f"is_live is {mask.dtype}[{', '.join(map(str, mask.shape))}]; expected bool[{num_rows}, {num_envs}], "
+            f"for rows and envs, or bool[{num_envs}] for envs."
+        )
+    return jnp.broadcast_to(mask, (num_rows, num_envs))

@@ -34,21 +34,13 @@ def build(weights: Float[Array, "B leaves"]) -> Levels:
     return tuple(levels)
 
 
-def update(
-    levels: Levels,
-    leaves: Int[Array, " N"],
-    weights: Float[Array, "*B N"],
-    trees: Int[Array, " N"] | slice = slice(None),
-) -> Levels:
-    """Set the weights of some leaves: `[N]` for pairs of `trees` and `leaves`, or `[B, N]` for all trees.
-
-    If a leaf occurs twice, it receives one of the two weights.
-    """
+def update(levels: Levels, trees: Int[Array, "*#N"], leaves: Int[Array, "*N"], weights: Float[Array, "*N"]) -> Levels:
+    """Set the weights of some leaves of some trees. If a leaf occurs twice, it receives one of the two weights."""
     updated = [levels[0].at[trees, leaves].set(weights, mode="promise_in_bounds")]
     nodes = leaves
     for level in levels[1:]:
         nodes = nodes // FAN_OUT
-        sums = _children(updated[-1], nodes, trees).sum(axis=-1)
+        sums = _children(updated[-1], trees, nodes).sum(axis=-1)
         updated.append(level.at[trees, nodes].set(sums, mode="promise_in_bounds"))
     return tuple(updated)
 
@@ -59,7 +51,7 @@ def sample(
     """Find the leaves at these positions of the cumulative sum of all weights.
 
     Positions are multiples of 2^-32 of the total. Returns the trees, their leaves, and the shares of these leaves in
-    the total. A leaf of weight 0 is found only if all weights are 0; then it is the first.
+    the total. A leaf of weight 0 is found only if all weights are 0; then it is the first, and its share is NaN.
     """
     roots = build(levels[-1].reshape(1, -1))
     total = roots[-1][0, 0]
@@ -87,7 +79,7 @@ def _descend(
     for level in reversed(levels[:-1]):
         if level is levels[0] and remainders is not None:
             values = values + remainders
-        children = _children(level, nodes, trees)  # [N, FAN_OUT]
+        children = _children(level, trees, nodes)  # [N, FAN_OUT]
         before = jnp.dot(children, np.triu(np.ones((FAN_OUT, FAN_OUT), np.float32), 1), precision="highest")
         # The last child with positive weight that begins at or before the value. There is always one, whatever the
         # rounding: `before` is exactly 0 for the first child with positive weight.
@@ -101,6 +93,6 @@ def _descend(
     return nodes, values, weights
 
 
-def _children(level: Array, nodes: Int[Array, " N"], trees: Int[Array, " N"] | slice) -> Float[Array, "*B N children"]:
+def _children(level: Array, trees: Int[Array, "*#N"], nodes: Int[Array, "*N"]) -> Float[Array, "*N children"]:
     """Return the nodes of this level that are children of `nodes` of the next level."""
     return level.reshape(level.shape[0], -1, FAN_OUT).at[trees, nodes].get(mode="promise_in_bounds")

@@ -13,7 +13,7 @@ from rookery.runs.records import SEED, STEPS
 
 MAX_CELLS = 1_000_000
 """The maximum number of values on a grid, over all seeds."""
-OF_THE_RUN = ("time/", "faults/", "rollout/steps_discarded")
+OF_THE_RUN = ("time/", "faults/", "runners/", "rollout/steps_discarded", "rollout/staleness")
 """Metrics that hold for a seed also after it has diverged."""
 
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-from rookery.report.layout import figures, legend_of, metric_figure, note, run_label, section
+from rookery.report.layout import count_table, figures, legend_of, metric_figure, note, section
 from rookery.report.loaded_run import LoadedRun
-from rookery.report.markup import Markup, element
-from rookery.report.tables import NOT_KNOWN, table
+from rookery.report.markup import Markup
 
 NUM_FAULTS = "faults/total"
 KINDS = {
@@ -14,6 +13,7 @@ KINDS = {
     "faults/hung": "Timeouts",
     "faults/killed": "Processes killed by a signal",
     "faults/exited": "Processes that exited",
+    "faults/unreachable": "Runners that could not be reached",
 }
 COSTS = {
     "faults/restarts": "Envs restarted",
@@ -39,13 +39,4 @@ def _counts(runs: Sequence[LoadedRun]) -> Markup:
     """List the kinds that occurred and the recorded costs, one column per run."""
     happened = {name: label for name, label in KINDS.items() if any(run.last(name) for run in runs)}
     recorded = {name: label for name, label in COSTS.items() if any(name in run.series for run in runs)}
-    labels = {NUM_FAULTS: "Faults", **happened, **recorded}
-    rows = [[label, *(_count(run, name) for run in runs)] for name, label in labels.items()]
-    header = ["", *map(run_label, runs)] if len(runs) > 1 else []
-    title = "Kinds and costs"
-    return element("div", element("h3", title), table(title, header, rows), class_="group")
-
-
-def _count(run: LoadedRun, name: str) -> str:
-    count = run.last(name)
-    return NOT_KNOWN if count is None else f"{count:,.0f}"
+    return count_table(runs, "Kinds and costs", {NUM_FAULTS: "Faults", **happened, **recorded})

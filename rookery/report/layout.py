@@ -1,11 +1,12 @@
 """Building blocks of sections: headings, rows of figures, and the figure of one metric."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rookery.report.curves import make_curve
 from rookery.report.loaded_run import LoadedRun
 from rookery.report.markup import Content, Markup, element
 from rookery.report.plots import ENV_STEPS, Line, legend, line_figure, swatch
+from rookery.report.tables import NOT_KNOWN, table
 
 MAX_POINTS = 500
 """The maximum number of points of a curve."""
@@ -79,6 +80,18 @@ def metric_figure(
     if len(with_metric) < len(runs):
         notes.append(f"Without values: {', '.join(run.name for run in runs if metric not in run.series)}.")
     return line_figure(title, lines, last_record(runs), " ".join(notes), small, x_label)
+
+
+def count_table(runs: Sequence[LoadedRun], title: str, labels: Mapping[str, str]) -> Markup:
+    """List the last values of counts by their labels, one column per run."""
+    rows = [[label, *(_count(run, name) for run in runs)] for name, label in labels.items()]
+    header = ["", *map(run_label, runs)] if len(runs) > 1 else []
+    return element("div", element("h3", title), table(title, header, rows), class_="group")
+
+
+def _count(run: LoadedRun, name: str) -> str:
+    count = run.last(name)
+    return NOT_KNOWN if count is None else f"{count:,.0f}"
 
 
 def last_record(runs: Sequence[LoadedRun]) -> int:

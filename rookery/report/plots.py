@@ -51,6 +51,7 @@ def line_figure(
     note: Content = None,
     small: bool = False,
     x_label: str = ENV_STEPS,
+    below: Content = None,
 ) -> Markup:
     """Draw curves over an x axis from 0 to `last`; `x_label` names it."""
     x_axis = axis_of_steps(last, num_ticks=3 if small else 5)
@@ -72,6 +73,7 @@ def line_figure(
         [drawing, labels(x_axis, y_axis, element("span", x_label, class_="x-label"))],
         _values_for_pointer(lines, x_axis, y_axis, x_label),
         note=note,
+        below=below,
         class_="small-figure" if small else None,
     )
 

@@ -19,6 +19,7 @@ from rookery.report.markup import Content, Markup, element
 from rookery.report.plots import share_bar
 from rookery.report.policies import by_policy, policies
 from rookery.report.population import population
+from rookery.report.runners import runners
 from rookery.report.tables import (
     NOT_KNOWN,
     as_text,
@@ -33,7 +34,8 @@ from rookery.runs.divergence import describe_diverged
 REPORTED_IN = {"eval/": "evaluation", "rollout/": "training"}
 NOT_REPORTED = (
     *("mean_reward", "std_reward", "mean_ep_length", "episodes_left_out", "episodes_cut", "best_"),
-    *("ep_rew_mean", "ep_len_mean", "staleness", "steps_discarded", "obs_clipped", "exploration_rate"),
+    *("ep_rew_mean", "ep_len_mean", "staleness", "obs_clipped", "exploration_rate"),
+    *("steps_discarded", "steps_sampled", "steps_queued"),
 )
 """Beginnings of the names of our own metrics of episodes; environments report the others."""
 
@@ -143,6 +145,7 @@ SECTIONS: tuple[Section, ...] = (
     population,
     updates,
     throughput,
+    runners,
     faults,
     configuration,
     versions,

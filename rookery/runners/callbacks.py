@@ -81,10 +81,11 @@ class FaultNotices(Callbacks):
     def on_env_fault(self, event: FaultEvent) -> None:
         self.notice(event.fault)
 
-    def notice(self, fault: Fault) -> None:
-        """Log a fault in one line if it is the first of its kind."""
+    def notice(self, fault: Fault, runner: int | None = None) -> None:
+        """Log a fault in one line if it is the first of its kind; name the runner if there are several."""
         kind = fault.failed.kind
         if kind not in self._noticed:
             self._noticed.add(kind)
             text = " ".join(str(fault).split())
+            text = text if runner is None else f"runner {runner}, {text}"
             logger.warning("%s Faults like this are counted in faults/%s and not shown again.", text, kind)

@@ -19,7 +19,7 @@ from rookery.runners.perf import Perf, Stage
 from rookery.runners.recording.episode import LiveEpisode
 from rookery.runners.recording.fragments import TRUNCATED
 from rookery.runners.recording.recorder import EpisodeRecorder
-from rookery.runners.schedule import Schedule
+from rookery.runners.schedule import NO_EPISODE, Schedule
 
 RAISE = "raise"
 NO_INFOS: Mapping = {}
@@ -66,6 +66,8 @@ class EpisodeEngine:
         self._episodes = [LiveEpisode(-1, env, None) for env in range(base_env.num_envs)]
         self._all_envs = np.arange(base_env.num_envs)
         self._is_started = False
+        self._idle: set[int] = set()
+        """Envs of the first poll that have no episode to play."""
         self._first_fault: Fault | None = None
         self._heard_at = clock()
         """When an asynchronous env was sent something, or answered, for the last time."""
@@ -85,6 +87,7 @@ class EpisodeEngine:
         self.recorder = recorder
         self.base_env.abandon_episodes()
         self.states.abandon_episodes()
+        self._idle.clear()
         self.is_torn = False
 
     def run(self) -> None:
@@ -186,6 +189,8 @@ class EpisodeEngine:
             schedule.count_rows(completed)
         if outputs.resets:
             states.begin_episodes(outputs.resets)
+            if self._idle:
+                self._release_idle(outputs.resets)
         if self._hooks:
             self._call_for("on_episode_start", outputs.resets, outputs)
             self._call_for("on_episode_step", stepped, outputs)
@@ -223,9 +228,20 @@ class EpisodeEngine:
             self._heard_at = self._clock()
         return bool(begun)
 
+    def _release_idle(self, envs: Iterable[int]) -> None:
+        """Let envs wait for an episode that were reset without one; those that step together with others go on."""
+        idle = self._idle.intersection(envs)
+        self._idle -= idle
+        if not self.base_env.steps_together:
+            self.states.end_episodes(idle)
+
     def _begin_episode(self, env: int) -> int:
         """Make the next episode of an env; return its seed."""
         number, seed = self.schedule.begin_episode(env)
+        if number == NO_EPISODE:
+            self._idle.add(env)
+        else:
+            self._idle.discard(env)
         self._episodes[env] = LiveEpisode(number, env, seed)
         if "on_episode_created" in self._hooks:
             self._callbacks.on_episode_created(EpisodeEvent(self.base_env, self._episodes[env]))  # type: ignore[union-attr]

@@ -29,6 +29,8 @@ class FaultKind(enum.StrEnum):
     """Its process was ended by a signal."""
     EXITED = "exited"
     """Its process ended without a signal."""
+    UNREACHABLE = "unreachable"
+    """Its machine was lost, or cannot be reached."""
 
 
 class Phase(enum.StrEnum):

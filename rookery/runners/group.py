@@ -8,26 +8,39 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
 
-from rookery.agent import Agent, AgentState, Carry
+from rookery.agent import Agent, AgentState, Carry, RandomAgent
 from rookery.envs.config import EnvConfig
-from rookery.errors import InvalidInputError, check_count
+from rookery.errors import InvalidInputError, RookeryError, check_count
 from rookery.runners.acting.assignment import Assignment
 from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID
 from rookery.runners.acting.roles import RoleAgent, RoleID, RoleState
-from rookery.runners.callbacks import Callbacks
 from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, BaseEnv
-from rookery.runners.faults import EnvFaultError, Fault
+from rookery.runners.episodes import (
+    EpisodesPlayer,
+    EpisodesRequest,
+    Handle,
+    Plan,
+    Played,
+    PlayerSpec,
+    RandomlyPlayed,
+    RandomRequest,
+)
+from rookery.runners.faults import EnvFaultError, EnvsLostError, Failed, Fault, Phase
 from rookery.runners.health import RestartPolicy
-from rookery.runners.host_envs import make_envs, try_first_reset
+from rookery.runners.host_envs import make_envs, make_with_retries, try_first_reset
+from rookery.runners.jobs import Chunk
+from rookery.runners.ledger import Ledger
 from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import RunnerConfig, Sample
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
-from rookery.types import PyTree, Tree
+from rookery.trust import UntrustedError
+from rookery.types import Params, PyTree, PyTreeDict, Tree
 
 RunnerState = Mapping[str, PyTree]
 """The state of a runner, as `EnvRunner.get_state` returns it."""
@@ -57,24 +70,38 @@ class EnvSpec:
 
     env: EnvConfig
     num_envs: int
+    longest_episode: int | None = None
+    """The time limit of environments that have none."""
 
     def make(self) -> BaseEnv:
-        return make_envs(self.env, self.num_envs)
+        return make_envs(self.env, self.num_envs, longest_episode=self.longest_episode)
 
 
 @dataclass(frozen=True)
 class ActingSpec:
     """Who acts: agents by role, sent once, and the policies of the agents of the environment.
 
-    `assignment=None` is for environments with one agent.
+    `assignment=None` is for environments with one agent. The `player` plays episodes of populations.
     """
 
     agents: Mapping[RoleID, Agent]
     assignment: Assignment | None = None
+    player: PlayerSpec | None = None
 
     @property
     def policies(self) -> list[PolicyID]:
         return [DEFAULT_POLICY] if self.assignment is None else list(self.assignment.name_of)
+
+
+@dataclass(frozen=True)
+class RunnerStart:
+    """What a runner goes on from: the state of another, which may have begun `num_fragments` since then.
+
+    Without a state the other has delivered nothing.
+    """
+
+    state: RunnerState | None = None
+    num_fragments: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,11 +116,13 @@ class RunnerSpec:
     rollout_length: int
     seed: int
     acting: ActingSpec | None = None
+    fields: tuple[str, ...] | None = None
+    """The entries of `env_extras` that samples have, and no `next_obs`; None: all."""
+    clips_rewards: bool = False
+    """Replace rewards by their signs (Mnih et al., 2015); episode returns stay unclipped."""
 
-    def make_runner(
-        self, index: int, base_env: BaseEnv, state: RunnerState | None = None, callbacks: Callbacks | None = None
-    ) -> EnvRunner:
-        """Make runner `index` of a run on these environments, going on from a state if one is given."""
+    def make_runner(self, index: int, base_env: BaseEnv, start: RunnerStart) -> EnvRunner:
+        """Make runner `index` of a run on these environments."""
         acting, settings = self.acting, self.envs.env.runner
         if acting is None:
             raise InvalidInputError(
@@ -111,22 +140,33 @@ class RunnerSpec:
             dict.fromkeys(acting.policies, RoleAgent(agents=acting.agents)),
             None if assignment is None else assignment.with_seeds(self.seed, index),
             config,
-            callbacks=callbacks,
             seed=self.seed,
             runner_index=index,
         )
-        if state:
-            runner.set_state(state)
+        if start.state or start.num_fragments:
+            runner.set_state(start.state or runner.get_state(), start.num_fragments)
         return runner
+
+    def cut_down(self, sample: Sample) -> Sample:
+        """Return the sample with the fields and rewards that training uses."""
+        batches = {policy: self._cut_down_batch(batch) for policy, batch in sample.batch.batches.items()}
+        return replace(sample, batch=sample.batch.replace(batches=PyTreeDict(batches)))
+
+    def _cut_down_batch(self, batch: SampleBatch) -> SampleBatch:
+        if self.clips_rewards:
+            batch = batch.replace(rewards=np.sign(batch.rewards))
+        if self.fields is None:
+            return batch
+        env_extras = {name: batch.extras.env_extras[name] for name in self.fields}
+        return batch.replace(next_obs=None, extras=batch.extras.replace(env_extras=PyTreeDict(env_extras)))
 
 
 @dataclass(frozen=True)
 class FragmentRequest:
-    """Sample `num_steps` of each env with the agent of a role, and with these states by policy, on one device."""
+    """Sample a fragment with the agents of a role and the states behind a handle."""
 
     role: RoleID
-    agent_states: Mapping[PolicyID, AgentState]
-    num_steps: int
+    agent_states: Handle
 
 
 @dataclass(frozen=True)
@@ -134,11 +174,17 @@ class RunnerReport:
     """The state, counts and times of a runner."""
 
     state: RunnerState
+    ledger: Ledger
     counts: Counter[str]
     """All its faults by kind, `restarts`, `steps_discarded` and `obs_clipped`."""
     num_lost_envs: int
     milliseconds: Mapping[str, float]
     """The mean time of each phase of a step."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A runner is ready for its first request."""
 
 
 @dataclass(frozen=True)
@@ -151,23 +197,48 @@ class Delivery:
 
 @dataclass(frozen=True)
 class RunnerFailed:
-    """In place of a delivery: the fault that ended the runner, and its last report."""
+    """A runner failed. Nothing can be asked of it before it is rebuilt."""
 
+    failed: Failed
     message: str
-    fault: Fault
-    report: RunnerReport
+    """What happened, in one line."""
+    is_fatal: bool = False
+    """Whether another runner would fail, too: the settings say that this ends the run."""
+    fault: Fault | None = None
+    """The fault of an environment, if that was the cause."""
+    report: RunnerReport | None = None
 
-    def error(self) -> EnvFaultError:
-        return EnvFaultError(self.message, self.fault)
+    @classmethod
+    def by_exception(cls, error: Exception) -> "RunnerFailed":
+        """Return the failure of a runner that raised."""
+        if isinstance(error, EnvFaultError):
+            is_fatal = not isinstance(error, EnvsLostError)
+            return cls(error.fault.failed, error.message, is_fatal, error.fault)
+        failed = Failed.by_exception(error, Phase.MAKE)
+        if isinstance(error, (InvalidInputError, UntrustedError)):  # another runner would repeat the mistake
+            return cls(failed, str(error), is_fatal=True)
+        return cls(failed, failed.error)
+
+    def error(self) -> RookeryError:
+        if self.fault is not None:
+            return EnvFaultError(self.message, self.fault)
+        return RookeryError("\n".join(filter(None, (self.message, self.failed.traceback))))
 
 
-Reply = Delivery | RunnerFailed
+Request = FragmentRequest | EpisodesRequest | RandomRequest
+Reply = Ready | Delivery | Played | RandomlyPlayed | RunnerFailed
 
 
 class RunnerGroup(ABC):
-    """Numbered runners that are asked for fragments. A slot has at most one request under way."""
+    """Numbered runners that are asked for fragments or episodes. A slot has at most one request under way."""
 
     num_runners: int
+    works_in_receive: bool
+    """Whether runners work inside `receive`, or meanwhile."""
+    restart: RestartPolicy
+    """How often a runner is rebuilt before it is given up."""
+    samples_individuals: bool = False
+    """Whether runners make individuals by a recipe, on the platform of the caller; otherwise requests carry them."""
 
     @abstractmethod
     def describe(self) -> Description:
@@ -177,11 +248,20 @@ class RunnerGroup(ABC):
         """
 
     @abstractmethod
-    def start(self, acting: ActingSpec, states: Sequence[RunnerState] = ()) -> None:
-        """Send the agents, once, and the states that runners go on from; without one they begin a run."""
+    def start(
+        self, acting: ActingSpec, request: FragmentRequest | None = None, starts: Sequence[RunnerStart] = ()
+    ) -> None:
+        """Send the agents, once, and what runners go on from. Each slot replies `Ready` or fails.
+
+        `request` is what runners prepare for: those elsewhere compile it before they are ready.
+        """
 
     @abstractmethod
-    def send(self, index: int, request: FragmentRequest) -> None:
+    def put(self, tree: PyTree) -> Handle:
+        """Store agent states by policy, or a plan, once, to name in requests; also before `start`."""
+
+    @abstractmethod
+    def send(self, index: int, request: Request) -> None:
         """Begin a request in a slot."""
 
     @abstractmethod
@@ -189,8 +269,109 @@ class RunnerGroup(ABC):
         """Return the replies that have arrived, by slot; wait for the first, at most `timeout` seconds if given."""
 
     @abstractmethod
+    def rebuild(self, index: int, start: RunnerStart, request: FragmentRequest | None = None) -> None:
+        """End the runner of a slot, whatever it does, and start another, which replies `Ready` or fails."""
+
+    @abstractmethod
     def close(self) -> None:
         """Close all runners and their environments; calling it twice does no harm. `start` may follow."""
+
+
+class HostedRunner:
+    """The runner of one slot, where it works: in this process or in an actor."""
+
+    def __init__(self, spec: RunnerSpec, index: int) -> None:
+        self._spec = spec
+        self._index = index
+        self._base_env: BaseEnv | None = None
+        self._runner: EnvRunner | None = None
+        self._player: EpisodesPlayer | None = None
+        self._start = RunnerStart()
+
+    @property
+    def runner(self) -> EnvRunner:
+        """The runner; it is made if needed."""
+        if self._runner is None:
+            self._runner = self._spec.make_runner(self._index, self.base_env, self._start)
+        return self._runner
+
+    @property
+    def base_env(self) -> BaseEnv:
+        """The environments; they are made if needed."""
+        if self._base_env is None:
+            self._base_env = self._spec.envs.make()
+        return self._base_env
+
+    def describe(self) -> Description:
+        """Describe the environments, of which one is reset."""
+        try_first_reset(self.base_env, self._spec.envs.env)
+        return Description.of(self.base_env)
+
+    def start(self, acting: ActingSpec, start: RunnerStart) -> None:
+        """Let these agents act from now on; the runner is made with its first request."""
+        self._spec = replace(self._spec, acting=acting)
+        self._start = start
+        self._runner = self._player = None
+
+    def prepare(self, role: RoleID, agent_states: Mapping[PolicyID, AgentState]) -> None:
+        """Make the runner, and compile what acts in its first fragment."""
+        self._acting_with(role, agent_states).prepare()
+
+    def sample(self, role: RoleID, agent_states: Mapping[PolicyID, AgentState]) -> Delivery | RunnerFailed:
+        """Sample a fragment."""
+        runner = self._acting_with(role, agent_states)
+        try:
+            sample = runner.sample()
+        except EnvFaultError as error:
+            return replace(RunnerFailed.by_exception(error), report=_report(runner))
+        return Delivery(self._spec.cut_down(sample), _report(runner))
+
+    def _acting_with(self, role: RoleID, agent_states: Mapping[PolicyID, AgentState]) -> EnvRunner:
+        states: PyTree = {policy: RoleState(role=role, agent_state=state) for policy, state in agent_states.items()}
+        self.runner.set_agent_states(states)
+        return self.runner
+
+    def play(self, plan: Plan, chunk: Chunk, individuals: Params = None) -> Played | RunnerFailed:
+        """Play the episodes of some individuals."""
+        try:
+            return self._opened_player().play(plan, chunk, individuals)
+        except EnvFaultError as error:
+            return RunnerFailed.by_exception(error)
+
+    def _opened_player(self) -> EpisodesPlayer:
+        acting = self._spec.acting
+        if acting is None or acting.player is None:
+            raise InvalidInputError("a group without a player was asked for episodes: add one to its ActingSpec.")
+        if self._base_env is None:
+            restart = RestartPolicy(max_restarts=self._spec.envs.env.runner.max_restarts)
+            self._base_env = make_with_retries(self._spec.envs.make, restart)
+        if self._player is None:
+            self._player = acting.player.make(self._base_env)
+        return self._player
+
+    def play_at_random(self, request: RandomRequest) -> RandomlyPlayed | RunnerFailed:
+        """Act at random in environments that are made for it and closed again."""
+        env, agent = self._spec.envs.env, RandomAgent()
+        config = RunnerConfig(
+            rollout_fragment_length=request.num_steps,
+            on_invalid=env.runner.on_invalid,
+            restart=RestartPolicy(max_restarts=env.runner.max_restarts),
+        )
+        runner = EnvRunner(make_envs(env, request.num_envs), agent, config=config, seed=request.seed)
+        try:
+            spaces = runner.base_env.spaces[SINGLE_AGENT]
+            runner.set_agent_states(agent.init(*spaces, jax.random.key(request.seed)))
+            batch: SampleBatch = runner.sample().batch.batches[DEFAULT_POLICY]
+        except EnvFaultError as error:
+            return RunnerFailed.by_exception(error)
+        finally:
+            runner.close()
+        return RandomlyPlayed(batch.obs, 1.0 - batch.extras.env_extras.autoreset)
+
+    def close(self) -> None:
+        base_env, self._base_env, self._runner, self._player = self._base_env, None, None, None
+        if base_env is not None:
+            base_env.close()
 
 
 class LocalRunners(RunnerGroup):
@@ -200,82 +381,89 @@ class LocalRunners(RunnerGroup):
     others with the first request.
     """
 
+    works_in_receive = True
+    restart = RestartPolicy(max_restarts=0)
+
     def __init__(
         self,
         spec: RunnerSpec,
         num_runners: int = 1,
         description: Description | None = None,
-        callbacks: Callbacks | None = None,
     ) -> None:
         check_count("num_runners", num_runners)
         self.num_runners = num_runners
-        self._spec = spec
         self._description = description
-        self._callbacks = callbacks
-        self._states: Sequence[RunnerState] = ()
-        self._base_envs: dict[int, BaseEnv] = {}
-        self._runners: dict[int, EnvRunner] = {}
-        self._requests: dict[int, FragmentRequest] = {}
+        self._hosted = [HostedRunner(spec, index) for index in range(num_runners)]
+        self._acting: ActingSpec | None = None
+        self._requests: dict[int, Request] = {}
+        self._started: set[int] = set()
 
     def describe(self) -> Description:
         if self._description is None:
-            base_env = self._envs_of(0)
-            try_first_reset(base_env, self._spec.envs.env)
-            self._description = Description.of(base_env)
+            self._description = self._hosted[0].describe()
         return self._description
 
-    def start(self, acting: ActingSpec, states: Sequence[RunnerState] = ()) -> None:
-        self._spec = replace(self._spec, acting=acting)
-        self._states = states
-        self._runners = {}
+    def start(
+        self, acting: ActingSpec, request: FragmentRequest | None = None, starts: Sequence[RunnerStart] = ()
+    ) -> None:
+        self._acting = acting
+        for index, hosted in enumerate(self._hosted):
+            hosted.start(acting, starts[index] if index < len(starts) else RunnerStart())
+        self._started = set(range(self.num_runners))
 
-    def send(self, index: int, request: FragmentRequest) -> None:
+    def put(self, tree: PyTree) -> Handle:
+        return tree
+
+    def send(self, index: int, request: Request) -> None:
         if index in self._requests:
             raise InvalidInputError(f"runner {index} has a request under way: receive its reply first.")
         self._requests[index] = request
 
     def receive(self, timeout: float | None = None) -> dict[int, Reply]:
-        return {index: self._reply(index, self._requests.pop(index)) for index in sorted(self._requests)}
+        if self._started:
+            started, self._started = sorted(self._started), set()
+            return dict.fromkeys(started, Ready())
+        replies: dict[int, Reply] = {}
+        for index in sorted(self._requests):
+            replies[index] = self._answer(self._hosted[index], self._requests.pop(index))
+        return replies
+
+    def _answer(self, hosted: HostedRunner, request: Request) -> Reply:
+        stored: Any  # what `put` was given
+        match request:
+            case FragmentRequest():
+                stored = request.agent_states
+                return hosted.sample(request.role, stored)
+            case EpisodesRequest():
+                stored = request.plan
+                return hosted.play(stored, request.chunk, request.individuals)
+            case RandomRequest():
+                return hosted.play_at_random(request)
+
+    def rebuild(self, index: int, start: RunnerStart, request: FragmentRequest | None = None) -> None:
+        assert self._acting is not None, "only a group that was started is rebuilt"
+        self._requests.pop(index, None)
+        self._hosted[index].close()
+        self._hosted[index].start(self._acting, start)
+        self._started.add(index)
 
     def close(self) -> None:
-        base_envs, self._base_envs = self._base_envs, {}
-        self._runners, self._requests = {}, {}
+        self._requests, self._started = {}, set()
         with contextlib.ExitStack() as stack:  # closes all of them, also if one fails to
-            for base_env in base_envs.values():
-                stack.callback(base_env.close)
+            for hosted in self._hosted:
+                stack.callback(hosted.close)
 
     def runner(self, index: int) -> EnvRunner:
         """Return a runner; make it if needed."""
-        if index not in self._runners:
-            state = self._states[index] if index < len(self._states) else None
-            base_env = self._envs_of(index)
-            self._runners[index] = self._spec.make_runner(index, base_env, state, self._callbacks)
-        return self._runners[index]
-
-    def _envs_of(self, index: int) -> BaseEnv:
-        if index not in self._base_envs:
-            self._base_envs[index] = self._spec.envs.make()
-        return self._base_envs[index]
-
-    def _reply(self, index: int, request: FragmentRequest) -> Reply:
-        runner = self.runner(index)
-        states: PyTree = {
-            policy: RoleState(role=request.role, agent_state=state) for policy, state in request.agent_states.items()
-        }
-        runner.set_agent_states(states)
-        is_fragment = request.num_steps == self._spec.rollout_length
-        try:
-            sample = runner.sample(num_steps=None if is_fragment else request.num_steps * runner.base_env.num_envs)
-        except EnvFaultError as error:
-            return RunnerFailed(error.message, error.fault, _report(runner))
-        return Delivery(sample, _report(runner))
+        return self._hosted[index].runner
 
 
 def _report(runner: EnvRunner) -> RunnerReport:
+    ledger = runner.ledger
     counts = runner.fault_counts + Counter(
-        steps_discarded=runner.ledger.env_steps.discarded, obs_clipped=runner.base_env.num_clipped
+        steps_discarded=ledger.env_steps.discarded, obs_clipped=runner.base_env.num_clipped
     )
-    return RunnerReport(runner.get_state(), counts, runner.num_lost_envs, runner.perf.milliseconds())
+    return RunnerReport(runner.get_state(), ledger, counts, runner.num_lost_envs, runner.perf.milliseconds())
 
 
 def check_one_agent(env: EnvConfig, description: Description) -> None:

@@ -80,6 +80,11 @@ class Health:
         """
         return replace(self._counted(policy, num_failures=0), retry_at=now + policy.delay(num_episode_faults - 1))
 
+    def after_loss_elsewhere(self, policy: RestartPolicy, now: float, num_tries: int) -> "Health":
+        """Note a failure that counts against nobody, such as that of a machine: it only delays the restart."""
+        retry_at = now + policy.delay(num_tries - 1)
+        return replace(self, status=Status.SUSPECT, num_faults=self.num_faults + 1, retry_at=retry_at)
+
     def _counted(self, policy: RestartPolicy, num_failures: int) -> "Health":
         num_faults = self.num_faults + 1
         is_over_limit = policy.max_faults is not None and num_faults > policy.max_faults

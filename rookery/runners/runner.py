@@ -16,6 +16,7 @@ from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID, PolicyMa
 from rookery.runners.callbacks import Callbacks, SampleEvent
 from rookery.runners.engine import EpisodeEngine
 from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, BaseEnv, End
+from rookery.runners.envs.validation import zeros_of
 from rookery.runners.ledger import Account, Ledger, Steps
 from rookery.runners.perf import Perf, Stage
 from rookery.runners.quota import COMPLETE, ENV_STEPS, EPISODES, WHOLE_EPISODES
@@ -29,9 +30,6 @@ from rookery.runners.schedule import QuotaSchedule
 from rookery.sample_batch import MultiAgentBatch
 from rookery.spaces import Space
 from rookery.types import PyTreeDict, make_key
-
-NUM_SEEDS_LEFT_OUT = 2**20
-"""The number of seeds that a resumed run skips: the run before may have used them after its last checkpoint."""
 
 
 class EnvRunner:
@@ -110,6 +108,13 @@ class EnvRunner:
         pipeline = self._pipelines.of(policy, agent)
         return self.base_env.spaces[agent] if pipeline is None else (pipeline.obs_space, pipeline.action_space)
 
+    def prepare(self) -> None:
+        """Compile what acts in all environments at once, if they have one agent. No step is taken or counted."""
+        if self._only_policy is not None and not self.base_env.is_multi_agent:
+            obs_space, _ = self.spaces_of(self._only_policy)
+            num_envs = self.base_env.num_envs
+            self.policies[self._only_policy].prepare(zeros_of(obs_space, num_envs), num_envs)
+
     def step(self) -> None:
         """Poll the envs, record their outputs, and send actions to all that wait for them."""
         self._repair()
@@ -163,14 +168,20 @@ class EnvRunner:
             "connectors": self._pipelines.get_state(),
         }
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `get_state` of another runner, with new episodes and seeds that were not used before."""
+    def set_state(self, state: Mapping[str, Any], num_fragments: int = 1) -> None:
+        """Go on from `get_state` of another runner, with new episodes, seeds and random numbers.
+
+        The other may have begun `num_fragments` fragments since then, whose seeds and random numbers are left out. In
+        each step an episode may begin, with as many failed resets before it as an env is restarted.
+        """
         counts, num_envs = np.asarray(state["episode_counts"]), self.base_env.num_envs
         if len(counts) != num_envs:
             raise InvalidInputError(f"the state is that of {len(counts)} environments: this runner has {num_envs}.")
-        self._schedule.episode_counts = (counts + NUM_SEEDS_LEFT_OUT // num_envs + 1).tolist()
+        num_acts_left_out = num_fragments * (self.config.rollout_fragment_length + 1)
+        num_episodes_left_out = num_acts_left_out * (self.config.restart.max_restarts + 1)
+        self._schedule.episode_counts = (counts + num_episodes_left_out).tolist()
         for policy, num_acts in state["num_acts"].items():
-            self.policies[policy].count_from(np.asarray(num_acts))
+            self.policies[policy].count_from(np.asarray(num_acts) + num_acts_left_out)
         self._pipelines.set_state(state["connectors"])
 
     def close(self) -> None:

@@ -13,6 +13,8 @@ from rookery.runners.quota import AGENT_STEPS, COMPLETE, ENV_STEPS, EPISODES, NO
 from rookery.runners.seeds import episode_seed
 
 NO_EPISODE = -1
+IDLE_SEED = 0
+"""The seed of envs that are reset and do not play."""
 
 
 class Schedule(ABC):
@@ -37,7 +39,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def begin_episode(self, env: int) -> tuple[int, int]:
-        """Return the number and the seed of the next episode of an env."""
+        """Return the number and the seed of the next episode of an env; `NO_EPISODE` if it has none to play."""
 
     def may_act(self, waiting: set[int]) -> set[int]:
         """Return those of the waiting envs that are stepped."""
@@ -154,21 +156,24 @@ class EpisodeQueue(Schedule):
     The seed of an episode depends on its number and the tries before, not on the env that plays it. A fault within an
     episode counts against the episode, which is then played again with another seed: a policy may break a simulator. A
     fault before its first step counts against the env.
+
+    `played` are the episodes that are played here, of those with a number below `num_episodes`; None: all.
     """
 
-    def __init__(self, num_episodes: int, num_envs: int, seed: int) -> None:
-        self.num_left = num_episodes
+    def __init__(self, num_episodes: int, num_envs: int, seed: int, played: range | None = None) -> None:
+        played = range(num_episodes) if played is None else played
+        self.num_left = len(played)
         self.num_given_up = 0
         self._played = [NO_EPISODE] * num_envs
         """The episode that each env plays."""
         self._num_begun = [0] * num_episodes
         self._num_faults = [0] * num_episodes
         self._seed = seed
-        self._queues = self._make_queues(num_episodes, num_envs)
+        self._queues = self._make_queues(played, num_envs)
 
-    def _make_queues(self, num_episodes: int, num_envs: int) -> list[deque[int]]:
+    def _make_queues(self, played: range, num_envs: int) -> list[deque[int]]:
         """Return the queue of each env."""
-        return [deque(range(num_episodes))] * num_envs
+        return [deque(played)] * num_envs
 
     def is_finished(self, states: EnvStates) -> bool:
         return self.num_left == 0
@@ -180,22 +185,27 @@ class EpisodeQueue(Schedule):
         return bool(self._queues[env])
 
     def begin_episode(self, env: int) -> tuple[int, int]:
+        if not self._queues[env]:
+            return NO_EPISODE, IDLE_SEED
         episode = self._played[env] = self._queues[env].popleft()
         seed_number = self._num_begun[episode] * len(self._num_begun) + episode
         self._num_begun[episode] += 1
         return episode, episode_seed(self._seed, 0, seed_number)
 
     def end_episode(self, env: int, num_steps: int) -> None:
-        self._played[env] = NO_EPISODE
-        self.num_left -= 1
+        if self._played[env] != NO_EPISODE:
+            self._played[env] = NO_EPISODE
+            self.num_left -= 1
 
     def count_fault(self, env: int, failed: Failed) -> int | None:
-        if failed.phase is not Phase.STEP:
+        if failed.phase is not Phase.STEP or self._played[env] == NO_EPISODE:
             return None
         self._num_faults[self._played[env]] += 1
         return self._num_faults[self._played[env]]
 
     def discard_episode(self, env: int, is_given_up: bool) -> None:
+        if self._played[env] == NO_EPISODE:
+            return
         if is_given_up:
             self.num_given_up += 1
             self.num_left -= 1
@@ -210,9 +220,9 @@ class DealtEpisodes(EpisodeQueue):
     What a lost env leaves is dealt to the others.
     """
 
-    def _make_queues(self, num_episodes: int, num_envs: int) -> list[deque[int]]:
+    def _make_queues(self, played: range, num_envs: int) -> list[deque[int]]:
         self._present = list(range(num_envs))
-        return [deque(range(env, num_episodes, num_envs)) for env in range(num_envs)]
+        return [deque(played[env::num_envs]) for env in range(num_envs)]
 
     def lose(self, env: int) -> None:
         self._present.remove(env)

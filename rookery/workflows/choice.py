@@ -2,23 +2,25 @@
 
 import contextlib
 import dataclasses
+import logging
 
 from rookery.distributed import check_memory
 from rookery.envs import AutoresetMode
 from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError
 from rookery.evaluators.host import HostEvaluator
-from rookery.evaluators.host_population import HostPopulation
+from rookery.evaluators.host_population import HostPopulation, population_envs
+from rookery.evaluators.population_player import PopulationSpec
 from rookery.learners.learner import Learner
 from rookery.learners.on_policy import OnPolicyLearner
 from rookery.learners.policies import PolicyLearners, Snapshots
 from rookery.rollout import RolloutSource
-from rookery.runners.callbacks import FaultNotices
 from rookery.runners.envs.base_env import BaseEnv
 from rookery.runners.group import Description, EnvSpec, LocalRunners, RunnerGroup, RunnerSpec
-from rookery.runners.host_envs import check_one_host
+from rookery.runners.host_envs import check_one_host, clips_rewards
+from rookery.runners.jobs import default_chunk_size
 from rookery.types import PyTreeDict
-from rookery.workflows.collector import SingleAgentCollector
+from rookery.workflows.collector import FIELDS, RoundSettings, SingleAgentCollector
 from rookery.workflows.config import Settings, TrainConfig
 from rookery.workflows.device_training import DeviceTraining
 from rookery.workflows.evaluation import close_on_error, make_device_evaluator, make_env, make_evaluation_envs
@@ -28,6 +30,11 @@ from rookery.workflows.multi_agent_collector import MultiAgentCollector
 from rookery.workflows.policies import assign_policies, check_training
 from rookery.workflows.programs import Layout
 from rookery.workflows.training import Training
+
+logger = logging.getLogger(__name__)
+
+MIN_STEPS_OF_REQUEST = 64
+"""A request to Ray takes about 5 ms."""
 
 
 def make_gradient_training(
@@ -57,8 +64,11 @@ def make_gradient_training(
         return _make_joint_training(settings, layout, learner, evaluation_episodes)
     with close_on_error() as opened:
         envs = open_envs(train.env, num_envs, evaluation_episodes, opened)
-        group = make_group(train, num_envs, learner.config.rollout_length, envs, opened)
-        collector = SingleAgentCollector(group, train.env, learner.agent, num_envs, learner.config.rollout_length)
+        group = make_group(settings, learner, envs, opened)
+        rounds = round_settings(settings, learner)
+        collector = SingleAgentCollector(
+            group, train.env, learner.agent, num_envs, learner.config.rollout_length, rounds
+        )
         evaluator = HostEvaluator(train.env, learner.agent, num_envs, opened=envs)
         return HostTraining(collector, learner, settings.hyperparameters, layout, evaluator, train)
 
@@ -75,11 +85,14 @@ def _make_joint_training(
     train, agent, config = settings.train, learner.agent, learner.config
     with close_on_error() as opened:
         envs = open_envs(train.env, config.num_envs, evaluation_episodes, opened)
-        group = make_group(train, config.num_envs, config.rollout_length, envs, opened)
+        group = make_group(settings, learner, envs, opened)
         spaces, snapshot = group.describe().spaces, train.snapshot
         assignment = assign_policies(train.env, spaces, snapshot.pool_sizes)
         check_training(assignment, snapshot, spaces)
-        collector = MultiAgentCollector(group, train.env, agent, config.num_envs, config.rollout_length, assignment)
+        rounds = round_settings(settings, learner)
+        collector = MultiAgentCollector(
+            group, train.env, agent, config.num_envs, config.rollout_length, assignment, rounds
+        )
         learners = {policy: with_num_envs(learner, collector.num_columns(policy)) for policy in assignment.trained}
         frozen = tuple(policy for policy in assignment.name_of if policy not in learners)
         pool = None
@@ -108,27 +121,48 @@ def make_generations(
     )
     if train.env.has_several_agents:
         raise several_agents_error(settings)
+    if train.max_staleness > 0:
+        raise InvalidInputError(
+            f"max_staleness={train.max_staleness} is for methods that learn from batches: a generation cannot start "
+            "before the previous one has finished."
+        )
     if not train.env.is_on_host:
         reference_env = None
         if config.fixed_obs_statistics:
             reference_env = make_env(train.env, REFERENCE_ENVS, AutoresetMode.NORMAL)
         evaluator = make_device_evaluator(train.env, agent, num_episodes)
         return DeviceGenerations(evolution, layout, evaluator, num_episodes, reference_env)
-    num_slots = min(config.num_lanes, config.population_size * config.num_episodes)
+    chunk_size = population_chunk_size(train, evolution)
+    num_envs = min(config.num_lanes, chunk_size * config.num_episodes)
     with close_on_error() as opened:
-        envs = open_envs(train.env, num_slots, evaluation_episodes, opened)
-        player = HostPopulation(
-            train.env,
-            agent,
-            num_slots,
-            explore=config.explore,
-            track_obs=config.tracks_obs,
-            measures=evolution.measures,
-            description=None if envs is None else Description.of(envs),
+        envs = open_envs(train.env, num_envs, evaluation_episodes, opened)
+        group = make_population_group(settings, num_envs, envs, opened)
+        spec = PopulationSpec(
+            train.env, agent, config.explore, config.tracks_obs, evolution.measures, evolution.optimizer
         )
-        opened.callback(player.close)
-        host_evaluator = HostEvaluator(train.env, agent, num_slots, opened=envs)
+        player = HostPopulation(group, spec, chunk_size, settings.ray.min_env_runners, settings.ray.wait_timeout)
+        host_evaluator = HostEvaluator(train.env, agent, num_envs, opened=envs)
         return HostGenerations(evolution, layout, player, host_evaluator, num_episodes)
+
+
+def population_chunk_size(train: TrainConfig, evolution: Evolution) -> int:
+    """Return the number of individuals that a runner is asked for at a time: all, if it works in this process."""
+    config = evolution.config
+    if train.num_env_runners == 0:
+        return config.population_size
+    num_at_once = -(-config.num_lanes // config.num_episodes)
+    return default_chunk_size(
+        config.population_size, train.num_env_runners, num_at_once, evolution.optimizer.group_size
+    )
+
+
+def make_population_group(
+    settings: Settings, num_envs: int, envs: BaseEnv | None, opened: contextlib.ExitStack
+) -> RunnerGroup:
+    """Make the runners of a population, with `num_envs` environments each; see `make_group`."""
+    # Populations have no fragments, whose length is the second argument.
+    spec = RunnerSpec(population_envs(settings.train.env, num_envs), 1, settings.train.seed)
+    return _make_runners(settings, spec, envs, opened)
 
 
 def open_envs(
@@ -143,17 +177,78 @@ def open_envs(
     return envs
 
 
-def make_group(
-    train: TrainConfig, num_envs: int, rollout_length: int, envs: BaseEnv | None, opened: contextlib.ExitStack
-) -> RunnerGroup:
+def make_group(settings: Settings, learner: Learner, envs: BaseEnv | None, opened: contextlib.ExitStack) -> RunnerGroup:
     """Make the runners; if `envs` is given, it describes the environments and none are started for that."""
-    group = LocalRunners(
-        RunnerSpec(EnvSpec(train.env, num_envs), rollout_length, train.seed),
-        description=None if envs is None else Description.of(envs),
-        callbacks=FaultNotices(),
+    train, config = settings.train, learner.config
+    num_runners = train.num_env_runners
+    check_divides(num_runners, config.num_envs)
+    fields = (*FIELDS, "episode") if train.env.has_several_agents else FIELDS
+    spec = RunnerSpec(
+        EnvSpec(train.env, config.num_envs // max(num_runners, 1)),
+        config.rollout_length,
+        train.seed,
+        fields=fields,
+        clips_rewards=clips_rewards(train.env),
     )
+    num_steps = spec.rollout_length * spec.envs.num_envs
+    if num_runners > 0 and num_steps < MIN_STEPS_OF_REQUEST:
+        logger.warning(
+            "A runner is asked for %d steps at a time, and a request to Ray takes as long as many fast steps: raise "
+            "agent.rollout_length, or agent.num_envs per runner.",
+            num_steps,
+        )
+    return _make_runners(settings, spec, envs, opened)
+
+
+def _make_runners(
+    settings: Settings, spec: RunnerSpec, envs: BaseEnv | None, opened: contextlib.ExitStack
+) -> RunnerGroup:
+    """Make runners on Ray if there are some; a run that is only evaluated, with `envs`, needs none."""
+    num_runners = settings.train.num_env_runners
+    if envs is not None or num_runners == 0:
+        group: RunnerGroup = LocalRunners(spec, max(num_runners, 1), None if envs is None else Description.of(envs))
+    else:
+        from rookery.runners.ray.group import RayRunners  # imports ray, which is an extra
+
+        group = RayRunners(spec, num_runners, settings.ray)
     opened.callback(group.close)
     return group
+
+
+def check_divides(num_runners: int, num_envs: int) -> None:
+    """Raise unless runners can have the same number of environments."""
+    if num_runners > 0 and num_envs % num_runners:
+        divisors = [number for number in range(1, num_envs + 1) if num_envs % number == 0]
+        below = max((number for number in divisors if number < num_runners), default=1)
+        above = min((number for number in divisors if number > num_runners), default=num_envs)
+        raise InvalidInputError(
+            f"num_env_runners={num_runners} does not divide agent.num_envs={num_envs}: use {below} or {above} runners, "
+            f"or agent.num_envs={num_runners * max(1, round(num_envs / num_runners))}."
+        )
+
+
+def round_settings(settings: Settings, learner: Learner) -> RoundSettings:
+    """Return how the fragments of runners become batches; raise if the learner does not bear their staleness."""
+    train, ray = settings.train, settings.ray
+    if learner.max_staleness is not None and train.max_staleness > learner.max_staleness:
+        raise InvalidInputError(
+            f"max_staleness={train.max_staleness} is too much for this method, which bears {learner.max_staleness}: "
+            "use agent=impala, which corrects for it."
+        )
+    if train.max_staleness > 0 and isinstance(learner, OnPolicyLearner) and learner.actor_lag > 1:
+        raise InvalidInputError(
+            f"agent.actor_lag={learner.actor_lag} and max_staleness={train.max_staleness} both let actors lag: use one."
+        )
+    num_steps = learner.config.num_envs * learner.config.rollout_length
+    most_unsaved = train.timetable.checkpoint_interval + train.timetable.record_interval
+    # With min_ready < 1 a round may have the steps of one runner; otherwise of half of them, if the others are lost.
+    num_rounds = most_unsaved * (max(train.num_env_runners, 1) if train.min_ready < 1.0 else 2) // num_steps
+    num_unsaved = 2 * (num_rounds + train.max_staleness + 2)  # twice, if a checkpoint cannot be written
+    if ray.min_env_runners > max(train.num_env_runners, 1):
+        raise InvalidInputError(
+            f"ray.min_env_runners={ray.min_env_runners} is more than num_env_runners={train.num_env_runners}."
+        )
+    return RoundSettings(train.max_staleness, train.min_ready, ray.min_env_runners, ray.wait_timeout, num_unsaved)
 
 
 def several_agents_error(settings: Settings) -> InvalidInputError:

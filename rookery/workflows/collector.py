@@ -1,9 +1,11 @@
 """Collects experience for training from host environments."""
 
+import logging
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -11,35 +13,43 @@ import numpy as np
 
 from rookery.agent import Agent, AgentState
 from rookery.envs.config import EnvConfig
-from rookery.errors import InvalidInputError
+from rookery.errors import InvalidInputError, RookeryError
 from rookery.learning.experience import Experience, JointExperience, trajectory_shapes
 from rookery.metrics import Mean
 from rookery.rollout.source import TRAINING_FIELDS, episode_metrics
 from rookery.runners.acting.assignment import Assignment
 from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID
 from rookery.runners.acting.roles import TRAIN, RoleID
+from rookery.runners.callbacks import FaultNotices
 from rookery.runners.envs.base_env import SINGLE_AGENT
-from rookery.runners.faults import fault_report
+from rookery.runners.faults import FaultKind, fault_report
 from rookery.runners.group import (
     ActingSpec,
+    Delivery,
     FragmentRequest,
+    Ready,
     Reply,
     RunnerFailed,
     RunnerGroup,
     RunnerReport,
+    RunnerStart,
     RunnerState,
     check_one_agent,
     merge_columns,
 )
-from rookery.runners.host_envs import clips_rewards
 from rookery.runners.recording.episode import EpisodeMeans
+from rookery.runners.rounds import Rounds, SlotStatus
 from rookery.runners.sampling import Sample
-from rookery.runs.log import SECONDS_AHEAD
+from rookery.runners.shortage import Shortage
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
 from rookery.types import PyTree, PyTreeDict
 from rookery.workflows.programs import experience_specs
 
+logger = logging.getLogger(__name__)
+
+PATIENCE = 1.0
+"""Seconds to wait for a reply at a time."""
 FIELDS = (*TRAINING_FIELDS, "t")
 """The entries of `env_extras` that training uses; `t` is the step of the episode."""
 
@@ -47,22 +57,37 @@ FIELDS = (*TRAINING_FIELDS, "t")
 def blank_experience(
     agent: Agent, obs_space: Space, action_space: Space, num_columns: int, rollout_length: int
 ) -> Experience:
-    """Make experience of zeros, without metrics."""
+    """Make experience of dead rows, without metrics."""
     shapes = trajectory_shapes(agent, obs_space, action_space, num_columns, rollout_length)
     floats = shapes.rewards
     integers = jax.ShapeDtypeStruct(floats.shape, np.int32)
     env_extras = dict.fromkeys(FIELDS, floats) | shapes.extras.env_extras | {"steps": integers, "t": integers}
     shapes = shapes.replace(extras=shapes.extras.replace(env_extras=PyTreeDict(env_extras)))
     trajectory = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+    trajectory.extras.env_extras.autoreset[:] = 1.0
     first_carry = jax.tree.map(np.asarray, agent.initial_carry((num_columns,)))
     return Experience(trajectory=trajectory, first_carry=first_carry)
 
 
-class Collector(ABC):
-    """Collects experience for training from a group of runners.
+@dataclass(frozen=True)
+class RoundSettings:
+    """How the fragments of runners become batches; see `Rounds`."""
 
-    Environments start with the first `collect`. They restart after `close` or `set_state`, because simulators cannot be
-    saved.
+    max_staleness: int = 0
+    min_ready: float = 1.0
+    min_runners: int = 1
+    wait_timeout: float = 600.0
+    """Seconds with fewer than `min_runners` after which a run ends."""
+    num_unsaved_fragments: int = 1
+    """The number of fragments that a runner may begin between two checkpoints."""
+
+
+class Collector(ABC):
+    """Collects experience for training from a group of runners, in rounds.
+
+    Environments start with the first request. They restart after `close` or `set_state`, because simulators cannot be
+    saved. A slot of the group owns its columns of every batch. Without a fragment they have dead rows (`autoreset`),
+    so that batches keep their shape.
     """
 
     obs_space: Space
@@ -70,28 +95,53 @@ class Collector(ABC):
     assignment: Assignment | None = None
     """The policies of the agents; None if there is one agent."""
 
-    def __init__(self, group: RunnerGroup, env: EnvConfig, agent: Agent, num_envs: int, rollout_length: int) -> None:
+    def __init__(
+        self,
+        group: RunnerGroup,
+        env: EnvConfig,
+        agent: Agent,
+        num_envs: int,
+        rollout_length: int,
+        settings: RoundSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.num_envs = num_envs
         self.group = group
+        self.failure: RookeryError | None = None
+        """Why no runner will deliver again, if that is so."""
+        self.carried_steps = 0
+        """Env steps that were stored since the last update, with a replay buffer."""
         self._env = env
         self._agent = agent
         self._rollout_length = rollout_length
+        self._settings = settings or RoundSettings()
+        self._clock = clock
         self._agents: Mapping[RoleID, Agent] = {TRAIN: agent}
-        self._is_started = False
-        self._states: list[RunnerState] = []
+        self.is_started = False
+        self._request: FragmentRequest | None = None
+        self._have_gaps: set[int] = set()
+        """The slots whose last fragment was discarded."""
+        self._rounds = self._make_rounds()
+        self._states: list[RunnerState | None] = [None] * group.num_runners
         """The last state of each runner."""
+        self._num_begun = [0] * group.num_runners
+        """The number of fragments that each slot may have begun since that state; their seeds are left out."""
         self._reports: dict[int, RunnerReport] = {}
-        """The last report of each runner since the group was started."""
+        """The last report of each runner since it was started."""
         self._counts: Counter[str] = Counter()
-        """The counts before the group was started."""
+        """The counts of runners before they were started again, and of steps that were discarded here."""
         self._means = EpisodeMeans()
         """Of the episodes since the last record."""
-        self.seconds_ahead = 0.0
-        """With `overlap`, the collecting time of `steps_ahead`."""
-        self.steps_ahead = 0
-        """With `overlap`, the number of env steps that are collected but not yet learned from."""
+        self._notices = FaultNotices()
+        self._first_failure: RunnerFailed | None = None
+        self._shortage = self._make_shortage()
+        self._max_staleness = 0
+        """The largest staleness since the last record."""
+        self.seconds_waited = 0.0
+        """The time that the learner has waited for rounds since the last record."""
+        self._num_rounds = 0
+        """The number of rounds since the last record."""
         self.spaces = group.describe().spaces
-        self._clips_rewards = clips_rewards(env)
 
     @property
     def env_name(self) -> str:
@@ -110,58 +160,176 @@ class Collector(ABC):
         """Return the partition specs of experience."""
 
     @abstractmethod
-    def collect(
-        self, role: RoleID, agent_state: PyTree, rollout_length: int, staleness: int = 0
-    ) -> tuple[Experience | JointExperience, int]:
-        """Act in all environments for `rollout_length` steps; return the experience and its number of env steps."""
+    def by_policy(self, agent_state: PyTree) -> Mapping[PolicyID, AgentState]:
+        """Return the agent states by policy."""
 
-    def sample(self, role: RoleID, agent_states: Mapping[PolicyID, AgentState], rollout_length: int) -> list[Sample]:
-        """Act with the agents of a role for `rollout_length` steps of each env; return the sample of each runner."""
-        self._start()
-        request = FragmentRequest(role, agent_states, rollout_length)
-        for index in range(self.group.num_runners):
-            self.group.send(index, request)
-        replies: dict[int, Reply] = {}
-        while len(replies) < self.group.num_runners:
-            replies |= self.group.receive()
-        self._reports |= {index: reply.report for index, reply in replies.items()}
-        self._states = [self._reports[index].state for index in range(self.group.num_runners)]
-        samples = [sample_of(replies[index]) for index in range(self.group.num_runners)]
-        for sample in samples:
-            for episode in sample.episodes:
-                self._means.add(episode.metrics)
-        return list(map(with_clipped_rewards, samples)) if self._clips_rewards else samples
+    @abstractmethod
+    def merge(self, samples: Mapping[int, Sample], staleness: Mean) -> Experience | JointExperience:
+        """Merge the samples of some slots, in slot order."""
 
-    def discard(self, num_steps: int) -> None:
-        """Count env steps that were collected and are discarded."""
-        self._counts["steps_discarded"] += num_steps
+    # Rounds.
+
+    def publish(self, role: RoleID, agent_state: PyTree) -> None:
+        """Let the agents of a role act with this state in the fragments that are asked for from now on."""
+        self._request = FragmentRequest(role, self.group.put(self.by_policy(agent_state)))
+        self._rounds.publish()
+        if not self.is_started:
+            starts = list(map(RunnerStart, self._states, self._num_begun))
+            self.group.start(ActingSpec(self._agents, self.assignment), self._request, starts)
+            self.is_started = True
+
+    def ask(self, is_updating: bool = False, is_ahead: bool = True) -> None:
+        """Ask all runners for a fragment that may be asked; during an update, its parameters will be stale.
+
+        Without `is_ahead`, runners are asked for the next round alone.
+        """
+        assert self._request is not None, "parameters are published first"
+        for index in self._rounds.to_send(is_updating, self._clock(), is_ahead):
+            self.group.send(index, self._request)
+            self._rounds.send(index)
+            self._num_begun[index] += 1
+
+    def receive(self, timeout: float | None = None) -> bool:
+        """Note the replies that have arrived, and rebuild runners that failed; return whether there were any."""
+        now = self._clock()
+        for index in self._rounds.due(now):
+            assert self._request is not None, "parameters are published first"
+            self._forget(index)
+            start = RunnerStart(self._states[index], self._num_begun[index])
+            self.group.rebuild(index, start, self._request)
+            self._rounds.restart(index)
+        if timeout is not None:
+            timeout = min(timeout, self._rounds.seconds_to_restart(now)) if self.is_waiting else 0.0
+        replies = self.group.receive(timeout)
+        for index, reply in replies.items():
+            self._note(index, reply)
+        self.failure = self.failure or self._shortage.check(self._rounds.num_up, self._clock())
+        return bool(replies)
+
+    def take(self, is_asking: bool = True) -> tuple[Experience | JointExperience, int] | None:
+        """Return the experience of a round and its number of env steps; None if there is none yet.
+
+        With `is_asking=False` the caller asks nobody any more, and runners that were not asked are not waited for.
+        """
+        if not self._rounds.may_take(is_asking):
+            return None
+        round_ = self._rounds.take()
+        self._num_rounds += 1
+        samples = {index: self._marked(index, queued.fragment) for index, queued in round_.items()}
+        ages = [self._rounds.version - queued.version for queued in round_.values()]
+        self._max_staleness = max(self._max_staleness, *ages)
+        return self.merge(samples, mean_of(ages)), sum(sample.env_steps for sample in samples.values())
+
+    def collect(self, role: RoleID, agent_state: PyTree) -> tuple[Experience | JointExperience, int]:
+        """Collect one batch with this state; wait for it."""
+        self.discard()
+        self.publish(role, agent_state)
+        while (batch := self.take()) is None or batch[1] == 0:
+            if self.failure is not None:
+                raise self.failure
+            self.ask(is_ahead=False)
+            self.receive(PATIENCE)
+        return batch
+
+    def _marked(self, index: int, sample: Sample) -> Sample:
+        """Return a sample; if the one before it was discarded, its first rows continue nothing (`t` is 0)."""
+        if index not in self._have_gaps:
+            return sample
+        self._have_gaps.discard(index)
+        return without_past(sample)
+
+    def has_full_batch(self, num_steps: int) -> bool:
+        """Return whether stored steps, with `num_steps` more, are those of a full batch, which are then counted off.
+
+        With a replay buffer, an iteration makes the updates of a full batch; columns may be empty.
+        """
+        num_steps_of_batch = self.num_envs * self._rollout_length
+        self.carried_steps += num_steps
+        is_full = self.carried_steps >= num_steps_of_batch
+        self.carried_steps -= num_steps_of_batch * is_full
+        return is_full
+
+    @property
+    def num_steps_under_way(self) -> int:
+        """The number of env steps that are queued, or that runners were asked for."""
+        num_out = self._rounds.count(SlotStatus.OUT)
+        return self.num_steps_queued + num_out * self._rollout_length * self.num_envs // self.group.num_runners
+
+    @property
+    def num_steps_queued(self) -> int:
+        return sum(queued.fragment.env_steps for slot in self._rounds.slots for queued in slot.queue)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a reply is to come."""
+        return any(self._rounds.count(status) for status in (SlotStatus.STARTING, SlotStatus.OUT, SlotStatus.SUSPECT))
+
+    def discard(self) -> None:
+        """Discard the fragments that are queued or under way, and count their steps."""
+        while self._rounds.count(SlotStatus.OUT) and self.failure is None:
+            self.receive(PATIENCE)
+        self._have_gaps.update(index for index, slot in enumerate(self._rounds.slots) if slot.queue)
+        self._counts["steps_discarded"] += sum(sample.env_steps for sample in self._rounds.discard())
+
+    # Records and checkpoints.
 
     def report(self) -> dict[str, float]:
         """Return fault counts, the time of each phase of a step, and episode metrics since the last call."""
         reports = list(self._reports.values())
         report = fault_report(self._counted(), sum(report.num_lost_envs for report in reports))
         report |= {f"rollout/{name}": mean for name, mean in self._means.take().items()}
-        if self._env.runner.overlap:
-            report[SECONDS_AHEAD] = self.seconds_ahead
+        report["rollout/staleness_max"], self._max_staleness = self._max_staleness, 0
+        report["rollout/steps_sampled"] = self._counts["steps_sampled"]
+        if not self.group.works_in_receive:
+            report |= self._runner_report()
         phases = reports[0].milliseconds if reports else ()
         return report | {
             f"time/{phase}_ms": float(np.mean([report.milliseconds[phase] for report in reports])) for phase in phases
         }
 
+    def _runner_report(self) -> dict[str, float]:
+        rounds = self._rounds
+        return {
+            "runners/ready": rounds.num_up,
+            "runners/starting": rounds.count(SlotStatus.STARTING) + rounds.count(SlotStatus.SUSPECT),
+            "runners/lost": rounds.count(SlotStatus.LOST),
+            "runners/restarts": self._counts["runner_restarts"] + rounds.num_restarts,
+            "runners/fragments_lost": self._counts["fragments_lost"] + rounds.num_fragments_lost,
+            "rollout/steps_queued": self.num_steps_queued,
+            "time/wait_ms": 1e3 * self._take_waiting(),
+        }
+
+    def _take_waiting(self) -> float:
+        """Return the seconds that the learner has waited for a round since the last call, on average."""
+        mean = self.seconds_waited / max(self._num_rounds, 1)
+        self.seconds_waited, self._num_rounds = 0.0, 0
+        return mean
+
     def get_state(self) -> dict[str, Any]:
-        """Return runner states and counts as JSON data; a resumed run discards the steps ahead."""
+        """Return runner states and counts as JSON data; a resumed run discards the steps that are queued."""
+        counts = self._counted() + Counter(steps_discarded=self.num_steps_queued)
+        counts["runner_restarts"] += self._rounds.num_restarts
+        counts["fragments_lost"] += self._rounds.num_fragments_lost
         return {
             "runners": jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), self._states),
-            "counts": self._counted() + Counter(steps_discarded=self.steps_ahead),
+            "counts": counts,
+            "carried_steps": self.carried_steps,
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from `get_state`, with new episodes."""
-        if self._is_started:
+        num_runners, num_saved = self.group.num_runners, len(state["runners"])
+        if num_saved not in (0, num_runners):
+            raise InvalidInputError(
+                f"the checkpoint has the states of {num_saved} runners, and this run has {num_runners}: resume with "
+                f"num_env_runners={num_saved}."
+            )
+        if self.is_started:
             self.close()
-        self._states = state["runners"]
-        self.steps_ahead, self.seconds_ahead = 0, 0.0
+        self._states = list(state["runners"]) or [None] * num_runners
+        self._num_begun = [self._settings.num_unsaved_fragments if num_saved else 0] * num_runners
         self._counts = Counter(state["counts"])
+        self.carried_steps = state.get("carried_steps", 0)
 
     def describe_restart(self) -> str:
         return f"{self.env_name} restarts with new episodes and new seeds: simulator state is not checkpointed"
@@ -169,13 +337,69 @@ class Collector(ABC):
     def close(self) -> None:
         """Close the environments. May be called twice."""
         self.group.close()
-        self._counts, self._reports = self._counted(), {}
-        self._is_started = False
+        self._counts["runner_restarts"] += self._rounds.num_restarts
+        self._counts["fragments_lost"] += self._rounds.num_fragments_lost
+        self._counts["steps_discarded"] += self.num_steps_queued
+        for index in list(self._reports):
+            self._forget(index)
+        self._rounds = self._make_rounds()
+        self._shortage = self._make_shortage()
+        self.is_started, self.failure, self._first_failure = False, None, None
 
-    def _start(self) -> None:
-        if not self._is_started:
-            self.group.start(ActingSpec(self._agents, self.assignment), self._states)
-            self._is_started = True
+    # Runners.
+
+    def _make_rounds(self) -> Rounds[Sample]:
+        settings, group = self._settings, self.group
+        return Rounds(
+            group.num_runners, settings.max_staleness, settings.min_ready, group.restart, settings.min_runners
+        )
+
+    def _make_shortage(self) -> Shortage:
+        return Shortage(self.group.num_runners, self._settings.min_runners, self._settings.wait_timeout)
+
+    def _note(self, index: int, reply: Reply) -> None:
+        match reply:
+            case Ready():
+                self._rounds.start(index, self._clock())
+            case Delivery(sample, report):
+                self._note_report(index, report)
+                self._counts["steps_sampled"] += sample.env_steps
+                for episode in sample.episodes:
+                    self._means.add(episode.metrics)
+                for fault in sample.faults:
+                    self._notices.notice(fault, index if self.group.num_runners > 1 else None)
+                self._rounds.deliver(index, sample)
+            case RunnerFailed():
+                self._note_failure(index, reply)
+
+    def _note_report(self, index: int, report: RunnerReport) -> None:
+        """Keep a report. Steps that the runner has discarded were sampled, too."""
+        before = self._reports[index].counts["steps_discarded"] if index in self._reports else 0
+        self._counts["steps_sampled"] += report.counts["steps_discarded"] - before
+        self._reports[index], self._states[index], self._num_begun[index] = report, report.state, 0
+
+    def _note_failure(self, index: int, reply: RunnerFailed) -> None:
+        self._first_failure = self._first_failure or reply
+        if reply.report is not None:
+            self._note_report(index, reply.report)
+        else:
+            self._counts[reply.failed.kind] += 1
+        status = self._rounds.fail(index, self._clock(), reply.failed.kind is not FaultKind.UNREACHABLE)
+        self._shortage.note_failure(reply, self._rounds.num_up)
+        if reply.is_fatal or self._rounds.has_lost_all or self._rounds.has_never_started:
+            self.failure = (reply if reply.is_fatal else self._first_failure).error()
+        elif self._rounds.has_lost_too_many:
+            num_lost = self._rounds.count(SlotStatus.LOST)
+            self.failure = self._shortage.error(f"{num_lost} of {self.group.num_runners} runners are given up")
+        elif status is SlotStatus.LOST:
+            logger.warning("runner %d is given up: %s Its columns stay empty.", index, reply.message)
+        else:
+            logger.warning("runner %d failed and is restarted: %s", index, reply.message)
+
+    def _forget(self, index: int) -> None:
+        """Keep the counts of a runner that is gone."""
+        if index in self._reports:
+            self._counts.update(self._reports.pop(index).counts)
 
     def _counted(self) -> Counter[str]:
         counts = Counter(self._counts)
@@ -187,42 +411,49 @@ class Collector(ABC):
 class SingleAgentCollector(Collector):
     """Collects from environments with one agent."""
 
-    def __init__(self, group: RunnerGroup, env: EnvConfig, agent: Agent, num_envs: int, rollout_length: int) -> None:
-        super().__init__(group, env, agent, num_envs, rollout_length)
+    def __init__(
+        self,
+        group: RunnerGroup,
+        env: EnvConfig,
+        agent: Agent,
+        num_envs: int,
+        rollout_length: int,
+        settings: RoundSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(group, env, agent, num_envs, rollout_length, settings, clock)
         check_one_agent(env, group.describe())
         self.obs_space, self.action_space = self.spaces[SINGLE_AGENT]
+        self._nothing = self._blank(num_envs // group.num_runners)
 
     def example(self) -> Experience:
-        experience = blank_experience(
-            self._agent, self.obs_space, self.action_space, self.num_envs, self._rollout_length
-        )
-        return experience.replace(
+        return self._blank(self.num_envs).replace(
             metrics=episode_metrics(mean_of([]), mean_of([])) | {"rollout/staleness": mean_of([])}
         )
 
     def experience_specs(self) -> Experience:
         return experience_specs()
 
-    def collect(
-        self, role: RoleID, agent_state: AgentState, rollout_length: int, staleness: int = 0
-    ) -> tuple[Experience, int]:
-        samples = self.sample(role, {DEFAULT_POLICY: agent_state}, rollout_length)
+    def by_policy(self, agent_state: AgentState) -> Mapping[PolicyID, AgentState]:
+        return {DEFAULT_POLICY: agent_state}
+
+    def merge(self, samples: Mapping[int, Sample], staleness: Mean) -> Experience:
+        nothing = self._nothing.trajectory, self._nothing.first_carry
         trajectory, first_carry = merge_columns(
-            [(sample.batch.batches[DEFAULT_POLICY], sample.first_carries[DEFAULT_POLICY]) for sample in samples]
+            [
+                (samples[index].batch.batches[DEFAULT_POLICY], samples[index].first_carries[DEFAULT_POLICY])
+                if index in samples
+                else nothing
+                for index in range(self.group.num_runners)
+            ]
         )
-        experience = Experience(
-            trajectory=trajectory_of(trajectory), first_carry=first_carry, metrics=metrics_of(samples, staleness)
-        )
-        shape = experience.trajectory.rewards.shape
-        assert shape == (rollout_length, self.num_envs), f"runners sampled {shape} rows and columns"
-        return experience, sum(sample.env_steps for sample in samples)
+        shape = trajectory.rewards.shape
+        assert shape == (self._rollout_length, self.num_envs), f"runners sampled {shape} rows and columns"
+        metrics = metrics_of(samples.values()) | {"rollout/staleness": staleness}
+        return Experience(trajectory=trajectory, first_carry=first_carry, metrics=metrics)
 
-
-def sample_of(reply: Reply) -> Sample:
-    """Return the sample of a reply; raise the error of a runner that failed."""
-    if isinstance(reply, RunnerFailed):
-        raise reply.error()
-    return reply.sample
+    def _blank(self, num_columns: int) -> Experience:
+        return blank_experience(self._agent, self.obs_space, self.action_space, num_columns, self._rollout_length)
 
 
 def check_not_traced(env_name: str, tree: PyTree) -> None:
@@ -233,24 +464,25 @@ def check_not_traced(env_name: str, tree: PyTree) -> None:
         )
 
 
-def trajectory_of(batch: SampleBatch) -> SampleBatch:
-    """Return the fields of a policy's rows that training uses."""
-    env_extras = {name: batch.extras.env_extras[name] for name in FIELDS}
-    return batch.replace(next_obs=None, extras=batch.extras.replace(env_extras=PyTreeDict(env_extras)))
+def without_past(sample: Sample) -> Sample:
+    """Return a sample whose first rows do not continue those before it."""
+
+    def mark(batch: SampleBatch) -> SampleBatch:
+        env_extras = batch.extras.env_extras
+        times = np.array(env_extras.t)
+        times[0] = 0
+        return batch.replace(extras=batch.extras.replace(env_extras=env_extras.replace(t=times)))
+
+    batches = {policy: mark(batch) for policy, batch in sample.batch.batches.items()}
+    return replace(sample, batch=sample.batch.replace(batches=PyTreeDict(batches)))
 
 
-def with_clipped_rewards(sample: Sample) -> Sample:
-    """Replace rewards by their signs for training (Mnih et al., 2015); episode returns stay unclipped."""
-    clipped = {policy: batch.replace(rewards=np.sign(batch.rewards)) for policy, batch in sample.batch.batches.items()}
-    return replace(sample, batch=sample.batch.replace(batches=PyTreeDict(clipped)))
-
-
-def metrics_of(samples: Sequence[Sample], staleness: int) -> dict[str, Mean]:
+def metrics_of(samples: Iterable[Sample]) -> dict[str, Mean]:
     """Return the mean return and the mean length of the episodes that did not fail."""
     episodes = [episode for sample in samples for episode in sample.episodes if not episode.is_faulty]
     returns = mean_of([episode.episode_return for episode in episodes])
     lengths = mean_of([episode.episode_length for episode in episodes])
-    return episode_metrics(returns, lengths) | {"rollout/staleness": mean_of([staleness])}
+    return episode_metrics(returns, lengths)
 
 
 def mean_of(values: Sequence[float]) -> Mean:

@@ -1,7 +1,7 @@
 """The settings of a training run as frozen dataclasses, built from a composed config and checked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rookery.configuration import check_keys, check_settings, field_names, from_mapping, plain, setting, to_mapping
@@ -9,7 +9,9 @@ from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError
 from rookery.hyperparameters import Hyperparameters, hyperparameters_from
 from rookery.recorders import RECORDERS
+from rookery.runners.ray.settings import RaySettings
 from rookery.runs.divergence import STOP, WARN
+from rookery.runs.timetable import Timetable
 from rookery.types import PRNG_IMPLEMENTATIONS, summary
 
 DEVICE_EPISODES, HOST_EPISODES = 32, 8
@@ -122,6 +124,15 @@ class TrainConfig:
         low=1,
         help="number of devices; on a CPU, 2 uses two cores; null: one, or all cores for evolution on a CPU",
     )
+    num_env_runners: int = setting(
+        0, low=0, high=4096, help="runners of host environments on Ray; 0: one runner in this process"
+    )
+    max_staleness: int = setting(
+        0, low=0, high=1000, help="host environments: versions that parameters may lag while runners collect"
+    )
+    min_ready: float = setting(
+        1.0, low=0.0, high=1.0, help="share of the runners that a batch waits for; below 1, slow ones hold up nobody"
+    )
     prng: str = setting("threefry2x32", choices=PRNG_IMPLEMENTATIONS, help="random number generator")
     init_from: str | Mapping[str, str] | None = setting(
         None, help="begin with the parameters of another run: RUN, RUN@STEP, RUN@best; policies: {main: RUN:main}"
@@ -150,6 +161,22 @@ class TrainConfig:
                 f"num_seeds={self.num_seeds}: {self.env.name} is on the host, where seeds cannot train in parallel. "
                 f"Train them one after the other with --multirun '{seeds}'."
             )
+        for name, default in (("num_env_runners", 0), ("max_staleness", 0), ("min_ready", 1.0)):
+            value = getattr(self, name)
+            if value != default and not self.env.is_on_host:
+                raise InvalidInputError(
+                    f"{name}={value} is for environments on the host, such as gymnasium/CartPole-v1: {self.env.name} "
+                    "is compiled onto the device."
+                )
+        if self.min_ready < 1.0 and self.max_staleness == 0:
+            raise InvalidInputError(
+                f"min_ready={self.min_ready:g} lets slow runners fall behind: set max_staleness to at least 1, too."
+            )
+        if self.num_env_runners == 0 and (self.max_staleness > 1 or self.min_ready < 1.0):
+            raise InvalidInputError(
+                f"max_staleness={self.max_staleness} with min_ready={self.min_ready:g} needs runners that work "
+                "meanwhile: set num_env_runners, or use max_staleness=1 and min_ready=1."
+            )
         if self.num_seeds > 1 and self.prng != "threefry2x32":
             raise InvalidInputError(
                 f"prng={self.prng} uses the key of the first seed for all seeds: "
@@ -162,18 +189,29 @@ class TrainConfig:
         return self.evaluation.num_episodes or (HOST_EPISODES if self.env.is_on_host else DEVICE_EPISODES)
 
     @property
+    def timetable(self) -> Timetable:
+        """When the run records, evaluates and saves."""
+        return Timetable.of(
+            self.total_timesteps, self.record_interval, self.evaluation.interval, self.checkpoint.interval
+        )
+
+    @property
     def seeds(self) -> tuple[int, ...]:
         return tuple(range(self.seed, self.seed + self.num_seeds))
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of one run: the common settings, the method's settings, and its hyper-parameters."""
+    """All settings of one run: the common settings, the method's settings, and its hyper-parameters.
+
+    `ray` is no part of the config of the run: it says where runners work, not what they do.
+    """
 
     train: TrainConfig
     agent_name: str
     method: Any
     hyperparameters: Hyperparameters
+    ray: RaySettings = field(default_factory=RaySettings)
 
     def __repr__(self) -> str:
         return summary(self)

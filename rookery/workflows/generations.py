@@ -20,7 +20,7 @@ from rookery.envs import VectorWrapper
 from rookery.errors import InvalidInputError
 from rookery.evaluators import Evaluator, PopulationEvaluator
 from rookery.evaluators.host import HostEvaluator
-from rookery.evaluators.host_population import HostPopulation
+from rookery.evaluators.host_population import HostPopulation, Recipe
 from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evaluators.measures import Measure
 from rookery.evolution import ECState, EvoOptimizer
@@ -31,8 +31,9 @@ from rookery.learning.counter import Counter
 from rookery.metrics import Latest, Mean, Metrics, RunningMetrics, accumulate
 from rookery.networks.policy import PolicyConfig
 from rookery.rollout import rollout
+from rookery.runners.dispatcher import PATIENCE
 from rookery.spaces import Space
-from rookery.types import Array, Key, Params, as_one_key
+from rookery.types import Array, Key, Params, PyTree, as_one_key
 from rookery.workflows.collector import check_not_traced
 from rookery.workflows.programs import Layout, Program, specs_of
 from rookery.workflows.training import OnDevice, Training, TrainingState, state_specs, timed
@@ -190,11 +191,15 @@ class Generations(Training):
     def _ask(self, state: TrainingState) -> tuple[TrainingState, Params, Key]:
         """Start a generation: return the state, this device's share of the population, and the key of its episodes."""
         key, play_key = jax.random.split(state.key)
+        population, evo_state = self.optimizer.ask(self._evo_state(state))
+        learner = _search(state).replace(evo_state=evo_state.replace(asked=None))
+        return state.replace(key=key, learner=learner), population, play_key
+
+    def _evo_state(self, state: TrainingState) -> ECState:
+        """Return the state of the strategy with the hyper-parameters of the next generation."""
         learner = _search(state)
         hyperparameters = values_at(learner.hyperparameters, learner.env_steps.as_float())
-        population, evo_state = self.optimizer.ask(learner.evo_state.replace(hyperparameters=hyperparameters))
-        learner = learner.replace(evo_state=evo_state.replace(asked=None))
-        return state.replace(key=key, learner=learner), population, play_key
+        return learner.evo_state.replace(hyperparameters=hyperparameters)
 
     def _tell(
         self, state: TrainingState, population: Params, episodes: PopulationEpisodes
@@ -347,6 +352,7 @@ class HostGenerations(Generations):
         )
         self._example = layout.place(player.no_episodes(config.population_size, config.num_episodes), specs)
         self._ask_all = layout.program(self._ask, (SAME,), (SAME, SPLIT, SAME))
+        self._recipe = layout.program(self._make_recipe, (SAME,), (SAME, SAME))
         self._tell_all = layout.program(self._tell, (SAME, SPLIT, specs), (SAME, SAME))
         self.advance = HostGenerationsLoop(self, self._ask_all, self._example, specs)
 
@@ -365,8 +371,12 @@ class HostGenerations(Generations):
         return state.replace_learner(agent_state=agent_state)
 
     def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
-        state, population, play_key = self._ask_all(state)
-        return self._tell_all(state, population, self.play(state, population, play_key))
+        asked, population, _ = self.begin(state)
+        while (episodes := self.poll()) is None:
+            if (failure := self.player.failure) is not None:
+                self.player.close()
+                raise failure
+        return self._tell_all(asked, population, episodes)
 
     def metrics_shape(self, state: TrainingState) -> Metrics:
         asked, population, _ = jax.eval_shape(self._ask_all, state)
@@ -375,13 +385,39 @@ class HostGenerations(Generations):
     def collect_seconds(self, state: TrainingState) -> float:
         return self.advance.collect_seconds
 
-    def play(self, state: TrainingState, population: Params, key: Key) -> PopulationEpisodes:
-        """Play the episodes of a population; agents act on one device."""
-        check_not_traced(self.player.env_name, population)
-        device = self.layout.mesh.devices.flat[0]
-        agent_state, population, key = jax.device_put((state.agent_state, population, key), device)
-        episodes = self.player.play(agent_state, population, key, self.config.num_episodes)
-        return self.layout.place(episodes, self._episode_specs)
+    # For `HostGenerationsLoop`.
+
+    def begin(self, state: TrainingState) -> tuple[TrainingState, Params, int]:
+        """Start a generation; return the state after asking, the population, and the number of the generation."""
+        check_not_traced(self.player.env_name, state)
+        asked, population, play_key = self._ask_all(state)
+        device = self.layout.mesh.devices.flat[0]  # where agents act
+        agent_state, individuals, key = jax.device_put((asked.agent_state, population, play_key), device)
+        recipe = None
+        if self.player.group.samples_individuals:
+            contents, sample_key = self._recipe(state)
+            recipe = None if contents is None else Recipe(contents, sample_key)
+        number = self.player.begin(agent_state, individuals, key, self.config.num_episodes, recipe)
+        return asked, population, number
+
+    def poll(self) -> PopulationEpisodes | None:
+        """Play on for about a second; return the episodes of the generation once all are played."""
+        episodes = self.player.poll(PATIENCE)
+        return None if episodes is None else self.layout.place(episodes, self._episode_specs)
+
+    def _make_recipe(self, state: TrainingState) -> tuple[PyTree, Array]:
+        evo_state = self._evo_state(state)
+        return self.optimizer.recipe(evo_state), jax.random.key_data(self.optimizer.sample_key(evo_state))
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """A generation that is being played: the key of the state before it, and what was asked."""
+
+    key: Key
+    asked: TrainingState
+    population: Params
+    number: int
 
 
 class HostGenerationsLoop:
@@ -391,6 +427,7 @@ class HostGenerationsLoop:
         self, training: HostGenerations, ask: Program, example: PopulationEpisodes, episode_specs: PopulationEpisodes
     ) -> None:
         self._training = training
+        self._under_way: UnderWay | None = None
         self._ask = ask
         self._example = example
         self._is_compiled = False
@@ -417,16 +454,31 @@ class HostGenerationsLoop:
     def __call__(
         self, state: TrainingState, metrics: RunningMetrics, num_iterations: np.int32, until: Counter
     ) -> tuple[TrainingState, RunningMetrics]:
+        """See `Advance`. It returns early while a generation takes long, so that its caller sees signals.
+
+        The state is then that before the generation, which a resumed run plays again.
+        """
         num_done = 0
         while num_done < int(num_iterations) and int(state.env_steps) < int(until):
-            state, population, play_key = self._ask(state)
+            generation = self._generation_of(state)
             start = time.perf_counter()
-            episodes = self._training.play(state, population, play_key)
+            episodes = self._training.poll()
             self._seconds += time.perf_counter() - start
+            if episodes is None:
+                break
+            self._under_way = None
             self._num_played += 1
-            state, metrics = self._tell(state, metrics, population, episodes)
+            state, metrics = self._tell(generation.asked, metrics, generation.population, episodes)
             num_done += 1
         return state, metrics
+
+    def _generation_of(self, state: TrainingState) -> "UnderWay":
+        """Return the generation that follows a state; begin it unless it is under way."""
+        under_way, training = self._under_way, self._training
+        is_its = under_way is not None and under_way.key is state.key
+        if under_way is None or not is_its or under_way.number != training.player.num_begun:
+            under_way = self._under_way = UnderWay(state.key, *training.begin(state))
+        return under_way
 
     @property
     def collect_seconds(self) -> float:

@@ -1,8 +1,10 @@
 """Host training: a group of runners collects, a compiled program learns."""
 
+import functools
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,8 @@ import numpy as np
 from rookery.agent import AgentState
 from rookery.compilation import run_once_options
 from rookery.distributed import SAME
+from rookery.distributed.collectives import sum_over_devices
+from rookery.errors import RookeryError
 from rookery.evaluators.host import HostEvaluator
 from rookery.hyperparameters import Hyperparameters
 from rookery.learners.learner import Learner, LearnerState
@@ -23,12 +27,15 @@ from rookery.runners.faults import EnvFaultError
 from rookery.runs.divergence import NotFiniteError
 from rookery.spaces import Space
 from rookery.types import Key, all_finite
-from rookery.workflows.collector import Collector, check_not_traced
+from rookery.workflows.collector import PATIENCE, Collector, check_not_traced
 from rookery.workflows.config import TrainConfig
 from rookery.workflows.programs import Layout, Program
 from rookery.workflows.training import REFILL, LearnerTraining, TrainingState
 
 Batch = Experience | JointExperience
+
+POLL_SECONDS = 0.005
+"""How often the end of an update is looked for while runners collect elsewhere."""
 
 
 class HostTraining(LearnerTraining):
@@ -66,8 +73,8 @@ class HostTraining(LearnerTraining):
         self._learn = layout.program(self._learn_from, (specs, given), (SAME, specs))
         self.acting_state = layout.program(self._acting_state, (specs,), SAME)
         """`acting_state(state)` returns a copy of the agent state for the next batch."""
-        self._example = self._place(self._blank)
-        self.advance = HostTrainingLoop(self, self._example, train.total_timesteps, train.env.runner.overlap, clock)
+        self._example = self.place(self._blank)
+        self.advance = HostTrainingLoop(self, self._example, train.total_timesteps, train.max_staleness > 0, clock)
 
     def init(self, key: Key) -> TrainingState:
         state = self._run_init(key)
@@ -75,7 +82,10 @@ class HostTraining(LearnerTraining):
 
     def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
         check_not_traced(self.collector.env_name, state)
-        experience, _ = self.collect(self.acting_state(state))
+        experience, num_steps = self.collect(self.acting_state(state))
+        while self.learner.has_replay and not self.collector.has_full_batch(num_steps):
+            state = self._store_in_copy(state, experience)
+            experience, num_steps = self.collect(self.acting_state(state))
         return self._learn(state, experience)
 
     def refill(self, state: TrainingState) -> TrainingState:
@@ -93,13 +103,22 @@ class HostTraining(LearnerTraining):
 
     # For `HostTrainingLoop`.
 
-    def collect(self, agent_state: AgentState, staleness: int = 0) -> tuple[Batch, int]:
+    def collect(self, agent_state: AgentState) -> tuple[Batch, int]:
         """Collect one batch; return it, placed on the devices, and its number of env steps."""
         try:
-            return self._collect(TRAIN, agent_state, self.learner.config.rollout_length, staleness)
+            experience, num_steps = self.collector.collect(TRAIN, self._acting(agent_state))
         except EnvFaultError as error:
-            if all_finite(agent_state):
-                raise
+            self.check_finite(agent_state, error)
+            raise
+        return self.place(experience), num_steps
+
+    def publish(self, agent_state: AgentState) -> None:
+        """Let runners act with this state in the fragments that they are asked for from now on."""
+        self.collector.publish(TRAIN, self._acting(agent_state))
+
+    def check_finite(self, agent_state: AgentState | None, error: RookeryError) -> None:
+        """Raise if runners failed because of parameters that are not finite."""
+        if not all_finite(agent_state):
             raise NotFiniteError("the environments failed on the actions of parameters that are not finite") from error
 
     def update_program(self) -> Program:
@@ -114,15 +133,27 @@ class HostTraining(LearnerTraining):
         specs = self._specs
         return self.layout.program(update, (specs, SAME, self._given), (specs, SAME, SAME), donate=(0, 1))
 
-    def _collect(
-        self, role: RoleID, agent_state: AgentState, rollout_length: int, staleness: int = 0
-    ) -> tuple[Batch, int]:
-        if self.layout.mesh.size > 1:
-            agent_state = on_one_device(agent_state)
-        experience, num_steps = self.collector.collect(role, agent_state, rollout_length, staleness)
-        return self._place(experience), num_steps
+    def store_program(self) -> Program:
+        """Make the program that stores a batch without learning, and adds to the metrics of episodes."""
+        learned = jax.eval_shape(self._learn, self.state_shape(jax.random.key(0)), self._example)[0]
 
-    def _place(self, experience: Batch) -> Batch:
+        def store(
+            state: TrainingState, metrics: RunningMetrics, batch: Experience
+        ) -> tuple[TrainingState, RunningMetrics]:
+            nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), learned)
+            return self._store(state, batch), accumulate(metrics, nothing | sum_over_devices(batch.metrics))
+
+        specs = self._specs
+        return self.layout.program(store, (specs, SAME, self._given), (specs, SAME), donate=(0, 1))
+
+    @functools.cached_property
+    def _store_in_copy(self) -> Program:
+        return self.layout.program(self._store, (self._specs, self._given), self._specs)
+
+    def _acting(self, agent_state: AgentState) -> AgentState:
+        return on_one_device(agent_state) if self.layout.mesh.size > 1 else agent_state
+
+    def place(self, experience: Batch) -> Batch:
         """Split experience over the devices; with one device, return it unchanged."""
         num_devices = self.layout.mesh.size
         if num_devices == 1:
@@ -135,17 +166,26 @@ class HostTraining(LearnerTraining):
         """Take the warm-up steps with the agent of a role and store them."""
         check_not_traced(self.collector.env_name, state)
 
-        def store(state: TrainingState, experience: Experience) -> TrainingState:
-            return state.replace(learner=self.learner.store(state.learner, experience))
-
         specs = self._specs
-        program = self.layout.program(store, (specs, self._given), specs, donate=(0,), options=run_once_options())
-        num_steps = 0
+        program = self.layout.program(self._store, (specs, self._given), specs, donate=(0,), options=run_once_options())
+        collector, num_steps = self.collector, 0
+        collector.discard()
+        # A copy: storing overwrites the state, and obs statistics stay those of the start.
+        collector.publish(role, self._acting(jax.tree.map(jnp.copy, state.agent_state)))
         while num_steps < self.learner.warmup_steps:
-            experience, num_new = self._collect(role, state.agent_state, rollout_length=1)
-            state = program(state, experience)
-            num_steps += num_new
+            if collector.failure is not None:
+                raise collector.failure
+            if num_steps + collector.num_steps_under_way < self.learner.warmup_steps:
+                collector.ask()
+            collector.receive(PATIENCE)
+            is_asking = num_steps + collector.num_steps_under_way < self.learner.warmup_steps
+            if (batch := collector.take(is_asking)) is not None:
+                state = program(state, self.place(batch[0]))
+                num_steps += batch[1]
         return state
+
+    def _store(self, state: TrainingState, experience: Experience) -> TrainingState:
+        return state.replace(learner=self.learner.store(state.learner, experience))
 
     # For one device's share.
 
@@ -173,9 +213,9 @@ class HostTraining(LearnerTraining):
 
 
 class HostTrainingLoop:
-    """The loop of host training: collect, then update.
+    """The loop of host training: collect a round, then update.
 
-    With `overlap` the update runs in another thread while the next batch is collected. JAX executes the calls of one
+    If staleness is allowed, the update runs in another thread while runners collect. JAX executes the calls of one
     thread in order: in the same thread, every action would wait for the update.
     """
 
@@ -184,19 +224,22 @@ class HostTrainingLoop:
         training: HostTraining,
         example: Batch,
         total_timesteps: int,
-        overlap: bool,
+        collects_during_updates: bool,
         clock: Callable[[], float],
     ) -> None:
         self._training = training
+        self._collector = training.collector
         self._example = example
         self._total_timesteps = total_timesteps
-        self._overlap = overlap
+        self._collects_during_updates = collects_during_updates
         self._clock = clock
         self._update = training.update_program()
-        self._ahead: tuple[Key, Batch, int] | None = None
-        """The batch collected ahead: the key of the state that it belongs to, the batch, and its env steps."""
-        self._seconds = self._last_seconds = 0.0
-        """The collecting time of all batches, and of the last batch."""
+        self._key: Key | None = None
+        """The key of the last state; the fragments under way belong to it."""
+        self._agent_state: AgentState | None = None
+        """The state that was published last."""
+        self._seconds = 0.0
+        """The time of collecting or waiting for all batches."""
         self._num_collected = 0
 
     def is_ready(self, state: TrainingState, metrics: RunningMetrics, num_iterations: np.int32, until: Counter) -> bool:
@@ -208,52 +251,91 @@ class HostTrainingLoop:
     def __call__(
         self, state: TrainingState, metrics: RunningMetrics, num_iterations: np.int32, until: Counter
     ) -> tuple[TrainingState, RunningMetrics]:
+        """See `Advance`. It returns early if there is no batch for a second, so that its caller sees signals."""
         env_steps, num_done = int(state.env_steps), 0
         update = self._update.specialized(state, metrics, self._example)
-        agent_state = self._training.acting_state(state)
-        collected = self._take_ahead(state)
+        if state.key is not self._key or not self._collector.is_started:
+            self._collector.discard()
+            self._publish(self._training.acting_state(state))
         with ThreadPoolExecutor(1) as thread:
             while num_done < int(num_iterations) and env_steps < int(until):
                 jax.block_until_ready(state.key)  # collecting time excludes a running update
-                experience, num_steps = collected or self._collect(agent_state)
-                collected = None
+                batch = self._next_batch(env_steps)
+                if batch is None:
+                    break
+                experience, num_steps = self._training.place(batch[0]), batch[1]
                 env_steps += num_steps
-                if self._overlap and env_steps < self._total_timesteps:
-                    result = thread.submit(update, state, metrics, experience)
+                if self._training.learner.has_replay and not self._collector.has_full_batch(num_steps):
+                    state, metrics = self._store(state, metrics, experience)
+                    continue
+                if self._collects_during_updates and env_steps < self._total_timesteps:
+                    result = thread.submit(_finished, update, state, metrics, experience)
                     try:
-                        collected = self._collect(agent_state, staleness=1)
+                        self._collect_until(result, env_steps)
                     finally:
                         state, metrics, agent_state = result.result()
                 else:
                     state, metrics, agent_state = update(state, metrics, experience)
+                self._publish(agent_state)
                 num_done += 1
-        if collected is not None:
-            self._ahead = (state.key, *collected)
-        collector = self._training.collector
-        collector.seconds_ahead = 0.0 if collected is None else self._last_seconds
-        collector.steps_ahead = 0 if collected is None else collected[1]
+        self._key = state.key
         return state, metrics
 
     @property
     def collect_seconds(self) -> float:
-        """The mean time to collect one batch."""
+        """The mean time to collect one batch, or to wait for it."""
         return self._seconds / max(self._num_collected, 1)
 
-    def _collect(self, agent_state: AgentState, staleness: int = 0) -> tuple[Batch, int]:
-        start = self._clock()
-        collected = self._training.collect(agent_state, staleness)
-        self._last_seconds = self._clock() - start
-        self._seconds += self._last_seconds
-        self._num_collected += 1
-        return collected
+    @functools.cached_property
+    def _store(self) -> Program:
+        return self._training.store_program()
 
-    def _take_ahead(self, state: TrainingState) -> tuple[Batch, int] | None:
-        """Return the batch that was collected ahead for this state."""
-        if self._ahead is None:
-            return None
-        (key, experience, num_steps), self._ahead = self._ahead, None
-        self._training.collector.steps_ahead = 0
-        if key is state.key:
-            return experience, num_steps
-        self._training.collector.discard(num_steps)
-        return None
+    def _publish(self, agent_state: AgentState) -> None:
+        self._agent_state = agent_state
+        self._training.publish(agent_state)
+
+    def _next_batch(self, env_steps: int) -> tuple[Batch, int] | None:
+        """Wait for the next round; None if there is none for a second, or never again."""
+        collector, start = self._collector, self._clock()
+        while (batch := collector.take(self._is_asking(env_steps))) is None:
+            if collector.failure is not None:
+                self._training.check_finite(self._agent_state, collector.failure)
+                return None
+            if self._clock() - start >= PATIENCE:
+                return None
+            self._ask(env_steps)
+            collector.seconds_waited += self._receive(PATIENCE)
+        self._num_collected += 1
+        return batch if batch[1] else None
+
+    def _collect_until(self, update: Future, env_steps: int) -> None:
+        """Let runners collect while an update runs. They are asked in any case: timing must not decide who acts."""
+        timeout = 0.0 if self._collector.group.works_in_receive else POLL_SECONDS
+        while True:
+            self._ask(env_steps, is_updating=True)
+            if not self._collector.is_waiting:
+                return
+            self._receive(timeout)
+            if update.done():
+                return
+
+    def _ask(self, env_steps: int, is_updating: bool = False) -> None:
+        if self._is_asking(env_steps):
+            self._collector.ask(is_updating)
+
+    def _is_asking(self, env_steps: int) -> bool:
+        """Return whether steps trained, queued and asked for are less than `total_timesteps`."""
+        return env_steps + self._collector.num_steps_under_way < self._total_timesteps
+
+    def _receive(self, timeout: float) -> float:
+        """Receive replies; return the seconds that this took."""
+        start = self._clock()
+        self._collector.receive(timeout)
+        seconds = self._clock() - start
+        self._seconds += seconds
+        return seconds
+
+
+def _finished(program: Callable, *args: Any) -> Any:
+    """Run a program to its end; JAX may otherwise return before."""
+    return jax.block_until_ready(program(*args))

@@ -98,6 +98,10 @@ class TrainingLoop:
                 state, metrics = jax.block_until_ready(advance(state, metrics, at_most, until))
             env_steps = env_steps_of(state)
             log.advance(env_steps, max_increase(before, counts_of(state.iterations)))
+            if (failure := self.training.environments.failure) is not None:
+                if self._is_finite(state, metrics):
+                    self._save(state, metrics, is_last=True)
+                raise failure
             if agreed(self._is_old()) and env_steps < record_at and self._is_finite(state, metrics):
                 self._save(state, metrics, is_last=False)
         return state, metrics

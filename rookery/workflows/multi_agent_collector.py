@@ -1,6 +1,6 @@
 """Collects experience for several policies from multi-agent host environments."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import jax
 import numpy as np
@@ -12,13 +12,12 @@ from rookery.learning.experience import Experience, JointExperience
 from rookery.metrics import Mean
 from rookery.runners.acting.assignment import Assignment
 from rookery.runners.acting.policy_map import PolicyID
-from rookery.runners.acting.roles import RoleID
 from rookery.runners.group import RunnerGroup, merge_columns
 from rookery.runners.sampling import Sample
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Dict
 from rookery.types import PyTreeDict, Tree
-from rookery.workflows.collector import Collector, blank_experience, mean_of, metrics_of, trajectory_of
+from rookery.workflows.collector import FIELDS, Collector, RoundSettings, blank_experience, mean_of, metrics_of
 from rookery.workflows.programs import experience_specs, specs_of
 
 
@@ -41,8 +40,9 @@ class MultiAgentCollector(Collector):
         num_envs: int,
         rollout_length: int,
         assignment: Assignment,
+        settings: RoundSettings | None = None,
     ) -> None:
-        super().__init__(group, env, agent, num_envs, rollout_length)
+        super().__init__(group, env, agent, num_envs, rollout_length, settings)
         self.assignment = assignment
         self.policies = assignment.trained
         spaces = {policy: self.spaces[assignment.agents_of(name)[0]] for policy, name in assignment.name_of.items()}
@@ -73,17 +73,16 @@ class MultiAgentCollector(Collector):
         experiences = PyTreeDict({policy: experience_specs() for policy in self.policies})
         return specs_of(JointExperience, experiences=experiences, metrics=SAME, env_steps=SAME)
 
-    def collect(
-        self, role: RoleID, agent_state: Mapping[PolicyID, AgentState], rollout_length: int, staleness: int = 0
-    ) -> tuple[JointExperience, int]:
-        samples = self.sample(role, agent_state, rollout_length)
-        env_steps = sum(sample.env_steps for sample in samples)
-        experience = JointExperience(
+    def by_policy(self, agent_state: Mapping[PolicyID, AgentState]) -> Mapping[PolicyID, AgentState]:
+        return agent_state
+
+    def merge(self, samples: Mapping[int, Sample], staleness: Mean) -> JointExperience:
+        metrics = metrics_of(samples.values()) | self._returns_of(samples.values())
+        return JointExperience(
             experiences=PyTreeDict({policy: self._experience_of(samples, policy) for policy in self.policies}),
-            metrics=metrics_of(samples, staleness) | self._returns_of(samples),
-            env_steps=np.int32(env_steps),  # type: ignore[arg-type]
+            metrics=metrics | {"rollout/staleness": staleness},
+            env_steps=np.int32(sum(sample.env_steps for sample in samples.values())),  # type: ignore[arg-type]
         )
-        return experience, env_steps
 
     def close(self) -> None:
         super().close()
@@ -91,30 +90,31 @@ class MultiAgentCollector(Collector):
 
     def _nothing_of(self, policy: PolicyID) -> Experience:
         num_columns, rollout_length = self.num_columns(policy), self._rollout_length
-        experience = blank_experience(
+        return blank_experience(
             self._agent, self.obs_space[policy], self.action_space[policy], num_columns, rollout_length
         )
-        env_extras = experience.trajectory.extras.env_extras
-        env_extras.autoreset = np.ones_like(env_extras.autoreset)
-        return experience
 
-    def _experience_of(self, samples: Sequence[Sample], policy: PolicyID) -> Experience:
+    def _experience_of(self, samples: Mapping[int, Sample], policy: PolicyID) -> Experience:
         """Merge the rows of a policy in the samples of all runners."""
         nothing = self.example().experiences[policy]
-        parts = [self._part_of(index, sample, policy, nothing) for index, sample in enumerate(samples)]
+        parts = [self._part_of(index, samples.get(index), policy, nothing) for index in range(self.group.num_runners)]
         trajectory, first_carry = merge_columns(parts)
         return Experience(trajectory=trajectory, first_carry=first_carry)
 
-    def _part_of(self, runner: int, sample: Sample, policy: PolicyID, nothing: Experience) -> tuple[SampleBatch, Carry]:
+    def _part_of(
+        self, runner: int, sample: Sample | None, policy: PolicyID, nothing: Experience
+    ) -> tuple[SampleBatch, Carry]:
         """Return the rows of a policy in one sample; columns without an agent have dead rows."""
         num_rows, num_columns = nothing.trajectory.rewards.shape
         num_columns //= self.group.num_runners
         nothing_here = _columns(nothing.trajectory, 1, 0, num_columns), _columns(nothing.first_carry, 0, 0, num_columns)
-        if policy not in sample.batch.batches:
+        if sample is None or policy not in sample.batch.batches:
             return nothing_here
         batch: SampleBatch = sample.batch.batches[policy]
-        trajectory, first_carry = trajectory_of(batch), sample.first_carries[policy]
-        trajectory.extras.env_extras.t = self._times_of(runner, policy, batch)
+        env_extras = {name: batch.extras.env_extras[name] for name in FIELDS}
+        env_extras["t"] = self._times_of(runner, policy, batch)
+        trajectory = batch.replace(extras=batch.extras.replace(env_extras=PyTreeDict(env_extras)))
+        first_carry = sample.first_carries[policy]
         num_sampled = trajectory.rewards.shape[1]
         assert len(trajectory.rewards) == num_rows, f"a runner sampled {len(trajectory.rewards)} rows for {num_rows}"
         assert num_sampled <= num_columns, f"a runner sampled {num_sampled} columns for {num_columns}"
@@ -141,7 +141,7 @@ class MultiAgentCollector(Collector):
         self._last_episodes[runner, policy] = np.where(num_rows > 0, last, before)
         return times
 
-    def _returns_of(self, samples: Sequence[Sample]) -> dict[str, Mean]:
+    def _returns_of(self, samples: Iterable[Sample]) -> dict[str, Mean]:
         """Return the mean return of each policy, summed over its agents, in the episodes in which it acted."""
         finished = [episode for sample in samples for episode in sample.episodes if not episode.is_faulty]
         returns: dict[PolicyID, list[float]] = {name: [] for name in self.assignment.names}

@@ -13,6 +13,7 @@ import numpy as np
 from rookery.agent import Agent, AgentState
 from rookery.compilation import run_once_options
 from rookery.distributed import SAME, SPLIT
+from rookery.errors import RookeryError
 from rookery.evaluators import EvaluateMetric
 from rookery.hyperparameters import Hyperparameters
 from rookery.learners.learner import Learner, LearnerState
@@ -101,6 +102,10 @@ class AgentEvaluator(Protocol):
 class Environments(Protocol):
     """Host environments, whose state is not part of `TrainingState`."""
 
+    @property
+    def failure(self) -> RookeryError | None:
+        """Why training cannot go on, if that is so."""
+
     def report(self) -> dict[str, float]:
         """Return metrics of the environments for a record."""
 
@@ -119,6 +124,8 @@ class Environments(Protocol):
 
 class NoEnvironments:
     """No host environments: device environments are part of `TrainingState`."""
+
+    failure = None
 
     def report(self) -> dict[str, float]:
         return {}

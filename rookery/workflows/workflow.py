@@ -17,12 +17,14 @@ from rookery.hyperparameters import Hyperparameters
 from rookery.learning.counter import Counter
 from rookery.metrics import RunningMetrics, values_of
 from rookery.recorders import make_recorder
+from rookery.runners.ray.cluster import Cluster, connect
+from rookery.runners.ray.settings import RaySettings
 from rookery.runs.directory import RunDirectory
 from rookery.runs.interruption import StopSignals
 from rookery.runs.log import Progress, RunLog
-from rookery.runs.timetable import Timetable
 from rookery.types import Key, PyTreeDict, as_key, make_key
 from rookery.workflows.config import Settings, settings_from
+from rookery.workflows.evaluation import close_on_error
 from rookery.workflows.hooks import Hooks, as_hooks, configured_hooks
 from rookery.workflows.init_from import with_origin
 from rookery.workflows.loop import TrainingLoop
@@ -56,7 +58,12 @@ class Workflow(ABC):
             )
 
     def __init__(
-        self, settings: Settings, num_devices: int, enable_jit: bool, evaluation_episodes: int | None = None
+        self,
+        settings: Settings,
+        num_devices: int,
+        enable_jit: bool,
+        evaluation_episodes: int | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         train = settings.train
         self.settings = settings
@@ -68,11 +75,11 @@ class Workflow(ABC):
             enable_jit=enable_jit,
             compiler_options=type(self).compiler_options(),
         )
-        self.timetable = Timetable.of(
-            train.total_timesteps, train.record_interval, train.evaluation.interval, train.checkpoint.interval
-        )
+        self.timetable = train.timetable
         self.recorders = [make_recorder(name) for name in (train.recorders if jax.process_index() == 0 else ())]
         self.evaluation_episodes = evaluation_episodes
+        self.cluster = cluster
+        """The Ray of the runners; None if they work in this process."""
         self.training = self.make_training()
 
     def __repr__(self) -> str:
@@ -104,6 +111,7 @@ class Workflow(ABC):
         enable_jit: bool = True,
         evaluation_episodes: int | None = None,
         agent_name: str | None = None,
+        ray: RaySettings | None = None,
     ) -> "Workflow":
         """Check a config and build the workflow; nothing is compiled yet.
 
@@ -111,14 +119,20 @@ class Workflow(ABC):
         `default_devices`.
         With `evaluation_episodes` the workflow is built to evaluate that number of episodes: no host environments for
         training are started. `agent_name` is the name of the method in the config, if it is not that of the class.
+        `ray` says where runners on Ray work; it never comes from a run directory.
         """
-        settings = cls.check_config(config, agent_name)
-        num_devices = settings.train.devices
-        if num_devices is None and enable_multi_devices:
-            num_devices = jax.device_count()
-        elif num_devices is None:
-            num_devices = cls.default_devices(settings, jax.device_count()) if jax.default_backend() == "cpu" else 1
-        return cls(settings, device_mesh(num_devices).size, enable_jit, evaluation_episodes)
+        settings = with_ray(cls.check_config(config, agent_name), ray)
+        num_devices, num_env_runners = settings.train.devices, settings.train.num_env_runners
+        with close_on_error() as opened:
+            cluster = None
+            if num_env_runners > 0 and evaluation_episodes is None:
+                cluster = connect(settings.ray, num_env_runners)  # before JAX has devices: Ray forks
+                opened.callback(cluster.close)
+            if num_devices is None and enable_multi_devices:
+                num_devices = jax.device_count()
+            elif num_devices is None:
+                num_devices = cls.default_devices(settings, jax.device_count()) if jax.default_backend() == "cpu" else 1
+            return cls(settings, device_mesh(num_devices).size, enable_jit, evaluation_episodes, cluster)
 
     @classmethod
     def default_devices(cls, settings: Settings, limit: int) -> int:
@@ -211,8 +225,12 @@ class Workflow(ABC):
         return self._saved.restore(existing_run(self.settings), self.make_key(), step)[0]
 
     def close(self) -> None:
-        """Close host environments. May be called twice."""
-        self.training.close()
+        """Close host environments, and Ray if it is our own. May be called twice."""
+        try:
+            self.training.close()
+        finally:
+            if self.cluster is not None:
+                self.cluster.close()
 
     def _train(
         self,
@@ -226,6 +244,8 @@ class Workflow(ABC):
             # Before the recorders discard the later records, which the later checkpoints count on.
             self._saved.of(run).discard_after(env_steps_of(state))
             run.population_path.unlink(missing_ok=True)
+        if self.cluster is not None and run is not None:
+            self.cluster.log_to(run.path)
         with (
             StopSignals() as signals,
             RunLog(describe_run(self.settings, run), self.recorders, resumed, sum(counts_of(state.env_steps))) as log,
@@ -235,6 +255,19 @@ class Workflow(ABC):
                 self.settings, self.training, self.layout, self.timetable, self._saved, run, log, signals, hooks
             )
             return loop.train(state, metrics, is_new=resumed is None)
+
+
+def with_ray(settings: Settings, ray: RaySettings | None) -> Settings:
+    """Return the settings of a run with these of Ray; raise if they are given for a run without runners on Ray."""
+    if ray is None:
+        return settings
+    if settings.train.num_env_runners == 0:
+        default = RaySettings()
+        given = (f"ray.{name}={value}" for name, value in vars(ray).items() if value != getattr(default, name))
+        raise InvalidInputError(
+            f"{next(given, 'ray.*')} is for runners on Ray: set num_env_runners to at least 1, or leave it out."
+        )
+    return replace(settings, ray=ray)
 
 
 _copied = jax.jit(partial(jax.tree.map, jnp.copy))

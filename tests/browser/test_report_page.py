@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page, Request, sync_playwright
 from rookery.report import write_report
 from tests.report_runs import learning_rows, write_run
 from tests.unit.report.evolved_runs import cvt_archive, evolution_rows, front, grid_archive, write_evolved_run
+from tests.unit.report.runs_on_ray import write_run_on_ray
 
 LAPTOP, PHONE = 1366, 390
 HOSTILE = "</script><script>alert(1)</script>\"' & <img src=x onerror=alert(1)>"
@@ -82,6 +83,13 @@ def report_of_evolution(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(runs, folder / "report.html")
 
 
+@pytest.fixture(scope="module")
+def report_on_ray(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ray")
+    runs = [write_run_on_ray(folder / "on-ray", num_restarts=3), write_run(folder / "device")]
+    return write_report(runs, folder / "report.html")
+
+
 @dataclass
 class Visit:
     """A page that was loaded, and what happened meanwhile that should not."""
@@ -113,7 +121,9 @@ def visit(browser: Browser, path: Path, width: int, **options: Any) -> Iterator[
 
 
 @widths
-@pytest.mark.parametrize("report", ["report_of_one", "report_of_three", "hostile_report", "report_of_evolution"])
+@pytest.mark.parametrize(
+    "report", ["report_of_one", "report_of_three", "hostile_report", "report_of_evolution", "report_on_ray"]
+)
 def test_the_page_loads_alone_without_complaint_and_fits_the_width(
     browser: Browser, request: pytest.FixtureRequest, report: str, width: int
 ) -> None:

@@ -24,7 +24,7 @@ import yaml
 
 from rookery import cli
 from tests.campaigns import run_campaign
-from tests.campaigns.mutations import seal
+from tests.checkpoint_files import read_manifest, seal, stated_files
 
 COMMANDS = (["evaluate", "run", "--episodes", "2"], ["report", "run"], ["resume", "run"])
 TRAINING = ["agent=a2c", "env=classic/cartpole", "agent.num_envs=2", "agent.rollout_length=4", "total_timesteps=16"]
@@ -109,8 +109,7 @@ def sparse(name: str, place: Place) -> None:
 
 
 def edit_checkpoint(changes: dict[str, Any], place: Place) -> None:
-    manifest = json.loads((place.run / STEP / "manifest.json").read_text())
-    seal(place.run / STEP, manifest | changes)
+    seal(place.run / STEP, read_manifest(place.run / STEP) | changes)
 
 
 STORE = """
@@ -120,29 +119,35 @@ for spec in json.loads(sys.argv[1]):
 """
 
 
-def large_arrays(place: Place, **metadata: Any) -> None:
-    """Let the stored arrays claim to be huge, with right hashes."""
-    arrays = place.run / STEP / "arrays"
-    manifest = json.loads((place.run / STEP / "manifest.json").read_text())
+def large_orbax_arrays(place: Place, **metadata: Any) -> None:
+    """Let the arrays of a checkpoint of format 3 claim to be huge, with right hashes."""
+    path = place.run / STEP
+    leaves = [leaf | {"array": f"{number:05d}"} for number, leaf in enumerate(read_manifest(path)["leaves"])]
     described = {"dtype": "<f4", "compressor": {"id": "zstd", "level": 1}} | metadata
-    specs = [
-        {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{arrays}/{leaf['array']}/"}, "metadata": described}
-        for leaf in manifest["leaves"]
-    ]
+    places = [{"driver": "file", "path": f"{path}/arrays/{leaf['array']}/"} for leaf in leaves]
+    specs = [{"driver": "zarr", "kvstore": place, "metadata": described} for place in places]
     # In a process of its own: TensorStore has threads, which do not survive a fork.
     subprocess.run([sys.executable, "-c", STORE, json.dumps(specs)], check=True)
-    seal_files(place)
+    edit_checkpoint({"format_version": 3, "leaves": leaves, "files": stated_files(path)}, place)
 
 
-def seal_files(place: Place) -> None:
-    from rookery.runs.verification import hash_of_file
+def large_arrays(place: Place) -> None:
+    """Let the header of the arrays claim that they are huge, with right hashes."""
+    path = place.run / STEP / "arrays.safetensors"
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    for tensor in header.values():
+        tensor["shape"], tensor["data_offsets"] = [2_000_000_000], [0, 8_000_000_000]
+    claimed = json.dumps(header).encode()
+    path.write_bytes(len(claimed).to_bytes(8, "little") + claimed + content[end:])
+    edit_checkpoint({"files": stated_files(path.parent)}, place)
 
-    path = place.run / STEP
-    files = [file for file in (path / "arrays").rglob("*") if file.is_file()]
-    stated = {
-        str(file.relative_to(path)): {"bytes": file.stat().st_size, "sha256": hash_of_file(file)} for file in files
-    }
-    edit_checkpoint({"files": stated}, place)
+
+def long_header(place: Place) -> None:
+    path = place.run / STEP / "arrays.safetensors"
+    path.write_bytes((2**62).to_bytes(8, "little") + path.read_bytes()[8:])
+    edit_checkpoint({"files": stated_files(path.parent)}, place)
 
 
 ALIASES = "\n".join(["a0: &a0 [1]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 40))])
@@ -167,14 +172,14 @@ THREATS: dict[str, Threat] = {
     **{f"link {name}": partial(link, name) for name in ("manifest.json", "timing.json", "population.json")},
     **{f"link {name}": partial(link, name) for name in ("report.html", f"{STEP}/manifest.json", TEMPORARY)},
     **{f"moved {name}": partial(move_and_link, name) for name in ("tensorboard", "checkpoints", STEP)},
-    **{f"moved {name}": partial(move_and_link, name) for name in (f"{STEP}/arrays", f"{STEP}/arrays/00000/.zarray")},
+    **{f"moved {name}": partial(move_and_link, name) for name in (f"{STEP}/arrays.safetensors", f"{STEP}/policy")},
     **{f"hard link {name}": partial(hard_link, name) for name in ("lock", "metrics.jsonl")},
     **{f"device {name}": partial(device, name) for name in ("metrics.jsonl", "episode.gif", "config.yaml")},
     **{
         f"pipe {name}": partial(pipe, name) for name in ("config.yaml", "manifest.json", "metrics.jsonl", "timing.json")
     },
     **{f"pipe {name}": partial(pipe, name) for name in ("episode.gif", "population.json", "lock", "report.html")},
-    **{f"pipe {name}": partial(pipe, name) for name in (f"{STEP}/manifest.json", f"{STEP}/arrays/00000/.zarray")},
+    **{f"pipe {name}": partial(pipe, name) for name in (f"{STEP}/manifest.json", f"{STEP}/arrays.safetensors")},
     "aliases": partial(write, "config.yaml", ALIASES),
     "merge keys": partial(write, "config.yaml", MERGES),
     "deep YAML": partial(write, "config.yaml", "[" * 60_000),
@@ -185,11 +190,13 @@ THREATS: dict[str, Threat] = {
     "long number": partial(write, "config.yaml", "seed: " + ":".join(["1"] * 30_000)),
     "seeds without end": partial(write, "metrics.jsonl", "".join(ROW % (i, i) for i in range(20_000))),
     **{f"sparse {name}": partial(sparse, name) for name in ("metrics.jsonl", "config.yaml", "episode.gif")},
-    **{f"sparse {name}": partial(sparse, name) for name in (f"{STEP}/manifest.json", f"{STEP}/arrays/00000/.zarray")},
+    **{f"sparse {name}": partial(sparse, name) for name in (f"{STEP}/manifest.json", f"{STEP}/arrays.safetensors")},
     "checkpoint names a file outside": partial(edit_checkpoint, {"files": {"../../../outside/secret.txt": {}}}),
     "checkpoint names a device": partial(edit_checkpoint, {"files": {"/dev/zero": {"bytes": 0, "sha256": ""}}}),
-    "large shape": partial(large_arrays, shape=[2_000_000_000], chunks=[1000]),
-    "large chunks": partial(large_arrays, shape=[1], chunks=[2_000_000_000]),
+    "large shape": large_arrays,
+    "long header": long_header,
+    "large shape of Orbax": partial(large_orbax_arrays, shape=[2_000_000_000], chunks=[1000]),
+    "large chunks of Orbax": partial(large_orbax_arrays, shape=[1], chunks=[2_000_000_000]),
 }
 
 

@@ -48,10 +48,12 @@ KINDS = {
     "map_elites": ["agent=map_elites", *EVOLUTION, "agent.cells=[4,4]"],
     "a2c on the host": ["agent=a2c", *ON_POLICY, "env=gymnasium/CartPole-v1"],
     "a2c in processes": ["agent=a2c", *ON_POLICY, "env=gymnasium/CartPole-v1", "env.runner.processes=true"],
+    "a2c on Ray": ["agent=a2c", *ON_POLICY, "env=gymnasium/CartPole-v1", "num_env_runners=2"],
+    "dqn on Ray": ["agent=dqn", *REPLAY, "env=gymnasium/CartPole-v1", "num_env_runners=2", "max_staleness=2"],
     "dqn on the host": ["agent=dqn", *REPLAY, "env=gymnasium/CartPole-v1"],
     "openes on the host": ["agent=openes", *EVOLUTION, "env=gymnasium/CartPole-v1", "agent.num_lanes=2"],
 }
-NOT_EXACT = ("host", "processes", "no replay")
+NOT_EXACT = ("host", "processes", "Ray", "no replay")
 
 
 class Run:

@@ -18,8 +18,8 @@ import jax
 import numpy as np
 
 from rookery.runs.checkpoint import CheckpointError, Checkpoints
-from rookery.runs.verification import hash_of_file, hash_of_manifest
 from tests.campaigns import run_campaign
+from tests.checkpoint_files import read_manifest, seal, stated_files, write_by_orbax
 
 GOOD, DAMAGED = 8, 16
 MAX_SECONDS = 2.0
@@ -65,15 +65,15 @@ def leaves(state: Any) -> list[Any]:
     ]
 
 
-def seal(path: Path, manifest: dict[str, Any]) -> None:
-    """Write a manifest whose own hash is right."""
-    manifest.pop("sha256", None)
-    manifest["sha256"] = hash_of_manifest(manifest)
-    (path / "manifest.json").write_text(json.dumps(manifest))
-
-
 def some_file(path: Path, rng: random.Random) -> Path:
-    return rng.choice(sorted(file for file in path.rglob("*") if file.is_file() and file.stat().st_size))
+    """Choose a file of a folder, or take the file itself."""
+    files = [path, *path.rglob("*")]
+    return rng.choice(sorted(file for file in files if file.is_file() and file.stat().st_size))
+
+
+def arrays_of(path: Path) -> Path:
+    """Return the file of the arrays of a checkpoint, or their folder if Orbax wrote it."""
+    return next(path.glob("arrays*"))
 
 
 def flip_bits(path: Path, rng: random.Random) -> str:
@@ -147,9 +147,8 @@ def replace_by_special_file(path: Path, rng: random.Random) -> str:
 
 
 def add_file(path: Path, rng: random.Random) -> str:
-    (rng.choice([path, path / "arrays"]) / rng.choice(["more", "manifest.json.tmp", "d2"])).write_bytes(
-        rng.randbytes(9)
-    )
+    name = rng.choice(["more", "manifest.json.tmp", "model.safetensors"])
+    (rng.choice([path, arrays_of(path).parent]) / name).write_bytes(rng.randbytes(9))
     return "one more file"
 
 
@@ -163,7 +162,7 @@ def places(node: Any) -> Iterator[tuple[Any, Any]]:
 
 def edit_manifest(path: Path, rng: random.Random) -> str:
     """Change or remove an entry of the manifest, mostly with a right hash afterwards."""
-    manifest = json.loads((path / "manifest.json").read_text())
+    manifest = read_manifest(path)
     container, key = rng.choice(list(places(manifest)))
     if rng.random() < 0.3:
         del container[key]
@@ -180,12 +179,8 @@ def edit_manifest(path: Path, rng: random.Random) -> str:
 
 def seal_damage(path: Path, rng: random.Random) -> str:
     """Damage a file of the arrays, and write a manifest with right hashes."""
-    what = rng.choice([flip_bits, cut, overwrite, insert])(path / "arrays", rng)
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"] = {
-        name: {"bytes": (path / name).stat().st_size, "sha256": hash_of_file(path / name)} for name in manifest["files"]
-    }
-    seal(path, manifest)
+    what = rng.choice([flip_bits, cut, overwrite, insert])(arrays_of(path), rng)
+    seal(path, read_manifest(path) | {"files": stated_files(path)})
     return f"sealed {what}"
 
 
@@ -196,16 +191,21 @@ MUTATIONS += [replace_by_special_file, replace_by_special_file, add_file, edit_m
 
 
 def cases(count: int, seed: int) -> Iterator[tuple[str, str | None]]:
-    """Mutate the newer of two checkpoints `count` times; yield what was done and what went wrong."""
+    """Mutate the newer of two checkpoints `count` times; yield what was done and what went wrong.
+
+    Orbax wrote the checkpoints of every fourth case.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        original = Path(folder) / "original"
-        checkpoints = Checkpoints(original / "checkpoints")
+        original, older = Path(folder) / "original", Path(folder) / "older"
         for step in (GOOD, DAMAGED):
-            checkpoints.save(tree(step), step, {"records": 1})
+            Checkpoints(original / "checkpoints").save(tree(step), step, {"records": 1})
+        shutil.copytree(original, older)
+        for path in (older / "checkpoints").iterdir():
+            write_by_orbax(path)
         for number in range(count):
             rng = random.Random(f"{seed} {number}")
             run = Path(folder) / "run"
-            shutil.copytree(original, run)
+            shutil.copytree(original if number % 4 else older, run)
             mutation = rng.choice(MUTATIONS)
             what = mutation(run / "checkpoints" / f"{DAMAGED:012d}", rng)
             start = time.monotonic()

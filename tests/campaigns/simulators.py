@@ -148,7 +148,7 @@ def train(kind: str, result: Path) -> None:
     make_sick_env, _ = KINDS[kind]
     trained, sample = Trained(), EnvRunner.sample
 
-    def make_envs(env: Any, num_envs: int) -> VectorBaseEnv:
+    def make_envs(env: Any, num_envs: int, **options: Any) -> VectorBaseEnv:
         def make_env(index: int) -> gymnasium.Env:
             return make_sick_env() if index == SICK_ENV else HealthyEnv(LENGTH)
 

@@ -25,7 +25,7 @@ def test_the_kill_campaign_finds_damage_and_lost_broken_and_doubled_records(tmp_
     run.metrics_path.write_text(lines[0] * 2 + "{\n")
     assert kill.faults_in(tmp_path) == ["line 3 of metrics.jsonl is broken", "doubled lines in metrics.jsonl"]
     run.metrics_path.write_text("".join(lines))
-    next((path / "arrays").rglob("*.zarray")).unlink()
+    (path / "arrays.safetensors").unlink()
     (fault,) = kill.faults_in(tmp_path)
     assert fault.startswith("checkpoint 20 is damaged")
 

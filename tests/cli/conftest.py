@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import os
 import shutil
 import subprocess
@@ -18,8 +17,8 @@ from jax.experimental.compilation_cache import compilation_cache
 import rookery
 from rookery import cli
 from rookery.envs.libraries import LIBRARIES, Library
-from rookery.runs import checkpoint
 from rookery.runs.directory import RunDirectory
+from tests.checkpoint_files import write_by_orbax
 
 ROOT = Path(rookery.__file__).parent.parent
 SMALL = [
@@ -73,27 +72,22 @@ def seeds_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     return train(tmp_path_factory.mktemp("runs") / "three", "num_seeds=3", "seed=5")
 
 
-def as_before_learners(run: str, copy: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Copy a run and write its checkpoints in format 1, which held the state of a learner without a name."""
-    shutil.copytree(run, copy)
-    for path in (copy / "checkpoints").iterdir():
-        manifest = json.loads((path / "manifest.json").read_text())
-        saved = checkpoint._read_arrays(path / "arrays", manifest["leaves"])
-        arrays = {name.replace(".learner.", ".", 1): array for name, array in saved.items()}
-        leaves = [leaf | {"path": leaf["path"].replace(".learner.", ".", 1)} for leaf in manifest["leaves"]]
-        shutil.rmtree(path / "arrays")
-        shutil.rmtree(path / "policy")
-        (path / "manifest.json").unlink()
-        with monkeypatch.context() as patch:
-            patch.setattr(checkpoint, "FORMAT_VERSION", 1)
-            checkpoint._write(path, leaves, arrays, manifest["step"], manifest["metadata"])
-    return str(copy)
-
-
 @pytest.fixture
-def as_written_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
-    """Copy a run as a version before format 2 of checkpoints wrote it; return the path of the copy."""
-    return lambda run: as_before_learners(run, tmp_path / "before", monkeypatch)
+def as_written_before(tmp_path: Path) -> Callable[[str, int], str]:
+    """Copy a run with its checkpoints in an older format; return the path of the copy.
+
+    Format 1 held the state of a learner without a name.
+    """
+
+    def copy(run: str, version: int) -> str:
+        shutil.copytree(run, tmp_path / "before")
+        for path in (tmp_path / "before" / "checkpoints").iterdir():
+            write_by_orbax(
+                path, version, rename=lambda name: name.replace(".learner.", ".", 1) if version == 1 else name
+            )
+        return str(tmp_path / "before")
+
+    return copy
 
 
 @pytest.fixture

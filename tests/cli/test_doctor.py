@@ -1,9 +1,11 @@
 """`rookery doctor`."""
 
 import importlib.metadata
+import importlib.util
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -11,6 +13,7 @@ import pytest
 import rookery
 from rookery import cli
 from rookery.cli import doctor
+from rookery.runners.ray import cluster
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +35,39 @@ def test_doctor_finds_the_version_of_extras_whose_module_has_another_name() -> N
     versions = {extra: doctor.extra_text(extra, package) for extra, package in doctor.extras().items()}
     assert versions["atari"] == importlib.metadata.version("ale-py")
     assert versions["box2d"] == importlib.metadata.version("Box2D")
+
+
+def test_doctor_shows_how_ray_is_protected(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert cli.main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    section = text.partition("\nRay  ")[2].partition("\nExtras")[0]
+    assert section.startswith(importlib.metadata.version("ray"))
+    assert "tokens    on, a new one for each run; to join a cluster: RAY_AUTH_MODE=disabled" in section
+    assert "loopback  a Ray of our own listens on 127.0.0.1 only" in section
+    assert "niceness  0 of runners" in section
+    assert "address   10.0.0.1:6379 (RAY_ADDRESS): runs join this cluster" in section
+
+
+def test_doctor_tells_what_is_wrong_with_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(free=64 * 2**20))
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: "2.40.0")
+    monkeypatch.setattr(cluster, "SHARED_MEMORY", tmp_path)
+    old, small = doctor.ray_problems()
+    assert old.startswith("ray 2.40.0 does not check tokens by default")
+    assert small.startswith(f"{tmp_path} has only 0.1 GB free, and Ray falls back to slow files")
+
+
+def test_doctor_has_no_section_for_a_ray_that_is_not_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "ray" else find_spec(name))
+    assert cli.main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "\nRay  " not in text
+    assert "ray         not installed: pip install 'rookery[ray]'" in text
 
 
 @pytest.mark.parametrize(

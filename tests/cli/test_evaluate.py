@@ -88,14 +88,14 @@ BEST_INDIVIDUAL = ["--individual", "best"]
 
 
 def test_the_best_individual_can_be_evaluated_instead_of_the_center(
-    as_written_before: Callable[[str], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    as_written_before: Callable[[str, int], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(tmp_path / "run")
     assert cli.main(["train", *EVOLUTION, f"run_dir={run}"]) == 0
     state = build_workflow(RunDirectory.open(run).config).restore()
     capsys.readouterr()
     outputs = []
-    for path, options in ((run, []), (run, BEST_INDIVIDUAL), (as_written_before(run), BEST_INDIVIDUAL)):
+    for path, options in ((run, []), (run, BEST_INDIVIDUAL), (as_written_before(run, 1), BEST_INDIVIDUAL)):
         assert cli.main(["evaluate", path, "--episodes", "50", *options]) == 0
         outputs.append(capsys.readouterr().out)
     center, best, best_before = outputs
@@ -103,16 +103,17 @@ def test_the_best_individual_can_be_evaluated_instead_of_the_center(
     assert center != best == best_before
 
 
-@pytest.mark.parametrize("name", ["finished_run", "seeds_run"])
-def test_a_run_of_the_version_before_is_evaluated_as_a_new_one(
+@pytest.mark.parametrize(("name", "version"), [("finished_run", 1), ("finished_run", 2), ("seeds_run", 1)])
+def test_a_run_of_an_older_version_is_evaluated_as_a_new_one(
     name: str,
-    as_written_before: Callable[[str], str],
+    version: int,
+    as_written_before: Callable[[str, int], str],
     request: pytest.FixtureRequest,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = request.getfixturevalue(name).path
     outputs = []
-    for path in (run, as_written_before(run)):
+    for path in (run, as_written_before(run, version)):
         assert cli.main(["evaluate", path, "--episodes", "20", "--step", "48"]) == 0
         outputs.append(capsys.readouterr().out)
     assert outputs[0] == outputs[1]

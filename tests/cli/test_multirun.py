@@ -72,7 +72,7 @@ def test_one_run_directory_for_many_runs_is_refused(capsys: pytest.CaptureFixtur
 def test_a_signal_stops_the_whole_series(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     started = []
 
-    def train(config: dict[str, Any], console: Any) -> RunDirectory:
+    def train(config: dict[str, Any], console: Any, ray: None) -> RunDirectory:
         started.append(config["seed"])
         raise Interrupted(signal.SIGTERM)
 
@@ -85,7 +85,7 @@ def test_a_signal_stops_the_whole_series(monkeypatch: pytest.MonkeyPatch, capsys
 def test_a_failure_shows_its_traceback_on_request(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def train(config: dict[str, Any], console: Any) -> RunDirectory:
+    def train(config: dict[str, Any], console: Any, ray: None) -> RunDirectory:
         raise RuntimeError("out of luck")
 
     monkeypatch.setattr(multirun, "train", train)

@@ -44,15 +44,23 @@ def test_a_step_without_a_checkpoint_is_an_error_that_names_the_others(
     assert "choose one of 32, 48, 64" in capsys.readouterr().err
 
 
-def test_a_run_of_the_version_before_is_refused_in_one_sentence_and_left_as_it_is(
-    finished_run: Any, as_written_before: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+def test_a_run_whose_checkpoints_orbax_wrote_resumes_as_a_new_one(
+    finished_run: Any, as_written_before: Callable[[str, int], str]
 ) -> None:
-    before = as_written_before(finished_run.path)
+    before = as_written_before(finished_run.path, 3)
+    assert cli.main(["resume", before, "--step", "32", "--yes"]) == 0
+    assert without_clock(RunDirectory.open(before)) == without_clock(finished_run.directory)
+
+
+def test_a_run_of_an_old_version_is_refused_in_one_sentence_and_left_as_it_is(
+    finished_run: Any, as_written_before: Callable[[str, int], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = as_written_before(finished_run.path, 1)
     assert cli.main(["resume", before]) == 2
     version = RunDirectory.open(before).version
     assert capsys.readouterr().err == (
-        f"rookery: error: checkpoint 64 was written by Rookery {version} in format 1, and this version resumes format "
-        "3: the run cannot be resumed, but it can still be evaluated and reported.\n"
+        f"rookery: error: checkpoint 64 was written by Rookery {version} in format 1, and this version resumes formats "
+        "3 to 4: the run cannot be resumed, but it can still be evaluated and reported.\n"
     )
     assert RunDirectory.open(before).read_metrics() == finished_run.directory.read_metrics()
 

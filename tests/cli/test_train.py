@@ -331,3 +331,19 @@ def test_the_result_of_several_policies_is_the_return_of_each(tmp_path: Path) ->
     row = {"seed": 0, "time/total_timesteps": 10, "eval/mean_reward": 0.0}
     assert describe_results(write_run(tmp_path / "game", [row | of_policies])) == "left 3.50, right -3.50"
     assert describe_results(write_run(tmp_path / "one", [row])) == "0.00"
+
+
+TRAIN_AND_LIST_IMPORTS = """
+import sys
+from rookery import cli
+code = cli.main(sys.argv[1:])
+print([name for name in ("orbax", "tensorstore") if name in sys.modules], code)
+"""
+
+
+def test_a_new_run_does_not_import_the_reader_of_old_checkpoints(
+    small: list[str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", TRAIN_AND_LIST_IMPORTS, "train", *small, f"run_dir={tmp_path / 'run'}"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.stdout.splitlines()[-1] == "[] 0", result.stderr

@@ -16,9 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "bench/README.md"]
 # Every command has a process of its own, forked from one in which that is imported what most of them import.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(
-    ["rookery.cli.training", "rookery.algorithms.ppo", "orbax.checkpoint", "hydra", "PIL.Image"]
-)
+PROCESSES.set_forkserver_preload(["rookery.cli.training", "rookery.algorithms.ppo", "hydra", "PIL.Image"])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

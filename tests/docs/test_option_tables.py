@@ -1,12 +1,18 @@
 """The tables of options in docs/methods."""
 
+import re
 import runpy
 from pathlib import Path
 
 import pytest
 
+from rookery.configuration import field_names
+from rookery.runners.ray.settings import RaySettings
+from rookery.workflows.config import TrainConfig
+
 DOCS = Path(__file__).parents[2] / "docs"
-WITH_TABLES = runpy.run_path(str(DOCS / "option_tables.py"))["with_tables"]
+OPTION_TABLES = runpy.run_path(str(DOCS / "option_tables.py"))
+WITH_TABLES, WRITTEN = OPTION_TABLES["with_tables"], OPTION_TABLES["written"]
 
 
 @pytest.mark.parametrize("page", sorted((DOCS / "methods").glob("*.md")), ids=lambda page: page.stem)
@@ -14,3 +20,13 @@ def test_the_table_of_options_is_the_one_that_the_declarations_make(page: Path) 
     text = page.read_text()
     assert "<!-- options of " in text
     assert WITH_TABLES(text) == text, "run `make docs`"
+
+
+def test_the_options_of_runners_have_the_names_and_defaults_of_the_settings() -> None:
+    page = (DOCS / "concepts/scale-out.md").read_text()
+    (table,) = re.findall(r"<!-- runner options -->(.*?)<!-- end of runner options -->", page, re.DOTALL)
+    shown = dict(re.findall(r"^\| `(.*?)` \| (.*?) \|", table, re.MULTILINE))
+    ray, train = RaySettings(), TrainConfig()
+    declared = {name: getattr(train, name) for name in ("num_env_runners", "max_staleness", "min_ready")}
+    declared |= {f"ray.{name}": getattr(ray, name) for name in field_names(RaySettings)}
+    assert shown == {name: WRITTEN(value) for name, value in declared.items()}

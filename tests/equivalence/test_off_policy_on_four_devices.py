@@ -76,14 +76,14 @@ all_rows = [host(buffer.layout.unpack(buffer.storage)) for buffer in buffers]
 # The envs start at the same places; then every device acts at random by itself.
 np.testing.assert_array_equal(all_rows[0].obs[:, 0], all_rows[1].obs[:, 0])
 for s, rows in zip((state, state_on_four), all_rows):
-    num_rows = int(s.learner.buffer_state.num_rows)
-    actions = rows.actions[:, :num_rows].reshape(8, -1)
+    num_rows = np.asarray(s.learner.buffer_state.num_rows)
+    actions = rows.actions[:, : min(num_rows)].reshape(8, -1)
     assert len(np.unique(actions, axis=0)) > 2, "the devices draw different actions"
-    live = 1.0 - rows.extras.env_extras.autoreset[:, :num_rows]
-    assert 48 <= int(s.env_steps) == live.sum() < 8 * num_rows
+    is_stored = np.arange(rows.rewards.shape[1]) < num_rows[:, None]
+    assert 48 <= int(s.env_steps) == is_stored.sum()
     statistics = s.agent_state.obs_preprocessor_state
-    assert statistics.count.value == live.sum()
-    seen = rows.obs[:, :num_rows][live > 0].astype(np.float64)
+    assert float(statistics.count.value) == is_stored.sum()
+    seen = rows.obs[is_stored].astype(np.float64)
     np.testing.assert_allclose(jax.tree.leaves(statistics.mean)[0], seen.mean(axis=0), rtol=1e-4, atol=1e-5)
 
 
@@ -98,6 +98,8 @@ def update_of(workflow):
 
 
 windows = jax.tree.map(lambda leaf: leaf[:, :6].swapaxes(0, 1).reshape(1, 48, *leaf.shape[2:]), all_rows[0])
+is_dead = np.arange(48, dtype=np.float32)[None] % 7 < np.arange(48) // 12
+windows.extras.env_extras.autoreset = is_dead.astype(np.float32)
 dead_on_each = windows.extras.env_extras.autoreset.reshape(4, 12).sum(axis=1)
 assert len(set(dead_on_each)) > 1, "the devices count different numbers of rows"
 replayed = ReplayBatch(windows=windows, importance=np.linspace(0.1, 1.0, 48, dtype=np.float32))
@@ -132,7 +134,7 @@ assert int(state.num_updates) == 2 * int(state.iterations), "a batch is shared, 
 # What must be the same on all devices is.
 replicated = (state.agent_state.params, state.learner.target_params, state.learner.optimizer_states, state.env_steps)
 buffer_state = state.learner.buffer_state
-replicated += (buffer_state.head, buffer_state.num_rows, buffer_state.priorities.max_priority)
+replicated += (buffer_state.priorities.max_priority,)
 for leaf in jax.tree.leaves(replicated):
     for shard in leaf.addressable_shards:
         np.testing.assert_array_equal(shard.data, np.asarray(leaf.addressable_shards[0].data))
@@ -140,9 +142,35 @@ for leaf in jax.tree.leaves(replicated):
 one = build(1, dict(agent), **settings)
 restored = one.restore()
 assert_close(state, restored, rtol=0, atol=0)
-assert int(restored.learner.buffer_state.num_rows) == 90 // 8
+assert np.asarray(restored.learner.buffer_state.num_rows).tolist() == [90 // 8] * 8
 metrics, after = one.step(restored)
 assert np.isfinite(metrics["train/critic_loss"])
+"""
+
+EMPTY_DEVICE = """
+agent = {"name": "td3", "prioritized": sys.argv[1] == "prioritized", "n_step": 3}
+four = build(4, agent)
+state = four.init(four.make_key())
+
+
+def without_rows_on_the_first_device(garbage):
+    \"\"\"Empty the columns of a device, whose rings contain garbage.\"\"\"
+    buffer_state = jax.tree.map(np.array, gather(state.learner.buffer_state))
+    buffer_state.storage["float32"][:2] = garbage
+    buffer_state.head[:2] = buffer_state.num_rows[:2] = 0
+    for level in buffer_state.priorities.levels if buffer_state.priorities else ():
+        level[:2] = 0.0
+    return four.layout.place(state.replace_learner(buffer_state=buffer_state), four.training.specs())
+
+
+(metrics, after), (_, other) = (four.step(without_rows_on_the_first_device(garbage)) for garbage in (0.0, 1e6))
+assert np.asarray(after.learner.buffer_state.num_rows)[:2].max() < 3, "no window on the first device"
+assert int(after.num_updates) == 2
+before, learned = (jax.tree.leaves(host(s.agent_state.params)) for s in (state, after))
+assert all(np.isfinite(leaf).all() for leaf in learned)
+assert any((leaf != start).any() for leaf, start in zip(learned, before))
+assert np.isfinite(metrics["train/critic_loss"])
+assert_close(after.agent_state.params, other.agent_state.params, rtol=0, atol=0)
 """
 
 
@@ -163,3 +191,8 @@ def test_four_devices_start_and_learn_from_a_batch_what_one_does(method: str) ->
 
 def test_what_four_devices_learned_and_stored_loads_on_one(tmp_path: Path) -> None:
     run(LEARNS_AND_LOADS, str(tmp_path))
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "prioritized"])
+def test_a_device_without_rows_takes_part_in_updates_with_weight_0(sampling: str) -> None:
+    run(EMPTY_DEVICE, sampling)

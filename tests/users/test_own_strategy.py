@@ -41,7 +41,7 @@ SMALL = [
     "env.episode_length=20",
     "agent.population_size=8",
     "agent.network.hidden_sizes=[4]",
-    "num_seeds=4",
+    "num_seeds=16",
     "total_timesteps=600",
     "evaluation.num_episodes=2",
 ]
@@ -51,8 +51,8 @@ def test_an_own_strategy_is_trained_compared_resumed_and_evaluated(folder: Any) 
     folder.write("climber.py", STRATEGY)
     name = "agent=climber:HillClimberWorkflow"
     assert "name: 'climber:HillClimberWorkflow'" in folder.rookery("train", name, "--show-config")
-    assert "4 seeds" in folder.rookery("train", name, *SMALL, "run_dir=own")
-    assert "4 seeds" in folder.rookery("train", "agent=openes", *SMALL, "run_dir=openes")
+    assert "16 seeds" in folder.rookery("train", name, *SMALL, "run_dir=own")
+    assert "16 seeds" in folder.rookery("train", "agent=openes", *SMALL, "run_dir=openes")
     folder.rookery("report", "own", "openes", "-o", "compared.html")
     page = (folder.path / "compared.html").read_text()
     assert "climber:HillClimberWorkflow" in page
@@ -60,4 +60,4 @@ def test_an_own_strategy_is_trained_compared_resumed_and_evaluated(folder: Any) 
 
     assert "add --trust" in folder.rookery("resume", "own", "total_timesteps=1200", exit_code=2)
     assert "resumed at" in folder.rookery("resume", "own", name, "total_timesteps=1200")
-    assert "4 seeds" in folder.rookery("evaluate", "own", name, "--episodes", "2")
+    assert "16 seeds" in folder.rookery("evaluate", "own", name, "--episodes", "2")

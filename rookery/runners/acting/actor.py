@@ -21,9 +21,11 @@ from rookery.runners.recording.fragments import PolicyOutput
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key, PyTreeDict
 
-ROWS = 8
-"""Batches are filled up to a multiple of 8 rows, unless there is one column only: XLA computes the products of 8 rows
-at a time, and the rows of a remainder may differ in the last bit."""
+MIN_ROWS = 8
+"""Batches of some columns have at least this number of rows, so that few programs are compiled."""
+BLOCK = 24
+"""The program fills batches up to a multiple of 24 rows, unless there is one column only. XLA computes the products of
+8 rows at a time, or of 24 on a CPU with AVX2 alone, and the rows of a remainder may differ in the last bit."""
 NO_COLUMN = np.iinfo(np.int32).max
 """The column of rows that fill up a batch."""
 
@@ -94,6 +96,12 @@ class Actor:
             return fresh
         return jax.tree.map(lambda old, new: jnp.concatenate([old, new[len(old) :]]), carry, fresh)
 
+    def prepare(self, obs: Any, num_rows: int) -> None:
+        """Compile what acts on such observations of all columns; counts and recurrent states stay."""
+        num_acts, carry = self._num_acts, self.carry
+        self.act(obs, num_rows, None, np.ones(num_rows, bool))
+        self._num_acts, self.carry = num_acts, carry
+
     def act(
         self, obs: Any, num_rows: int, columns: np.ndarray | None, starts: np.ndarray | None, logged: Any = None
     ) -> PolicyOutput:
@@ -106,7 +114,7 @@ class Actor:
             raise InvalidInputError("a policy has no state yet: call set_agent_states before sampling.")
         padding = 0
         if columns is not None and len(self._num_acts) > 1:
-            padding = max(ROWS, 1 << (num_rows - 1).bit_length()) - num_rows
+            padding = max(MIN_ROWS, 1 << (num_rows - 1).bit_length()) - num_rows
         if padding:
             obs, logged = jax.tree.map(
                 lambda leaf: np.concatenate([leaf, np.repeat(leaf[:1], padding, axis=0)]), (obs, logged)
@@ -167,7 +175,7 @@ class Actor:
 
         columns = jnp.arange(num_rows) if columns is None else columns
         counts = num_acts.at[index].get(mode="clip")
-        num_padded = -num_rows % ROWS if num_rows > 1 else 0
+        num_padded = -num_rows % BLOCK if num_rows > 1 else 0
         rows = jax.tree.map(
             lambda leaf: jnp.pad(leaf, [(0, num_padded)] + [(0, 0)] * (leaf.ndim - 1), mode="edge"),
             (columns, counts, obs, logged, policy_extras),

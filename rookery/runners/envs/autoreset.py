@@ -141,6 +141,8 @@ class AutoresetBaseEnv(BaseEnv):
 
     def abandon_episodes(self) -> None:
         self._actions = None
+        self._is_live[:] = False
+        self._wanted.clear()
 
     def try_restart(self, env: int, seed: int | None) -> None:
         self.try_reset(env, seed)

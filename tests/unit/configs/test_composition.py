@@ -256,7 +256,7 @@ def test_a_bad_override_is_one_line_that_helps(override: str, message: str) -> N
         ("ppo", "agent.n_epochs", "agent.n_epochs is called agent.num_epochs."),
         ("ppo", "n_envs", "n_envs is called agent.num_envs."),
         ("openes", "n_envs", "n_envs is called agent.num_lanes."),
-        ("ppo", "num_workers", "num_workers: set env.runner.processes, which runs host environments"),
+        ("ppo", "num_workers", "num_workers: set num_env_runners, the number of runners of host environments"),
         ("ppo", "agent.batch_size", "agent.batch_size: set agent.num_minibatches, the number of parts of a batch."),
         ("dqn", "agent.train_batch_size", "agent.train_batch_size is called agent.batch_size."),
         ("ppo", "train_batch_size", "train_batch_size: set agent.rollout_length, the steps"),

@@ -14,10 +14,11 @@ import pytest
 from rookery.agent import AgentState
 from rookery.envs.config import EnvConfig, RunnerSettings
 from rookery.evaluators.host import HostEvaluateMetric, HostEvaluator
-from rookery.evaluators.host_population import HostPopulation
+from rookery.evaluators.host_population import HostPopulation, population_envs
+from rookery.evaluators.population_player import PopulationSpec
 from rookery.runners.envs import libraries
 from rookery.runners.faults import EnvFaultError
-from rookery.runners.group import Description
+from rookery.runners.group import Description, LocalRunners, RunnerSpec
 from rookery.testing.misbehaving_envs import CountingEnv, FaultyEnv, raise_error
 from tests.runner_envs import FakeTime, ParityAgent, vectorized
 
@@ -91,16 +92,10 @@ def evaluate(env: EnvConfig, times: FakeTime, num_episodes: int) -> HostEvaluate
 @pytest.fixture
 def population_in(times: FakeTime) -> Callable[[EnvConfig], HostPopulation]:
     def population_in(env: EnvConfig) -> HostPopulation:
-        return HostPopulation(
-            env,
-            ParityAgent(),
-            NUM_ENVS,
-            explore=False,
-            track_obs=False,
-            description=Description.of(vectorized(lambda index: CountingEnv(), 1)),
-            clock=times.clock,
-            sleep=times.sleep,
-        )
+        description = Description.of(vectorized(lambda index: CountingEnv(), 1))
+        group = LocalRunners(RunnerSpec(population_envs(env, NUM_ENVS), 1, seed=0), description=description)
+        spec = PopulationSpec(env, ParityAgent(), explore=False, track_obs=False, clock=times.clock, sleep=times.sleep)
+        return HostPopulation(group, spec)
 
     return population_in
 

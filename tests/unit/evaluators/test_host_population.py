@@ -2,10 +2,11 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import cloudpickle
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -16,17 +17,24 @@ from rookery.algorithms.evolution.map_elites import MAPElitesWorkflow
 from rookery.algorithms.evolution.nsga2 import NSGA2Workflow
 from rookery.algorithms.evolution.open_es import OpenESWorkflow
 from rookery.errors import InvalidInputError, UnknownNameError
-from rookery.evaluators.host_population import HostPopulation
+from rookery.evaluators.host_population import HostPopulation, population_envs
+from rookery.evaluators.measures import Measure
+from rookery.evaluators.population_player import PopulationSpec
+from rookery.learning.counter import Counter
 from rookery.runners.envs import libraries
 from rookery.runners.envs.autoreset import AutoresetBaseEnv
 from rookery.runners.envs.base_env import Actions, BaseEnv, EnvOutputs
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
 from rookery.runners.envs.vector_env import VectorEnv
-from rookery.runners.faults import EnvFaultError
+from rookery.runners.episodes import EpisodesRequest, RandomRequest
+from rookery.runners.faults import EnvFaultError, FaultKind
+from rookery.runners.group import LocalRunners, RunnerSpec
 from rookery.runners.seeds import episode_seed
 from rookery.sample_batch import SampleBatch
 from rookery.testing.misbehaving_envs import FaultyEnv, kill_process
 from rookery.types import PyTreeDict
+from tests.runner_envs import FakeTime
+from tests.unreliable_runners import Fails, UnreliableHosts
 
 POPULATION_SIZE, NUM_EPISODES = 6, 2
 TIME_LIMIT = 12
@@ -221,13 +229,44 @@ def test_the_number_of_environments_makes_no_difference(
     asked = asked_of(workflow)
     request.getfixturevalue("optimized_programs")  # for playing alone, where rounding counts
     results = []
-    for num_slots in (1, 5, 12):
-        with contextlib.closing(
-            HostPopulation(workflow.settings.train.env, workflow.agent, num_slots, explore, track_obs=True)
-        ) as host:
+    for num_envs in (1, 5, 12):
+        with population_of(workflow, num_envs, explore=explore) as host:
             results.append(host.play(*asked, NUM_EPISODES))
     for result in results[1:]:
         jax.tree.map(np.testing.assert_array_equal, result, results[0])
+
+
+@contextlib.contextmanager
+def population_of(
+    workflow: Any,
+    num_envs: int = 4,
+    num_runners: int = 1,
+    chunk_size: int | None = None,
+    explore: bool = True,
+    measures: Sequence[str] = (),
+) -> Iterator[HostPopulation]:
+    env = workflow.settings.train.env
+    group = LocalRunners(RunnerSpec(population_envs(env, num_envs), 1, seed=0), num_runners)
+    parsed = tuple(map(Measure.parse, measures))
+    spec = PopulationSpec(env, workflow.agent, explore, track_obs=True, measures=parsed)
+    with contextlib.closing(HostPopulation(group, spec, chunk_size)) as host:
+        yield host
+
+
+@pytest.mark.parametrize("num_runners", [1, 2, 4])
+def test_neither_chunks_nor_runners_change_a_bit(make: Make, request: pytest.FixtureRequest, num_runners: int) -> None:
+    workflow = make(normalize_obs=True, network={"core": "gru"})
+    asked = asked_of(workflow)
+    request.getfixturevalue("optimized_programs")
+    measures = ["mean:action", "last:score"]
+    with population_of(workflow, measures=measures) as alone:
+        expected, report = alone.play(*asked, NUM_EPISODES), alone.report()
+    assert expected.episode_returns.shape == expected.measures.shape[:2] == (POPULATION_SIZE, NUM_EPISODES)
+    for chunk_size in (1, 4, POPULATION_SIZE, None):
+        with population_of(workflow, 4, num_runners, chunk_size, measures=measures) as host:
+            for _ in range(2):
+                jax.tree.map(np.testing.assert_array_equal, host.play(*asked, NUM_EPISODES), expected)
+            assert host.report() == report
 
 
 class InTurns(BaseEnv):
@@ -349,6 +388,143 @@ def test_vector_environments_that_reset_themselves_can_be_played_in(make: Make, 
     metrics, after = workflow.step(state)
     lengths = np.asarray(metrics["rollout/ep_len_mean"]) * POPULATION_SIZE * NUM_EPISODES
     assert int(after.env_steps) - int(state.env_steps) == round(float(lengths)) >= 2 * POPULATION_SIZE * NUM_EPISODES
+
+
+# Runners that are lost.
+
+
+def test_an_env_without_a_job_takes_over_from_one_that_is_lost(make: Make, diary: type[Diary]) -> None:
+    workflow = make(env={"runner": {"max_restarts": 0}})
+    agent_state, population, key = asked_of(workflow)
+    with population_of(workflow, num_envs=4, chunk_size=1, explore=False) as host:
+        diary.fault = no_faults_but({seed_of(key, 0, 0)}, None)
+        episodes = host.play(agent_state, population, key, NUM_EPISODES)
+        assert host.report()["faults/lost_envs"] == 1
+    assert np.all(np.isfinite(episodes.episode_returns))
+
+
+@pytest.mark.parametrize("mode", list(gymnasium.vector.AutoresetMode))
+def test_chunks_with_fewer_jobs_than_vector_environments_are_played(make: Make, envs_are: Any, mode: Any) -> None:
+    envs_are(lambda num_envs: AutoresetBaseEnv(gymnasium.vector.SyncVectorEnv([Diary] * num_envs, autoreset_mode=mode)))
+    workflow = make()
+    with population_of(workflow, num_envs=5, chunk_size=1, explore=False) as host:
+        for _ in range(2):
+            episodes = host.play(*asked_of(workflow), NUM_EPISODES)
+            assert np.all(np.isfinite(episodes.episode_returns))
+            assert np.all(episodes.episode_lengths >= 2)
+
+
+def test_how_individuals_are_played_can_be_sent_to_another_process(make: Make) -> None:
+    workflow = make(normalize_obs=True)
+    asked = asked_of(workflow)
+    env, optimizer = workflow.settings.train.env, workflow.training.optimizer
+    spec = PopulationSpec(env, workflow.agent, False, track_obs=True, optimizer=optimizer)
+    sent = cloudpickle.loads(cloudpickle.dumps(spec))
+    group = LocalRunners(RunnerSpec(population_envs(env, 4), 1, seed=0))
+    with contextlib.closing(HostPopulation(group, sent)) as host:
+        episodes = host.play(*asked, NUM_EPISODES)
+    jax.tree.map(np.testing.assert_array_equal, episodes, play(workflow))
+
+
+@contextlib.contextmanager
+def population_on(
+    workflow: Any, fails: Fails, num_runners: int = 2, samples_individuals: bool = False, seed: int = 0
+) -> Iterator[tuple[HostPopulation, UnreliableHosts]]:
+    """A population in chunks of two individuals, on runners that die."""
+    env, optimizer = workflow.settings.train.env, workflow.training.optimizer
+    group = UnreliableHosts(RunnerSpec(population_envs(env, 4), 1, seed=0), num_runners, fails=fails, seed=seed)
+    group.samples_individuals = samples_individuals
+    spec = PopulationSpec(env, workflow.agent, False, track_obs=True, optimizer=optimizer)
+    with contextlib.closing(HostPopulation(group, spec, chunk_size=2)) as host:
+        yield host, group
+
+
+@pytest.mark.parametrize("nth", range(3))
+def test_a_runner_that_dies_in_any_chunk_changes_no_bit(make: Make, nth: int) -> None:
+    workflow = make(normalize_obs=True)
+    died: list[int] = []
+
+    def fails(index: int, request: Any) -> FaultKind | None:
+        if request is not None and request.chunk.first == 2 * nth and not died:
+            died.append(index)
+            return FaultKind.KILLED
+        return None
+
+    expected = play(workflow)
+    with population_on(workflow, fails) as (host, group):
+        episodes = host.play(*asked_of(workflow), NUM_EPISODES)
+        assert host.report()["runners/chunks_lost"] == host.report()["faults/killed"] == group.num_rebuilt == 1
+    jax.tree.map(np.testing.assert_array_equal, episodes, expected)
+
+
+def test_an_individual_that_always_kills_its_runner_has_no_fitness_alone(make: Make) -> None:
+    workflow = make(normalize_obs=True)
+
+    def fails(index: int, request: Any) -> FaultKind | None:
+        if request is None:
+            return None
+        chunk = request.chunk
+        return FaultKind.KILLED if chunk.first <= 3 < chunk.first + chunk.count else None
+
+    expected = play(workflow)
+    with population_on(workflow, fails) as (host, _):
+        episodes = host.play(*asked_of(workflow), NUM_EPISODES)
+        assert host.report()["faults/unfinished_episodes"] == NUM_EPISODES
+    is_lost = np.arange(POPULATION_SIZE) == 3
+    np.testing.assert_array_equal(np.isnan(episodes.episode_returns).all(axis=1), is_lost)
+    np.testing.assert_array_equal(episodes.episode_returns[~is_lost], expected.episode_returns[~is_lost])
+    assert float(episodes.obs_statistics.count.value) == episodes.episode_lengths.sum()
+
+
+def test_runners_make_the_individuals_themselves(make: Make) -> None:
+    workflow = make(normalize_obs=True)
+    state = workflow.init(workflow.make_key())
+    expected = workflow.step(state)
+    with population_on(workflow, lambda index, request: None, samples_individuals=True) as (host, group):
+        workflow.training.player, own = host, workflow.training.player
+        found = workflow.step(state)
+        workflow.training.player = own
+        requests = [request for _, request in group.requests if isinstance(request, EpisodesRequest)]
+    assert [request.individuals for request in requests] == [None] * 3
+    results = [(metrics, after.agent_state) for metrics, after in (found, expected)]
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+def test_random_play_makes_no_environment_in_the_caller(make: Make, diary: type[Diary]) -> None:
+    workflow = make(normalize_obs=True, fixed_obs_statistics=True)
+    state = workflow.init(workflow.make_key())
+    assert diary.num_open == 1, "the one that its runner described"
+    with population_on(workflow, lambda index, request: None) as (host, group):
+        seed = int(jax.random.bits(workflow.make_key()))
+        obs, weights = host.play_at_random(64, 128, seed)
+        assert [type(request) for _, request in group.requests] == [RandomRequest]
+    statistics = workflow.agent.update_obs_statistics(
+        workflow.agent.init(*workflow.training.spaces, workflow.make_key()), obs, weights
+    ).obs_preprocessor_state
+    expected = state.agent_state.obs_preprocessor_state
+    np.testing.assert_allclose(statistics.mean["obs"], expected.mean["obs"], rtol=1e-6)
+
+
+def test_a_generation_that_takes_long_lets_the_loop_see_signals_and_goes_on(make: Make) -> None:
+    workflow = make(normalize_obs=True)
+    training, times = workflow.training, FakeTime()
+    state = workflow.init(workflow.make_key())
+    expected = workflow.step(state)[1]
+    state = workflow.init(workflow.make_key())
+    with population_on(workflow, lambda index, request: times.sleep(2.0)) as (host, _):
+        host._clock = times.clock
+        training.player, own = host, training.player
+        metrics, until = training.no_metrics(state), Counter.of(10_000)
+        after, num_calls = state, 0
+        while int(after.iterations) == 0 and num_calls < 20:
+            assert after is state or after.key is state.key, "unchanged, so that it can be saved"
+            after, metrics = training.advance(after, metrics, np.int32(1), until)
+            num_calls += 1
+        assert host.num_begun == 1, "it is not begun again"
+        training.player = own
+    assert num_calls > 2
+    for leaf, wanted in zip(jax.tree.leaves(after.agent_state), jax.tree.leaves(expected.agent_state), strict=True):
+        np.testing.assert_array_equal(leaf, wanted)
 
 
 # Generations.

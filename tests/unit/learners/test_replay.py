@@ -107,16 +107,16 @@ def make_workflow(
 
 
 def stored(state: Any) -> SampleBatch:
-    """All rows in the buffer `[B, rows, ...]`, on the host."""
+    """All rows `[N, ...]` in the buffer, on the host and by env."""
     buffer_state = state.learner.buffer_state
     rows = buffer_state.layout.unpack(buffer_state.storage)
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[:, : int(buffer_state.num_rows)], rows)
+    is_written = np.arange(rows.rewards.shape[1]) < np.asarray(buffer_state.num_rows)[:, None]
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[is_written], rows)
 
 
-def live(rows: SampleBatch) -> SampleBatch:
-    """The rows `[N, ...]` that are not dead."""
-    autoreset = rows.extras.env_extras.get("autoreset", np.zeros_like(rows.rewards))
-    return jax.tree.map(lambda leaf: leaf[autoreset == 0], rows)
+def stored_by_env(state: Any) -> SampleBatch:
+    """All rows `[B, rows, ...]` in the buffer of envs that were always present."""
+    return jax.tree.map(lambda leaf: leaf.reshape(3, -1, *leaf.shape[1:]), stored(state))
 
 
 def assert_close(one: Any, other: Any, **tolerance: float) -> None:
@@ -175,7 +175,7 @@ def envpool_states(envpool_workflow: Any) -> list[Any]:
 def test_the_warm_up_takes_the_stated_steps_rounded_up_to_whole_rounds(states: list[Any]) -> None:
     first = states[0]
     assert int(first.env_steps) == 27  # 9 rounds of 3 envs
-    assert int(first.learner.buffer_state.num_rows) == 9
+    assert first.learner.buffer_state.num_rows.tolist() == [9, 9, 9]
     assert int(first.num_updates) == int(first.iterations) == 0
 
 
@@ -205,7 +205,7 @@ def test_a_warm_up_by_the_policy_acts_by_the_policy() -> None:
 def test_random_actions_update_the_recurrent_state_of_the_agent() -> None:
     workflow = make_workflow(network={"core": "gru"}, sequence_length=2)
     state = workflow.init(workflow.make_key())
-    rows = stored(state)
+    rows = stored_by_env(state)
     policy = state.agent_state.extra_state.network.policy
     carry = policy.initial_carry((3,))
     for step in range(rows.obs.shape[1]):
@@ -220,7 +220,7 @@ def test_random_actions_update_the_recurrent_state_of_the_agent() -> None:
 @pytest.mark.parametrize("name", ["states", "envpool_states"])
 def test_every_row_has_its_own_action_reward_true_successor_and_end(name: str, request: pytest.FixtureRequest) -> None:
     state = request.getfixturevalue(name)[-1]
-    rows = live(stored(state))
+    rows = stored(state)
     assert len(rows.rewards) == int(state.env_steps)
     start, count = rows.obs.T
     np.testing.assert_array_equal(rows.next_obs, np.stack([start, count + 1], axis=-1))
@@ -234,7 +234,7 @@ def test_every_row_has_its_own_action_reward_true_successor_and_end(name: str, r
 
 
 def test_rows_follow_each_other_in_the_order_of_time(states: list[Any]) -> None:
-    rows = stored(states[-1])
+    rows = stored_by_env(states[-1])
     assert rows.rewards.shape == (3, 9 + 3 * 2)
     goes_on = rows.dones[:, :-1] == 0
     np.testing.assert_array_equal(rows.obs[:, 1:][goes_on], rows.next_obs[:, :-1][goes_on])
@@ -263,7 +263,7 @@ def test_no_window_continues_past_a_row_that_was_marked() -> None:
 def test_transitions_bootstrap_from_the_true_successor_after_a_truncation_only(
     workflow: Any, states: list[Any]
 ) -> None:
-    rows = live(stored(states[-1]))
+    rows = stored(states[-1])
     windows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], rows)
     agent_state = states[-1].agent_state
     transitions = workflow.agent.transitions(
@@ -280,7 +280,7 @@ def test_no_step_is_forgotten_while_there_is_capacity() -> None:
     state = workflow.init(workflow.make_key())
     while int(state.env_steps) < TOTAL_TIMESTEPS:
         _, state = workflow.step(state)
-    assert len(live(stored(state)).rewards) == int(state.env_steps)
+    assert len(stored(state).rewards) == int(state.env_steps)
 
 
 def test_a_buffer_stores_rows_like_those_of_the_trajectories_to_come() -> None:
@@ -449,7 +449,7 @@ def prioritized_state() -> Any:
 def test_the_absolute_errors_of_drawn_windows_become_their_priorities(prioritized_state: Any) -> None:
     workflow = make_prioritized()
     _, state = workflow.step(prioritized_state)
-    rows = stored(state)
+    rows = stored_by_env(state)
     windows = jax.tree.map(lambda leaf: jnp.asarray(leaf).reshape(1, -1, *leaf.shape[2:]), rows)
     agent, agent_state, hyperparameters = workflow.agent, state.agent_state, state.hyperparameters
     transitions = agent.transitions(
@@ -524,7 +524,7 @@ def test_what_dead_rows_hold_makes_no_difference(core: str | None) -> None:
     corrupted.training.source = CorruptingSource(workflow.training.source, ("obs", "rewards", "next_obs"))
     state = workflow.init(workflow.make_key())
     metrics, after = workflow.step(state)
-    assert stored(after).extras.env_extras.autoreset[:, 8:].sum() > 3
+    assert int(after.env_steps) - int(state.env_steps) < 3 * 8 - 3, "some rows were dead"
     assert differs(after.agent_state.params, state.agent_state.params)
     other_metrics, other_after = corrupted.step(state)
     assert_close(other_after.agent_state, after.agent_state, atol=1e-6)
@@ -533,20 +533,77 @@ def test_what_dead_rows_hold_makes_no_difference(core: str | None) -> None:
 
 def test_dead_rows_are_no_part_of_counts_and_statistics(envpool_states: list[Any]) -> None:
     for state in envpool_states:
-        rows = live(stored(state))
-        assert int(state.env_steps) == len(rows.rewards) < stored(state).rewards.size
+        rows = stored(state)
+        assert int(state.env_steps) == len(rows.rewards)
+        assert not rows.extras.env_extras.autoreset.any()
         statistics = state.agent_state.obs_preprocessor_state
         assert statistics.count.value == len(rows.rewards)
         (mean,) = jax.tree.leaves(statistics.mean)
         np.testing.assert_allclose(mean, rows.obs.astype(np.float64).mean(axis=0), rtol=1e-5)
 
 
+def collected(state: Any, workflow: Any, num_rounds: int, rollout_length: int) -> Iterator[Experience]:
+    """Yield experience of the environments of a workflow, as of host environments: with `autoreset` and `t`."""
+    source = workflow.training.source.replace(rollout_length=rollout_length)
+    source_state = state.source_state
+    for turn in range(num_rounds):
+        experience, source_state = jax.jit(source.collect)(state.agent_state, source_state, jax.random.key(turn))
+        trajectory = experience.trajectory
+        env_extras = trajectory.extras.env_extras
+        times = trajectory.obs[..., 1].astype(jnp.int32)
+        env_extras = env_extras.replace(autoreset=jnp.zeros_like(trajectory.rewards), t=times)
+        yield experience.replace(trajectory=trajectory.replace(extras=trajectory.extras.replace(env_extras=env_extras)))
+
+
+@pytest.mark.parametrize(
+    "agent", [{"n_step": 3}, {"n_step": 3, "prioritized": True}, {"network": {"core": "gru"}, "sequence_length": 3}]
+)
+def test_with_half_of_the_columns_absent_in_turn_exactly_the_live_rows_are_stored_and_learned_from(
+    agent: dict[str, Any],
+) -> None:
+    num_envs, length = 4, 5
+    workflow = make_workflow(num_envs=num_envs, **agent)
+    state, learner = workflow.init(workflow.make_key()), workflow.training.learner
+    store, update = jax.jit(learner.store), jax.jit(learner.learn)
+    learner_state, expected = None, [[] for _ in range(num_envs)]
+    for turn, experience in enumerate(collected(state, workflow, 6, length)):
+        trajectory = experience.trajectory
+        if learner_state is None:
+            learner_state = learner.init(
+                *workflow.training.spaces, state.hyperparameters, jax.random.key(0), trajectory
+            )
+        is_absent = np.arange(num_envs) % 2 == turn % 2
+        autoreset = jnp.broadcast_to(jnp.asarray(is_absent, jnp.float32), (length, num_envs))
+        env_extras = trajectory.extras.env_extras
+        times = env_extras.t.at[0].set(0)  # what was collected during an absence is lost
+        env_extras = env_extras.replace(autoreset=autoreset, t=times)
+        spoiled = jnp.where(autoreset[..., None] > 0, jnp.nan, trajectory.obs)
+        trajectory = trajectory.replace(obs=spoiled, extras=trajectory.extras.replace(env_extras=env_extras))
+        experience = experience.replace(trajectory=trajectory)
+        if turn < 3:
+            learner_state = store(learner_state, experience)
+        else:
+            metrics, learner_state = update(learner_state, experience, jax.random.key(turn))
+            assert np.isfinite(float(metrics["train/critic_loss"].value))
+        for env in np.flatnonzero(~is_absent):
+            expected[env] += np.asarray(trajectory.obs)[:, env].tolist()
+        buffer_state = learner_state.buffer_state
+        assert buffer_state.num_rows.tolist() == [len(rows) for rows in expected]
+        assert int(learner_state.env_steps) == sum(map(len, expected))
+    rows = jax.tree.map(np.asarray, buffer_state.layout.unpack(buffer_state.storage))
+    for env, of_env in enumerate(expected):
+        np.testing.assert_array_equal(rows.obs[env, : len(of_env)], np.array(of_env, np.float32))
+        # The rows before an absence do not continue after it.
+        absences = np.arange(length, len(of_env), length) - 1
+        assert (rows.dones[env, absences] == 1).all()
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(learner_state.agent_state))
+
+
 def test_a_nan_as_last_observation_of_an_episode_does_not_reach_the_parameters() -> None:
     workflow = make_workflow(env="probe/nan_at_the_end", **ENVPOOL)
     _, state = workflow.step(workflow.init(workflow.make_key()))
     _, state = workflow.step(state)
-    rows = stored(state)
-    assert rows.extras.env_extras.autoreset.sum() > 3
+    assert stored(state).dones.sum() > 3
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.agent_state))
 
 

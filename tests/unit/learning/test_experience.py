@@ -77,3 +77,9 @@ def test_an_env_starts_a_new_episode_if_its_first_row_is_dead_or_has_step_0() ->
     np.testing.assert_array_equal(starts_new_episode(trajectory_of(autoreset=0 * AUTORESET, t=steps)), [False, False])
     steps = steps.at[0, 0].set(0)
     np.testing.assert_array_equal(starts_new_episode(trajectory_of(autoreset=0 * AUTORESET, t=steps)), [True, False])
+
+
+def test_an_env_without_a_live_row_does_not_start_an_episode() -> None:
+    absent = jnp.array([[1.0, 0.0]] * NUM_STEPS)
+    times = jnp.array([[0, 0], [0, 1], [0, 2]])
+    np.testing.assert_array_equal(starts_new_episode(trajectory_of(autoreset=absent, t=times)), [False, True])

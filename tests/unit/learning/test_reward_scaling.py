@@ -74,3 +74,12 @@ def test_rewards_stay_finite_where_there_is_no_spread_and_are_cut_off_at_10() ->
     outlier = jnp.zeros((400, 1)).at[7].set(-1e6)
     scaled, _ = reward_scaling.scale(reward_scaling.init(1), outlier, jnp.ones((400, 1)), DISCOUNT)
     assert scaled[7] == -10.0
+
+
+def test_an_env_without_a_live_row_keeps_its_return() -> None:
+    rewards, dones = jnp.ones((3, 2)), jnp.zeros((3, 2))
+    _, before = reward_scaling.scale(reward_scaling.init(2), rewards, dones, DISCOUNT)
+    weights = jnp.array([[1.0, 0.0]] * 3)
+    _, after = reward_scaling.scale(before, rewards, dones.at[1, 1].set(1.0), DISCOUNT, weights)
+    assert after.returns[1] == before.returns[1]
+    assert after.returns[0] > before.returns[0]

@@ -144,6 +144,39 @@ def test_several_policies_are_shown_by_their_own_returns(clock: Clock) -> None:
     assert second.endswith("return p0 0, p1 1, p2 2, 2 more")
 
 
+def runners(ready: int, starting: int = 0, lost: int = 0) -> dict[str, float]:
+    return {"runners/ready": ready, "runners/starting": starting, "runners/lost": lost}
+
+
+def test_runners_are_shown_until_all_of_them_are_ready(clock: Clock) -> None:
+    stream = io.StringIO()
+    recorder = ConsoleRecorder(stream, clock)
+    recorder.open(describe())
+    for env_steps, of_runners in [(1, runners(4)), (2, runners(2, 1, 1)), (3, runners(4))]:
+        recorder.record([make_rows(env_steps, 7.0)[0] | of_runners])
+        clock.now += 30.0
+        recorder.advance(env_steps)
+    lines = [line.partition("eta ")[2].split("   ", 1)[1:] for line in stream.getvalue().splitlines()[1:]]
+    assert lines == [["return       7"], [], ["runners 2/4   return       7"], ["runners 2/4"], ["return       7"], []]
+
+
+def test_the_live_display_shows_runners_until_all_of_them_are_ready(
+    terminal: Callable[[int], Terminal], clock: Clock
+) -> None:
+    stream = terminal(80)
+    recorder = ConsoleRecorder(stream, clock)
+    recorder.open(describe())
+    clock.now += 1.0
+    recorder.record([make_rows(100_000, 20.5)[0] | runners(3, 1)])
+    recorder.record([make_rows(200_000, 40.5)[0] | runners(4)])
+    recorder.close()
+    lines = [line.rstrip() for line in visible_lines(stream.getvalue())]
+    shown = [line for line in lines if "runners" in line]
+    assert shown
+    assert all("20 %" in line and line.endswith("runners 3/4") for line in shown)
+    assert any("40 %" in line for line in lines)
+
+
 def test_a_plain_run_writes_at_least_every_thirty_seconds(clock: Clock) -> None:
     stream = io.StringIO()
     recorder = ConsoleRecorder(stream, clock)

@@ -104,7 +104,7 @@ def test_an_installed_pytorch_is_not_imported_to_train_and_record(tmp_path: Path
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("print('torch is imported')")
     code = (
-        "import rookery.cli.training, rookery.algorithms.ppo, orbax.checkpoint\n"
+        "import rookery.cli.training, rookery.algorithms.ppo\n"
         "from rookery.recorders import make_recorder\n"
         "for name in ('console', 'jsonl', 'tensorboard'): make_recorder(name)\n"
     )

@@ -107,6 +107,37 @@ def test_priorities_belong_to_the_windows_that_can_be_drawn_and_to_no_others(
         np.testing.assert_allclose(np.sum(state.priorities.levels[-1]), expected.sum() * num_envs, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("num_envs", "sequence_length", "capacity"), [(3, 1, 30), (2, 3, 14), (4, 2, 100)])
+def test_where_rows_are_not_live_only_the_windows_that_others_complete_get_a_new_priority(
+    num_envs: int, sequence_length: int, capacity: int
+) -> None:
+    buffer = PrioritizedBuffer(capacity=capacity, num_envs=num_envs, sequence_length=sequence_length)
+    state, rng, rows = buffer.init(ROW), np.random.default_rng(0), buffer.rows
+    num_written, expected = np.zeros(num_envs, int), np.zeros((num_envs, rows))
+    for length in rng.choice([1, 2, 5, 2 * rows], 30):
+        is_live = rng.random((length, num_envs)) < rng.choice([0.0, 0.5, 1.0], num_envs)
+        state = add(buffer, state, np.zeros((length, num_envs), np.int32), is_live)
+        largest = float(state.priorities.max_priority)
+        for env, count in enumerate(is_live.sum(axis=0)):
+            # Window by window: the new row completes one, and makes the one that it overwrites incomplete.
+            for _ in range(count):
+                expected[env, num_written[env] % rows] = 0.0
+                num_written[env] += 1
+                if num_written[env] >= sequence_length:
+                    expected[env, (num_written[env] - sequence_length) % rows] = largest
+        np.testing.assert_allclose(weights_of(buffer, state).reshape(num_envs, rows), expected, rtol=1e-5)
+        errors = rng.exponential(2.0, num_envs * rows)
+        indexes = jnp.arange(num_envs * rows)
+        state = update_priorities(buffer, state, indexes, jnp.asarray(errors, jnp.float32), exponent=0.5)
+        expected = np.where(expected > 0, (errors.reshape(expected.shape) + EPSILON) ** 0.5, 0.0)
+        np.testing.assert_allclose(weights_of(buffer, state), expected.ravel(), rtol=1e-5)
+
+
+def test_without_windows_all_importance_weights_are_0() -> None:
+    weights = importance_weights(jnp.asarray([jnp.nan, 0.0]), jnp.asarray(0, jnp.int32), 0.4)
+    np.testing.assert_array_equal(weights, [0.0, 0.0])
+
+
 def test_new_windows_get_the_largest_priority_so_far() -> None:
     buffer = PrioritizedBuffer(capacity=10, num_envs=1)
     state = add(buffer, buffer.init(ROW), np.zeros((3, 1), np.int32))

@@ -21,8 +21,8 @@ ID = jax.ShapeDtypeStruct((), jnp.int32)
 
 # As wholes: called as they are, each of their operations would be compiled for itself.
 @jax.jit
-def add(buffer: ReplayBuffer, state: Any, rows: Any) -> Any:
-    return buffer.add(state, rows)
+def add(buffer: ReplayBuffer, state: Any, rows: Any, is_live: Any = None) -> Any:
+    return buffer.add(state, rows, is_live)
 
 
 @functools.partial(jax.jit, static_argnums=3)
@@ -46,6 +46,15 @@ def contents(buffer: ReplayBuffer, state: Any) -> set[tuple[int, ...]]:
     return set(map(tuple, np.asarray(sequence).T.tolist()))
 
 
+def expected_windows(model: list[deque[int]], sequence_length: int) -> set[tuple[int, ...]]:
+    """Return the windows of plain lists: consecutive rows of one env."""
+    return {
+        tuple(rows[start : start + sequence_length])
+        for rows in map(list, model)
+        for start in range(len(rows) - sequence_length + 1)
+    }
+
+
 @pytest.mark.parametrize("buffer_class", BUFFERS)
 @pytest.mark.parametrize(("capacity", "num_envs", "sequence_length"), [(23, 3, 1), (26, 2, 4), (8, 2, 4)])
 def test_windows_are_those_of_plain_lists_after_adds_of_any_length(
@@ -62,16 +71,88 @@ def test_windows_are_those_of_plain_lists_after_adds_of_any_length(
         for env in range(num_envs):
             model[env].extend(rows[:, env].tolist())
         state = add(buffer, state, rows)
-        runs = [list(kept) for kept in model]
-        expected = {
-            tuple(run[start : start + sequence_length])
-            for run in runs
-            for start in range(len(run) - sequence_length + 1)
-        }
+        expected = expected_windows(model, sequence_length)
         assert int(buffer.num_windows(state)) == len(expected)
         assert bool(buffer.can_sample(state)) == (len(expected) > 0)
         if expected:
             assert contents(buffer, state) == expected
+
+
+@pytest.mark.parametrize("buffer_class", BUFFERS)
+@pytest.mark.parametrize(
+    ("capacity", "num_envs", "sequence_length"), [(23, 3, 1), (26, 2, 4), (8, 2, 4), (9, 1, 2), (45, 9, 3)]
+)
+def test_rows_that_are_not_live_leave_no_trace(
+    buffer_class: type[ReplayBuffer], capacity: int, num_envs: int, sequence_length: int
+) -> None:
+    buffer = buffer_class(capacity=capacity, num_envs=num_envs, sequence_length=sequence_length)
+    model: list[deque[int]] = [deque(maxlen=capacity // num_envs) for _ in range(num_envs)]
+    state, written = buffer.init(ID), 0
+    rng = np.random.default_rng(capacity)
+    for turn, length in enumerate([1, 1, 3, *rng.choice([1, 3, 14], 20)]):
+        rows = ids(written, int(length), num_envs)
+        written += len(rows)
+        # In turn: of some envs all rows, of some envs no row, of all envs some rows.
+        is_live = rng.random((num_envs,) if turn % 2 else rows.shape) < rng.choice([0.0, 0.3, 0.9])
+        is_stored = np.broadcast_to(is_live, rows.shape)
+        for env in range(num_envs):
+            model[env].extend(rows[is_stored[:, env], env].tolist())
+        state = add(buffer, state, rows, is_live)
+        expected = expected_windows(model, sequence_length)
+        assert state.num_rows.tolist() == [len(kept) for kept in model]
+        assert int(buffer.num_windows(state)) == len(expected)
+        if expected:
+            assert contents(buffer, state) == expected
+
+
+@pytest.mark.parametrize("buffer_class", BUFFERS)
+def test_a_mask_of_live_rows_changes_nothing(buffer_class: type[ReplayBuffer]) -> None:
+    buffer = buffer_class(capacity=26, num_envs=2, sequence_length=3)
+    one = other = another = buffer.init(ID)
+    for turn in range(9):
+        rows = ids(5 * turn, 5, 2)
+        one, other = add(buffer, one, rows), add(buffer, other, rows, np.ones((5, 2), bool))
+        another = add(buffer, another, rows, np.ones(2, bool))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    jax.tree.map(np.testing.assert_array_equal, one, another)
+
+
+@pytest.mark.parametrize("buffer_class", BUFFERS)
+def test_lanes_that_idle_keep_their_rows(buffer_class: type[ReplayBuffer]) -> None:
+    # Ten lanes: one plays an episode of 100 steps, nine play 5 steps.
+    lengths = np.array([100] + [5] * 9)
+    buffer = buffer_class(capacity=1000, num_envs=10)
+    rows = jnp.asarray(ids(0, 100, 10))
+    is_live = jnp.asarray(np.arange(100)[:, None] < lengths)
+
+    def step(state: Any, lane_rows: Any) -> tuple[Any, None]:
+        return buffer.add(state, *jax.tree.map(lambda leaf: leaf[None], lane_rows)), None
+
+    state, _ = jax.jit(lambda state: jax.lax.scan(step, state, (rows, is_live)))(buffer.init(ID))
+    assert state.num_rows.tolist() == lengths.tolist()
+    assert contents(buffer, state) == {(number,) for number in np.asarray(rows)[np.asarray(is_live)].tolist()}
+
+
+# The indexes that were drawn when one write position served all envs.
+DRAWN = {
+    UniformBuffer: [[28, 28, 26, 14, 27, 13], [27, 2, 27, 27, 16, 2], [32, 35, 27, 22, 4, 14]],
+    PrioritizedBuffer: [[1, 2, 13, 15, 26, 27], [1, 3, 14, 16, 27, 29], [3, 12, 14, 25, 28, 33]],
+}
+
+
+@pytest.mark.parametrize("buffer_class", BUFFERS)
+def test_where_all_rows_are_live_draws_are_those_of_one_position_for_all_envs(
+    buffer_class: type[ReplayBuffer],
+) -> None:
+    buffer = buffer_class(capacity=40, num_envs=3, sequence_length=2)
+    state, written, drawn = buffer.init(ID), 0, []
+    for turn, length in enumerate([4, 1, 20]):
+        state = add(buffer, state, ids(written, length, 3))
+        written += length
+        sample = sample_from(buffer, state, jax.random.key(turn), 6)
+        state = update_priorities(buffer, state, sample.indexes, sample.sequence[0].astype(jnp.float32))
+        drawn.append(sample.indexes.tolist())
+    assert drawn == DRAWN[buffer_class]
 
 
 @pytest.mark.parametrize("buffer_class", BUFFERS)
@@ -149,7 +230,8 @@ def test_adding_no_rows_changes_nothing(buffer_class: type[ReplayBuffer]) -> Non
 @pytest.mark.parametrize("buffer_class", BUFFERS)
 def test_in_a_state_arrays_lead_with_the_envs_and_the_rest_are_scalars(buffer_class: type[ReplayBuffer]) -> None:
     state = buffer_class(capacity=50, num_envs=7).init(TRANSITIONS["sample_batch"])
-    assert {leaf.shape[:1] for leaf in jax.tree.leaves(state)} == {(), (7,)}
+    assert {leaf.shape[:1] for leaf in jax.tree.leaves(state.replace(priorities=None))} == {(7,)}
+    assert {leaf.shape[:1] for leaf in jax.tree.leaves(state.priorities)} <= {(), (7,)}
 
 
 def fill_and_draw(buffer: ReplayBuffer, key: jax.Array, offset: jax.Array) -> tuple[Any, Any]:
@@ -191,13 +273,14 @@ def test_a_compiled_loop_does_what_single_calls_do(buffer_class: type[ReplayBuff
         np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-def memory(buffer: ReplayBuffer, form: str, num_added: int) -> tuple[Any, int]:
+def memory(buffer: ReplayBuffer, form: str, num_added: int, is_masked: bool) -> tuple[Any, int]:
     """Compile adding and drawing with a donated state; return the compiler's account and the size of the state."""
     row = {"obs": jax.ShapeDtypeStruct((3,), jnp.float32), "action": jax.ShapeDtypeStruct((), jnp.int32)}
 
     def turn(step: Any, carry: Any) -> Any:
         state, key, total = carry
-        state = buffer.add(state, jax.tree.map(lambda leaf: jnp.ones((num_added, 1, *leaf.shape), leaf.dtype), row))
+        rows = jax.tree.map(lambda leaf: jnp.ones((num_added, 1, *leaf.shape), leaf.dtype), row)
+        state = buffer.add(state, rows, jnp.isfinite(total)[None] if is_masked else None)
         sample_key, key = jax.random.split(key)
         sample = buffer.sample(state, sample_key, 16)
         errors = jnp.sum(sample.sequence["obs"], axis=(0, 2))
@@ -219,14 +302,18 @@ def memory(buffer: ReplayBuffer, form: str, num_added: int) -> tuple[Any, int]:
 
 @pytest.mark.usefixtures("fast_programs")
 @pytest.mark.parametrize("buffer_class", BUFFERS)
-@pytest.mark.parametrize(("form", "num_added", "sequence_length"), [("once", 1, 1), ("loop", 5, 2), ("seeds", 1, 1)])
+@pytest.mark.parametrize(
+    ("form", "num_added", "sequence_length", "is_masked"),
+    [("once", 1, 1, False), ("loop", 5, 2, False), ("seeds", 1, 1, False), ("once", 5, 2, True), ("loop", 1, 1, True)],
+)
 def test_a_donated_buffer_is_written_in_place_at_any_capacity(
-    buffer_class: type[ReplayBuffer], form: str, num_added: int, sequence_length: int
+    buffer_class: type[ReplayBuffer], form: str, num_added: int, sequence_length: int, is_masked: bool
 ) -> None:
-    small, large = (
-        memory(buffer_class(capacity=capacity, num_envs=1, sequence_length=sequence_length), form, num_added)
-        for capacity in (10_000, 1_000_000)
-    )
+    def memory_at(capacity: int) -> tuple[Any, int]:
+        buffer = buffer_class(capacity=capacity, num_envs=1, sequence_length=sequence_length)
+        return memory(buffer, form, num_added, is_masked)
+
+    small, large = memory_at(10_000), memory_at(1_000_000)
     # A tree of a million has a few more levels to climb, each for the 16 windows of the sample.
     assert large[0].temp_size_in_bytes <= small[0].temp_size_in_bytes + 20_000
     assert large[0].alias_size_in_bytes >= large[1]
@@ -300,6 +387,20 @@ def test_transitions_that_do_not_fit_are_refused_by_the_name_of_the_leaf(transit
     state = buffer.init({"obs": jnp.zeros(3), "done": jnp.zeros((), bool)})
     with pytest.raises(ShapeError, match=message):
         buffer.add(state, transitions)
+
+
+@pytest.mark.parametrize(
+    ("is_live", "message"),
+    [
+        (np.ones((5, 3), bool), r"is_live is bool\[5, 3\]; expected bool\[5, 2\], for rows and envs, or bool\[2\]"),
+        (np.ones(5, bool), r"is_live is bool\[5\]; expected bool\[5, 2\]"),
+        (np.ones((5, 2), np.float32), r"is_live is float32\[5, 2\]; expected bool\[5, 2\]"),
+    ],
+)
+def test_a_mask_that_does_not_fit_is_refused(is_live: np.ndarray, message: str) -> None:
+    buffer = UniformBuffer(capacity=10, num_envs=2)
+    with pytest.raises(ShapeError, match=message):
+        buffer.add(buffer.init(ID), ids(0, 5, 2), is_live)
 
 
 def test_a_transition_of_scalars_where_rows_were_expected_is_refused() -> None:

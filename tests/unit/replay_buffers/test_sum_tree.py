@@ -43,7 +43,7 @@ def test_sums_are_exact_after_many_updates() -> None:
 
     def step(levels: sum_tree.Levels, change: tuple) -> tuple[sum_tree.Levels, None]:
         trees, leaves, weights = change
-        return sum_tree.update(levels, leaves, weights, trees), None
+        return sum_tree.update(levels, trees, leaves, weights), None
 
     levels = sum_tree.build(jnp.zeros((num_trees, num_leaves)))
     changes = (jnp.asarray(trees, jnp.int32), jnp.asarray(leaves, jnp.int32), jnp.asarray(weights))
@@ -55,12 +55,13 @@ def test_sums_are_exact_after_many_updates() -> None:
     assert_sums_fit(levels, changed_last.astype(np.float64))
 
 
-def test_leaves_of_all_trees_are_set_alike() -> None:
+def test_several_leaves_of_every_tree_are_set_at_once() -> None:
     weights = np.zeros((3, 40), np.float32)
     levels = sum_tree.build(jnp.asarray(weights))
+    trees, leaves = np.arange(3)[:, None], np.array([[5, 39], [6, 7], [0, 31]])
     new = np.arange(6, dtype=np.float32).reshape(3, 2)
-    weights[:, [5, 39]] = new
-    assert_sums_fit(sum_tree.update(levels, jnp.asarray([5, 39]), jnp.asarray(new)), weights)
+    weights[trees, leaves] = new
+    assert_sums_fit(sum_tree.update(levels, jnp.asarray(trees), jnp.asarray(leaves), jnp.asarray(new)), weights)
 
 
 @pytest.mark.parametrize(("num_trees", "num_leaves"), [(1, 1), (1, 9), (1, 1000), (5, 100), (100, 3), (70, 1)])

@@ -31,6 +31,21 @@ def test_every_window_is_equally_likely(capacity: int, num_envs: int, num_writte
     np.testing.assert_allclose(sample.probabilities, 1.0 / len(first_starts), rtol=1e-6)
 
 
+@pytest.mark.parametrize("lengths", [[0, 7, 1], [30, 2, 9, 0], [0, 0, 5], [1, 1, 1, 40, 1]])
+def test_every_window_is_equally_likely_where_some_envs_have_more_rows(lengths: list[int]) -> None:
+    num_envs, num_rows = len(lengths), max(lengths)
+    buffer = UniformBuffer(capacity=20 * num_envs, num_envs=num_envs, sequence_length=2)
+    rows = np.arange(num_rows * num_envs, dtype=np.int32).reshape(num_rows, num_envs)
+    state = buffer.add(buffer.init(jnp.zeros((), jnp.int32)), rows, np.arange(num_rows)[:, None] < np.array(lengths))
+    sample = jax.jit(buffer.sample, static_argnums=2)(state, jax.random.key(0), NUM_DRAWS)
+    starts = np.concatenate([rows[max(length - 20, 0) : max(length - 1, 0), env] for env, length in enumerate(lengths)])
+    counts = np.bincount(sample.sequence[0], minlength=rows.size)
+    assert counts[starts].sum() == NUM_DRAWS
+    assert scipy.stats.chisquare(counts[starts]).pvalue > 1e-4
+    np.testing.assert_array_equal(sample.sequence[1], sample.sequence[0] + num_envs)
+    np.testing.assert_allclose(sample.probabilities, 1.0 / len(starts), rtol=1e-6)
+
+
 def test_successive_draws_do_not_know_of_each_other() -> None:
     buffer = UniformBuffer(capacity=12, num_envs=1)
     state = buffer.add(buffer.init(jnp.zeros((), jnp.int32)), jnp.arange(12, dtype=jnp.int32)[:, None])

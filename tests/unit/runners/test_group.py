@@ -23,8 +23,10 @@ from rookery.runners.group import (
     EnvSpec,
     FragmentRequest,
     LocalRunners,
+    Ready,
     RunnerFailed,
     RunnerSpec,
+    RunnerStart,
     merge_columns,
 )
 from rookery.testing.misbehaving_envs import CountingEnv, FaultyEnv, raise_error
@@ -34,15 +36,20 @@ CARTPOLE = EnvConfig("gymnasium/CartPole-v1", episode_length=20)
 NUM_ENVS, NUM_STEPS = 3, 7
 
 
-def make_group(agent: Any, num_runners: int = 1, env: EnvConfig = CARTPOLE) -> LocalRunners:
-    group = LocalRunners(RunnerSpec(EnvSpec(env, NUM_ENVS), NUM_STEPS, seed=5), num_runners)
-    group.start(ActingSpec({TRAIN: agent, WARM_UP: RandomAgent()}))
+def make_group(agent: Any, num_runners: int = 1, env: EnvConfig = CARTPOLE, num_steps: int = NUM_STEPS) -> LocalRunners:
+    group = LocalRunners(RunnerSpec(EnvSpec(env, NUM_ENVS), num_steps, seed=5), num_runners)
+    start(group, ActingSpec({TRAIN: agent, WARM_UP: RandomAgent()}))
     return group
 
 
-def request(agent: Any, group: LocalRunners, role: str = TRAIN, num_steps: int = NUM_STEPS) -> FragmentRequest:
+def start(group: LocalRunners, acting: ActingSpec, starts: Any = ()) -> None:
+    group.start(acting, FragmentRequest(TRAIN, {}), starts)
+    assert set(group.receive().values()) == {Ready()}
+
+
+def request(agent: Any, group: LocalRunners, role: str = TRAIN) -> FragmentRequest:
     state = agent.init(*group.describe().spaces[SINGLE_AGENT], jax.random.key(0))
-    return FragmentRequest(role, {DEFAULT_POLICY: state}, num_steps)
+    return FragmentRequest(role, group.put({DEFAULT_POLICY: state}))
 
 
 def sample_of(group: LocalRunners, index: int, asked: FragmentRequest) -> Any:
@@ -114,8 +121,8 @@ def test_merged_columns_are_those_of_one_call_per_runner_in_slot_order(agent: An
 
 def test_runners_of_a_group_have_their_own_seeds() -> None:
     agent = RandomAgent()
-    group = make_group(agent, num_runners=2)
-    first, second = (sample_of(group, index, request(agent, group, num_steps=30)) for index in range(2))
+    group = make_group(agent, num_runners=2, num_steps=30)
+    first, second = (sample_of(group, index, request(agent, group)) for index in range(2))
     seeds = [{episode.seed for episode in sample.episodes} for sample in (first, second)]
     assert seeds[0]
     assert not seeds[0] & seeds[1]
@@ -130,7 +137,7 @@ def test_a_spec_survives_pickling_and_makes_the_same_runner() -> None:
     samples = []
     for one in (spec, again):
         group = LocalRunners(one)
-        group.start(one.acting)
+        start(group, one.acting)
         samples.append(sample_of(group, 0, request(agent, group)))
         group.close()
     jax.tree.map(np.testing.assert_array_equal, samples[1].batch, samples[0].batch)
@@ -149,26 +156,39 @@ def test_replies_and_requests_survive_pickling() -> None:
 
 def test_the_agent_of_another_role_takes_over_within_an_episode() -> None:
     agent = ParityAgent()
-    group = make_group(agent)
-    sample_of(group, 0, request(agent, group, num_steps=2))
-    asked = request(RandomAgent(), group, WARM_UP, num_steps=1)
-    sample = sample_of(group, 0, asked)
-    assert sample.batch.batches.default.extras.env_extras.t.tolist() == [[2] * NUM_ENVS]
+    group = make_group(agent, num_steps=1)
+    sample_of(group, 0, request(agent, group))
+    sample = sample_of(group, 0, request(RandomAgent(), group, WARM_UP))
+    assert sample.batch.batches.default.extras.env_extras.t.tolist() == [[1] * NUM_ENVS]
     assert sample.env_steps == NUM_ENVS
     group.close()
 
 
 def test_a_runner_goes_on_from_a_state_with_seeds_that_were_not_used() -> None:
     agent = RandomAgent()
-    group = make_group(agent)
-    group.send(0, request(agent, group, num_steps=40))
+    group = make_group(agent, num_steps=40)
+    group.send(0, request(agent, group))
     (before,) = group.receive().values()
     group.close()
-    group.start(ActingSpec({TRAIN: agent}), [before.report.state])
-    after = sample_of(group, 0, request(agent, group, num_steps=40))
+    start(group, ActingSpec({TRAIN: agent}), [RunnerStart(before.report.state)])
+    after = sample_of(group, 0, request(agent, group))
     assert not {episode.seed for episode in before.sample.episodes} & {episode.seed for episode in after.episodes}  # type: ignore[union-attr]
     last_number = max(episode.number for episode in before.sample.episodes)  # type: ignore[union-attr]
     assert min(episode.number for episode in after.episodes) > last_number
+    group.close()
+
+
+def test_a_runner_that_delivered_nothing_is_replaced_by_one_with_other_seeds_and_random_numbers() -> None:
+    agent = RandomAgent()
+    group = make_group(agent, num_steps=40)
+    group.send(0, request(agent, group))
+    (before,) = group.receive().values()
+    group.rebuild(0, RunnerStart(None, num_fragments=1), FragmentRequest(TRAIN, {}))
+    assert group.receive() == {0: Ready()}
+    after = sample_of(group, 0, request(agent, group))
+    assert not {episode.seed for episode in before.sample.episodes} & {episode.seed for episode in after.episodes}  # type: ignore[union-attr]
+    actions = [sample.batch.batches.default.actions for sample in (before.sample, after)]  # type: ignore[union-attr]
+    assert not np.array_equal(*actions)
     group.close()
 
 

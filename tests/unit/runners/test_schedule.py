@@ -4,7 +4,7 @@ import pytest
 
 from rookery.runners.faults import Failed, FaultKind, Phase
 from rookery.runners.health import EnvStates, RestartPolicy
-from rookery.runners.schedule import DealtEpisodes, EpisodeQueue
+from rookery.runners.schedule import NO_EPISODE, DealtEpisodes, EpisodeQueue
 from rookery.runners.seeds import episode_seed
 
 AT_STEP, AT_RESET = (Failed(FaultKind.RAISED, phase, "bad leg") for phase in (Phase.STEP, Phase.RESET))
@@ -66,3 +66,14 @@ def test_what_a_lost_env_leaves_is_dealt_to_the_others() -> None:
         [1, 4, 7, 0, 6],
         [2, 5, 8, 3],
     ]
+
+
+def test_some_of_the_episodes_have_the_seeds_that_they_have_among_all() -> None:
+    whole, some = EpisodeQueue(9, 1, seed=7), EpisodeQueue(9, 4, seed=7, played=range(3, 6))
+    seeds = dict(whole.begin_episode(0) for _ in range(9))
+    assert [some.begin_episode(env) for env in range(3)] == [(number, seeds[number]) for number in (3, 4, 5)]
+    assert some.begin_episode(3)[0] == NO_EPISODE
+    some.end_episode(3, 5)
+    assert some.num_left == 3, "an episode that was not wanted does not count"
+    some.discard_episode(3, is_given_up=True)
+    assert (some.num_left, some.num_given_up) == (3, 0)

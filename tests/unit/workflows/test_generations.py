@@ -281,8 +281,8 @@ def test_a_run_on_the_host_that_is_resumed_ends_where_the_uninterrupted_one_did(
 
 
 def test_a_generation_on_the_host_cannot_be_played_ahead(make_on_host: Callable[..., Any]) -> None:
-    with pytest.raises(InvalidInputError, match="overlap=true is for methods that learn from batches"):
-        make_on_host({"runner": {"overlap": True}})
+    with pytest.raises(InvalidInputError, match="max_staleness=1 is for methods that learn from batches"):
+        make_on_host(train={"max_staleness": 1})
 
 
 def test_a_step_on_the_host_cannot_be_compiled(make_on_host: Callable[..., Any]) -> None:

@@ -38,6 +38,7 @@ from rookery.runners import group
 from rookery.runners.callbacks import FaultNotices
 from rookery.runners.envs.libraries import load_host_library
 from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phase
+from rookery.runners.group import HostedRunner
 from rookery.runners.host_envs import TRIAL_SEED, make_rendered_env
 from rookery.runners.transports.worker_process import WorkerProcess
 from rookery.runs.checkpoint import Checkpoints
@@ -343,38 +344,46 @@ def test_warm_up_steps_cannot_be_traced() -> None:
 # Replay.
 
 
-def stored(state: Any) -> SampleBatch:
-    """All rows in the buffer `[B, rows, ...]`, on the host and from the oldest to the newest."""
+def stored(state: Any) -> list[SampleBatch]:
+    """The rows in the buffer of each env, on the host and from the oldest to the newest."""
     buffer_state = state.learner.buffer_state
-    rows = buffer_state.layout.unpack(buffer_state.storage)
-    head, num_rows = int(buffer_state.head), int(buffer_state.num_rows)
-    return jax.tree.map(lambda leaf: np.roll(np.asarray(leaf), -head, axis=1)[:, -num_rows:], rows)
+    rows = jax.tree.map(np.asarray, buffer_state.layout.unpack(buffer_state.storage))
+
+    def of_env(env: int, head: int, num_rows: int) -> SampleBatch:
+        return jax.tree.map(lambda leaf: np.roll(leaf[env], -head, axis=0)[-num_rows:], rows)
+
+    positions = zip(buffer_state.head.tolist(), buffer_state.num_rows.tolist(), strict=True)
+    return [of_env(env, *position) for env, position in enumerate(positions)]
 
 
-def check_windows(rows: SampleBatch) -> None:
-    """Check that rows `[B, rows, ...]` follow one another wherever no row says that its episode is over."""
-    live, dones = is_live(rows), rows.dones > 0
-    continued = live[:, :-1] & ~dones[:, :-1]
-    assert live[:, 1:][continued].all()
-    np.testing.assert_array_equal(rows.next_obs[:, :-1][continued], rows.obs[:, 1:][continued])
+def joined(rows: list[SampleBatch]) -> SampleBatch:
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *rows)
+
+
+def check_windows(rows: list[SampleBatch]) -> None:
+    """Check that the rows of each env follow one another wherever no row says that its episode is over."""
+    for of_env in rows:
+        assert is_live(of_env).all()
+        continued = of_env.dones[:-1] == 0
+        np.testing.assert_array_equal(of_env.next_obs[:-1][continued], of_env.obs[1:][continued])
 
 
 def test_the_warm_up_acts_at_random_and_stores_exactly_its_steps(begin: Callable[..., Any], log: Log) -> None:
     workflow = begin(DDPGWorkflow, rollout_length=1)
     state = workflow.init(workflow.make_key())
-    rows = stored(state)
+    rows = joined(stored(state))
     assert int(state.env_steps) == log.num_steps == rows.rewards.size == 27  # 25, rounded up to 3 envs
     assert int(state.num_updates) == 0
     check_transitions(rows, rows.extras.env_extras.termination > 0, rows.next_obs)
-    check_windows(rows)
+    check_windows(stored(state))
     assert np.abs(rows.actions).max() > 1.0, "an untrained policy with a little noise does not go so far"
     state, metrics = advance(workflow, state, 5)
     assert int(state.env_steps) == log.num_steps == 42
     assert int(state.num_updates) == 15
     assert metrics["rollout/ep_rew_mean"].weight > 0
-    rows = stored(state)
+    rows = joined(stored(state))
     check_transitions(rows, rows.extras.env_extras.termination > 0, rows.next_obs)
-    check_windows(rows)
+    check_windows(stored(state))
 
 
 def test_exploration_follows_its_schedule_without_delay() -> None:
@@ -430,18 +439,15 @@ def test_replayed_windows_never_cross_a_fault(begin: Callable[..., Any], log: Lo
     log.faults = FAULTS
     workflow = begin(DDPGWorkflow, rollout_length=rollout_length)
     state, _ = advance(workflow, workflow.init(workflow.make_key()), 24 // rollout_length)
-    rows = stored(state)
-    live = is_live(rows)
+    rows = joined(stored(state))
     assert log.num_faults == len(FAULTS)
     assert (
         int(state.env_steps)
-        == live.sum()
+        == len(rows.rewards)
         == log.num_steps - workflow.training.environments.report()["rollout/steps_discarded"]
     )
-    check_windows(rows)
-    check_transitions(
-        jax.tree.map(lambda leaf: leaf[live], rows), rows.extras.env_extras.termination[live] > 0, rows.next_obs[live]
-    )
+    check_windows(stored(state))
+    check_transitions(rows, rows.extras.env_extras.termination > 0, rows.next_obs)
 
 
 def test_the_first_fault_of_each_kind_is_logged_once(
@@ -449,7 +455,7 @@ def test_the_first_fault_of_each_kind_is_logged_once(
 ) -> None:
     log.faults = FAULTS
     notices = FaultNotices()
-    monkeypatch.setattr(workflow.training.collector.group, "_callbacks", notices)
+    monkeypatch.setattr(workflow.training.collector, "_notices", notices)
     advance(workflow, workflow.init(workflow.make_key()), 8)
     assert log.num_faults == len(FAULTS)
     (message,) = caplog.messages
@@ -469,30 +475,30 @@ def test_when_all_environments_are_lost_training_ends_with_the_first_traceback()
     workflow.close()
 
 
-# Overlap.
+# Staleness.
 
 
-def test_with_overlap_the_next_batch_is_collected_with_the_parameters_of_before_the_update(
+def test_with_staleness_the_next_batch_is_collected_with_the_parameters_of_before_the_update(
     collected: list[Experience], log: Log
 ) -> None:
-    workflow = make(env={"runner": {"overlap": True}}, agent={"learning_rate": 0.1})
+    workflow = make(max_staleness=1, agent={"learning_rate": 0.1})
     state = workflow.init(workflow.make_key())
     params = [jax.tree.map(np.asarray, state.agent_state)]
     for number in range(3):
         state, metrics = advance(workflow, state, 1)
         params.append(jax.tree.map(np.asarray, state.agent_state))
         assert bool(metrics["rollout/staleness"].value) is (number > 0)
-    for experience, acting in zip(collected, [params[0], *params[:-1]], strict=True):
+    for experience, acting in zip(collected, [params[0], *params[:-2]], strict=True):
         check_replay(workflow, acting, experience)
-    assert int(state.env_steps) == log.num_steps - workflow.training.collector.steps_ahead
+    assert int(state.env_steps) == log.num_steps - workflow.training.collector.num_steps_queued
     # A batch that was collected ahead belongs to one state; for another state it is discarded.
     advance(workflow, jax.tree.map(jnp.copy, state), 1)
     assert workflow.training.environments.report()["rollout/steps_discarded"] == 18
     workflow.close()
 
 
-def test_with_overlap_nothing_is_ahead_of_the_last_update(tmp_path: Path) -> None:
-    workflow = make(env={"runner": {"overlap": True}}, run_dir=str(tmp_path / "run"), recorders=["jsonl"])
+def test_with_staleness_nothing_is_collected_ahead_of_the_last_update(tmp_path: Path) -> None:
+    workflow = make(max_staleness=1, run_dir=str(tmp_path / "run"), recorders=["jsonl"])
     state = workflow.learn(workflow.init(workflow.make_key()))
     num_taken = workflow.training.collector.group.runner(0).ledger.env_steps.taken
     workflow.close()
@@ -524,13 +530,13 @@ class SimulatedThread:
             self.time.now = max(self.time.now, end)
             return result
 
-        return SimpleNamespace(result=wait)
+        return SimpleNamespace(result=wait, done=lambda: self.time.now >= end)
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("max_staleness", [0, 1])
 @pytest.mark.parametrize(("collecting", "updating"), [(5.0, 2.0), (2.0, 5.0)])
 def test_records_time_the_steps_that_they_count_and_the_timing_file_the_whole_run(
-    collecting: float, updating: float, overlap: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    collecting: float, updating: float, max_staleness: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time = FakeTime()
     monkeypatch.setattr(HostEvaluator, "evaluate", lambda self, *args: EvaluateMetric(**ONE_EPISODE))
@@ -544,9 +550,9 @@ def test_records_time_the_steps_that_they_count_and_the_timing_file_the_whole_ru
 
         return timed
 
-    monkeypatch.setattr(SingleAgentCollector, "collect", taking(collecting, SingleAgentCollector.collect))
+    monkeypatch.setattr(HostedRunner, "sample", taking(collecting, HostedRunner.sample))
     run_settings: dict[str, Any] = {"run_dir": str(tmp_path / "run"), "recorders": ["jsonl"], "record_interval": 36}
-    workflow = make(env={"runner": {"overlap": overlap}}, total_timesteps=108, **run_settings)
+    workflow = make(max_staleness=max_staleness, total_timesteps=108, **run_settings)
     program = workflow.training.advance._update
     specialized = program.specialized
     monkeypatch.setattr(workflow.training.advance, "_clock", time.clock)
@@ -555,11 +561,12 @@ def test_records_time_the_steps_that_they_count_and_the_timing_file_the_whole_ru
     workflow.close()
 
     alone = collecting + updating
-    together = max(collecting, updating) if overlap else alone
+    together = max(collecting, updating) if max_staleness else alone
     run = RunDirectory(tmp_path / "run")
     speeds = [row["time/fps"] for row in run.read_metrics()]
-    # Only the last update has nothing to overlap with.
-    np.testing.assert_allclose(speeds, [36 / (2 * together), 36 / (2 * together), 36 / (together + alone)])
+    # The first batch is collected alone, and the last update runs alone.
+    seconds = [collecting + 2 * together, 2 * together, together + updating] if max_staleness else [2 * alone] * 3
+    np.testing.assert_allclose(speeds, [36 / spent for spent in seconds])
     timing = run.read_timing()
     assert timing is not None
     assert timing["train_seconds"] == alone + 5 * together
@@ -605,9 +612,8 @@ def test_a_resumed_run_continues_with_new_seeds_and_old_counts(
     assert after[-1]["faults/raised"] == num_faults
     assert not seeds & set(log.seeds)
     assert int(state.env_steps) == after[-1]["time/total_timesteps"] >= 400
-    rows = stored(state)
-    check_windows(rows)
-    assert (stored(saved).dones[:, -1] == 0).any()
+    check_windows(stored(state))
+    assert any(rows.dones[-1] == 0 for rows in stored(saved))
 
 
 def test_training_from_the_command_line_leaves_a_video_and_closes_its_environments(

@@ -349,8 +349,8 @@ def test_a_resumed_run_continues_with_all_policies(tmp_path: Path, log: Log, mon
         assert differ(saved.agent_state[policy], state.agent_state[policy])
 
 
-def test_with_overlap_every_step_is_learned_from() -> None:
-    workflow = make(env={"runner": {"overlap": True}})
+def test_with_staleness_every_step_is_learned_from() -> None:
+    workflow = make(max_staleness=1)
     state = workflow.learn(workflow.init(workflow.make_key()))
     assert workflow.training.collector.group.runner(0).ledger.env_steps.taken == int(state.env_steps) == 414
     workflow.close()

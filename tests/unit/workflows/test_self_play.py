@@ -63,13 +63,13 @@ def workflow(shared: Callable[[], Any]) -> Iterator[Any]:
 def samples(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """All that runners sample from now on."""
     collected: list[Any] = []
-    sample = MultiAgentCollector.sample
+    merge = MultiAgentCollector.merge
 
-    def watched(self: Any, *args: Any) -> Any:
-        collected.extend(new := sample(self, *args))
-        return new
+    def watched(self: Any, samples: Any, staleness: Any) -> Any:
+        collected.extend(samples.values())
+        return merge(self, samples, staleness)
 
-    monkeypatch.setattr(MultiAgentCollector, "sample", watched)
+    monkeypatch.setattr(MultiAgentCollector, "merge", watched)
     return collected
 
 
@@ -135,9 +135,11 @@ def test_every_runner_of_a_run_draws_for_itself(workflow: Any) -> None:
     agent_states = training.acting_state(workflow.init(workflow.make_key()))
     group = LocalRunners(RunnerSpec(EnvSpec(env, 2), 16, SEED), num_runners=2)
     try:
-        group.start(ActingSpec({TRAIN: training.agent}, training.collector.assignment))
+        request = FragmentRequest(TRAIN, agent_states)
+        group.start(ActingSpec({TRAIN: training.agent}, training.collector.assignment), request)
+        group.receive()
         for index in range(2):
-            group.send(index, FragmentRequest(TRAIN, agent_states, 16))
+            group.send(index, request)
         episodes = {index: reply.sample.episodes for index, reply in group.receive().items()}  # type: ignore[union-attr]
     finally:
         group.close()

@@ -408,11 +408,11 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: Sequence[int]) -> None:
         self.attempts: list[int] = []
 
-        def write(folder: Path, leaves: Any, arrays: Any, step: int, metadata: Any) -> None:
+        def write(folder: Path, leaves: Any, arrays: Any, files: Any, step: int, metadata: Any) -> None:
             self.attempts.append(step)
             if len(self.attempts) - 1 in failing:
                 raise OSError(28, "No space left on device")
-            write_checkpoint(folder, leaves, arrays, step, metadata)
+            write_checkpoint(folder, leaves, arrays, files, step, metadata)
 
         write_checkpoint = checkpoint._write
         monkeypatch.setattr(checkpoint, "_write", write)

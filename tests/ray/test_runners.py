@@ -1,0 +1,331 @@
+"""Runners on Ray: the same fragments as in this process, and failures that stay with their runner."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from ray import exceptions as ray_errors
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
+
+from rookery.envs.config import EnvConfig
+from rookery.errors import InvalidInputError, RookeryError
+from rookery.runners.acting.policy_map import DEFAULT_POLICY
+from rookery.runners.acting.roles import TRAIN
+from rookery.runners.envs.own import name_own_env
+from rookery.runners.faults import FaultKind
+from rookery.runners.group import (
+    ActingSpec,
+    Delivery,
+    EnvSpec,
+    FragmentRequest,
+    LocalRunners,
+    Ready,
+    Reply,
+    RunnerFailed,
+    RunnerGroup,
+    RunnerSpec,
+    RunnerStart,
+)
+from rookery.runners.ray.actor import Hello, versions_here
+from rookery.runners.ray.group import RayRunners, as_failure, check_versions
+from rookery.runners.ray.settings import RaySettings
+from rookery.testing.misbehaving_envs import CountingEnv
+from tests.ray_envs import CommandedEnv, give_command, seeds_in
+from tests.runner_envs import ParityAgent, SummingAgent
+
+PATIENCE, HANG_SECONDS = 120.0, 10.0
+NUM_ENVS, NUM_STEPS = 3, 7
+
+
+def spec_of(env: EnvConfig) -> RunnerSpec:
+    return RunnerSpec(EnvSpec(env, NUM_ENVS), NUM_STEPS, seed=5)
+
+
+def receive(group: RunnerGroup, num_replies: int) -> dict[int, Reply]:
+    """Wait for as many replies."""
+    replies: dict[int, Reply] = {}
+    end = time.monotonic() + PATIENCE
+    while len(replies) < num_replies:
+        assert time.monotonic() < end, f"only {replies} arrived"
+        replies |= group.receive(1.0)
+    return replies
+
+
+def start(group: RunnerGroup, agent: Any) -> FragmentRequest:
+    """Start all runners; return a request for fragments."""
+    state = agent.init(*group.describe().spaces["agent"], jax.random.key(0))
+    request = FragmentRequest(TRAIN, group.put({DEFAULT_POLICY: state}))
+    group.start(ActingSpec({TRAIN: agent}), request)
+    assert receive(group, group.num_runners) == dict.fromkeys(range(group.num_runners), Ready())
+    return request
+
+
+def sample(group: RunnerGroup, request: FragmentRequest) -> dict[int, Reply]:
+    for index in range(group.num_runners):
+        group.send(index, request)
+    return receive(group, group.num_runners)
+
+
+@pytest.fixture
+def closing() -> Iterator[Callable[[RunnerGroup], Any]]:
+    """Close groups at the end of a test."""
+    groups: list[RunnerGroup] = []
+
+    def keep(group: RunnerGroup) -> Any:
+        groups.append(group)
+        return group
+
+    yield keep
+    for group in groups:
+        group.close()
+
+
+@dataclass(frozen=True)
+class Commanded:
+    """Two runners whose environments do what a file in `folder` says. Each test leaves them ready."""
+
+    group: RayRunners
+    request: FragmentRequest
+    folder: Path
+
+    def sample(self) -> dict[int, Reply]:
+        return sample(self.group, self.request)
+
+    def rebuild(self, index: int, start: RunnerStart) -> None:
+        self.group.rebuild(index, start, self.request)
+        assert receive(self.group, 1) == {index: Ready()}
+
+
+@pytest.fixture(scope="module")
+def commanded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commanded]:
+    folder = tmp_path_factory.mktemp("commands")
+    env = EnvConfig(name_own_env(commanded_env(folder)))
+    group = RayRunners(spec_of(env), 2, RaySettings(sample_timeout=HANG_SECONDS))
+    yield Commanded(group, start(group, ParityAgent()), folder)
+    group.close()
+
+
+def commanded_env(folder: Path) -> Callable[[], CommandedEnv]:
+    def make() -> CommandedEnv:
+        return CommandedEnv(str(folder))
+
+    return make
+
+
+@pytest.mark.parametrize("agent", [ParityAgent(), SummingAgent()], ids=["feedforward", "recurrent"])
+def test_runners_on_ray_return_the_bytes_of_runners_here(agent: Any, closing: Any) -> None:
+    spec = spec_of(EnvConfig("gymnasium/CartPole-v1", episode_length=20))
+    there, here = closing(RayRunners(spec, 2, RaySettings())), closing(LocalRunners(spec, 2))
+    assert there.describe() == here.describe()
+    requests = {group: start(group, agent) for group in (there, here)}
+    for _ in range(4):
+        theirs, ours = (sample(group, request) for group, request in requests.items())
+        for index in range(2):
+            reply, expected = theirs[index], ours[index]
+            assert isinstance(reply, Delivery)
+            assert isinstance(expected, Delivery)
+            jax.tree.map(np.testing.assert_array_equal, reply.sample.batch, expected.sample.batch)
+            jax.tree.map(np.testing.assert_array_equal, reply.sample.first_carries, expected.sample.first_carries)
+            assert reply.sample.episodes == expected.sample.episodes
+            assert reply.report.ledger == expected.report.ledger
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "message"),
+    [
+        ("exit", FaultKind.KILLED, "its process "),
+        ("kill", FaultKind.KILLED, "its process "),
+        ("segfault", FaultKind.KILLED, "its process "),
+        ("hang", FaultKind.HUNG, "it did not answer request for 10 s; ray.sample_timeout sets the limit."),
+        ("stop", FaultKind.HUNG, "it did not answer request for 10 s; ray.sample_timeout sets the limit."),
+    ],
+)
+def test_a_runner_that_fails_is_rebuilt_with_new_seeds_and_the_other_goes_on(
+    command: str, kind: FaultKind, message: str, commanded: Commanded
+) -> None:
+    before = commanded.sample()
+    give_command(commanded.folder, command)
+    replies = commanded.sample()
+    (failed_at,) = [index for index, reply in replies.items() if isinstance(reply, RunnerFailed)]
+    failure, last = replies[failed_at], before[failed_at]
+    assert isinstance(failure, RunnerFailed)
+    assert isinstance(last, Delivery)
+    assert failure.failed.kind is kind
+    assert failure.message.startswith(message)
+    assert len(failure.message) < 400
+    assert isinstance(replies[1 - failed_at], Delivery)
+    commanded.rebuild(failed_at, RunnerStart(last.report.state))
+    for reply in commanded.sample().values():
+        assert isinstance(reply, Delivery)
+        assert reply.sample.env_steps == NUM_ENVS * NUM_STEPS
+    seeds = seeds_in(commanded.folder)
+    assert len(seeds) == len(set(seeds))
+
+
+@pytest.mark.parametrize("command", ["raise", "raise nothing", "system exit"])
+def test_an_environment_that_raises_costs_its_episode_and_not_the_runner(command: str, commanded: Commanded) -> None:
+    give_command(commanded.folder, command)
+    replies = [reply for reply in commanded.sample().values() if isinstance(reply, Delivery)]
+    assert len(replies) == 2
+    (fault,) = [fault for reply in replies for fault in reply.sample.faults]
+    assert fault.failed.kind is FaultKind.RAISED
+
+
+def test_a_slot_takes_one_request_at_a_time_and_a_reply_after_a_rebuild_is_ignored(commanded: Commanded) -> None:
+    group, request = commanded.group, commanded.request
+    group.send(0, request)
+    with pytest.raises(InvalidInputError, match="runner 0 has a request under way"):
+        group.send(0, request)
+    commanded.rebuild(0, RunnerStart())
+    assert group.receive(0.2) == {}
+    assert all(isinstance(reply, Delivery) for reply in commanded.sample().values())
+
+
+def test_nothing_is_under_way_after_close_and_a_group_starts_again(commanded: Commanded) -> None:
+    group = commanded.group
+    group.send(0, commanded.request)
+    group.close()
+    group.close()
+    assert group.receive() == {}
+    again = start(group, ParityAgent())
+    assert all(isinstance(reply, Delivery) for reply in sample(group, again).values())
+
+
+def test_one_runner_that_cannot_be_made_fails_and_the_other_describes_the_environments(
+    closing: Any, tmp_path: Path
+) -> None:
+    env = EnvConfig(name_own_env(commanded_env(tmp_path)))
+    give_command(tmp_path, "make: raise nothing")
+    group = closing(RayRunners(spec_of(env), 2, RaySettings()))
+    agent = ParityAgent()
+    state = agent.init(*group.describe().spaces["agent"], jax.random.key(0))
+    request = FragmentRequest(TRAIN, group.put({DEFAULT_POLICY: state}))
+    group.start(ActingSpec({TRAIN: agent}), request)
+    replies = receive(group, 2)
+    (failed_at,) = [index for index, reply in replies.items() if isinstance(reply, RunnerFailed)]
+    assert replies[1 - failed_at] == Ready()
+    group.rebuild(failed_at, RunnerStart(), request)
+    assert receive(group, 1) == {failed_at: Ready()}
+
+
+def test_if_no_runner_can_be_made_the_error_has_the_traceback_of_the_first(closing: Any, tmp_path: Path) -> None:
+    env = EnvConfig(name_own_env(FailsElsewhere(os.getpid())))
+    group = closing(RayRunners(spec_of(env), 2, RaySettings()))
+    with pytest.raises(RookeryError, match=r"only here(.|\n)*Traceback(.|\n)*in __call__"):
+        group.describe()
+
+
+class FailsElsewhere:
+    """Makes environments in one process alone."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def __call__(self) -> CountingEnv:
+        if os.getpid() != self.pid:
+            raise RuntimeError("only here")
+        return CountingEnv()
+
+
+class Ahead:
+    """A clock that is ahead of the real one."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.seconds
+
+
+def test_a_runner_without_room_is_named_once_while_it_waits(closing: Any, caplog: pytest.LogCaptureFixture) -> None:
+    clock, settings = Ahead(), RaySettings(num_cpus_per_env_runner=5)
+    group = closing(RayRunners(spec_of(EnvConfig("gymnasium/CartPole-v1")), 2, settings, clock))
+    agent = ParityAgent()
+    state = agent.init(*group.describe().spaces["agent"], jax.random.key(0))
+    request = FragmentRequest(TRAIN, group.put({DEFAULT_POLICY: state}))
+    group.start(ActingSpec({TRAIN: agent}), request)
+    ((up, _),) = receive(group, 1).items()
+    caplog.clear()
+    clock.seconds = 30.0
+    for _ in range(2):
+        assert group.receive(0.0) == {}
+    expected = "1 of 2 runners are up; 1 waits for 5 CPU, the cluster has "
+    assert [message[: len(expected)] for message in caplog.messages] == [expected]
+    group.rebuild(1 - up, RunnerStart(), request)
+    group.receive(0.0)
+    assert len(caplog.messages) == 1
+    clock.seconds = 60.0
+    group.receive(0.0)
+    assert [message[: len(expected)] for message in caplog.messages] == [expected] * 2
+
+
+def test_if_no_runner_finds_room_the_start_ends_and_says_what_is_missing(closing: Any) -> None:
+    clock = Ahead()
+    settings = RaySettings(resources_per_env_runner={"simulator": 1}, wait_timeout=100.0)
+    group = closing(RayRunners(spec_of(EnvConfig("gymnasium/CartPole-v1")), 2, settings, clock))
+    timer = threading.Timer(0.5, setattr, (clock, "seconds", 200.0))
+    timer.start()
+    with pytest.raises(
+        RookeryError, match=r"no runner has found room for 100 seconds \(ray.wait_timeout\): 0 of 2 .*"
+    ) as info:
+        group.describe()
+    assert str(info.value).endswith("0 of 0 simulator free.")
+
+
+DEAD_NODE = (
+    "The actor died because its node has died. Node Id: d0a9\n"
+    "\tthe actor's node was terminated unexpectedly: health check failed"
+)
+
+
+def died(text: str, **details: Any) -> ray_errors.ActorDiedError:
+    return ray_errors.ActorDiedError(ActorDiedErrorContext(actor_id=b"0" * 16, error_message=text, **details))
+
+
+CLOSED = "The actor is temporarily unavailable: RpcError: RPC error: Socket closed rpc_code: 14"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (
+            died(DEAD_NODE, never_started=True),
+            FaultKind.UNREACHABLE,
+            "its process 7 on node1 cannot be reached: the actor's node was terminated unexpectedly: health check "
+            "failed.",
+        ),
+        (
+            ray_errors.ActorUnavailableError(CLOSED, b"0" * 16),
+            FaultKind.UNREACHABLE,
+            "its process 7 on node1 cannot be reached: Socket closed.",
+        ),
+        (
+            died("Worker exit detail: Worker died. Some common causes include: 1"),
+            FaultKind.KILLED,
+            "its process 7 on node1 ended: Worker died.",
+        ),
+        (ray_errors.OutOfMemoryError("no memory"), FaultKind.KILLED, "its process 7 on node1 ended: no memory"),
+    ],
+    ids=["node died", "unavailable", "killed", "out of memory"],
+)
+def test_the_errors_of_ray_say_whether_the_process_ended_or_its_node(
+    error: ray_errors.RayError, kind: FaultKind, message: str
+) -> None:
+    failure = as_failure(error, Hello("node1", 7, {}))
+    assert failure.failed.kind is kind
+    assert failure.message == message
+
+
+def test_runners_with_other_versions_are_refused_by_name() -> None:
+    assert check_versions(versions_here(), "node1") is None
+    failure = check_versions(versions_here() | {"jax": "0.1"}, "node1")
+    assert failure is not None
+    assert failure.is_fatal
+    assert "the runner on node1 has jax 0.1 instead of" in failure.message

@@ -1,0 +1,85 @@
+"""Environments for tests on Ray, where a test cannot reach into the process that steps them."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rookery.testing.misbehaving_envs import CountingEnv, StepResult
+
+
+class UnpicklableError(Exception):
+    """An error that cannot be pickled, because its constructor takes two arguments and its state is open."""
+
+    def __init__(self, one: Any, other: Any) -> None:
+        super().__init__()
+        self.state = (one, other, open(os.devnull))  # noqa: SIM115
+
+
+def raise_unpicklable() -> None:
+    raise UnpicklableError(1, 2)
+
+
+def raise_without_arguments() -> None:
+    raise ValueError
+
+
+COMMANDS = {
+    "exit": lambda: os._exit(3),
+    "system exit": lambda: sys.exit("bye"),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "hang": lambda: time.sleep(3600),
+    "raise": raise_unpicklable,
+    "raise nothing": raise_without_arguments,
+}
+
+
+class CommandedEnv(CountingEnv):
+    """Counts its steps, writes the seed of each episode to a file, and does what another file says.
+
+    `folder/command` is taken by the first environment that sees it: at a step, or, for `make: ...`, when it is made.
+    A step takes `seconds`.
+    """
+
+    def __init__(self, folder: str, length: int = 10, seconds: float = 0.0) -> None:
+        super().__init__(length)
+        self.folder = Path(folder)
+        self.seconds = seconds
+        self._obey("make: ")
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, Any]:
+        with open(self.folder / "seeds", "a") as file:
+            file.write(f"{seed}\n")
+        return super().reset(seed=seed)
+
+    def step(self, action: Any) -> StepResult:
+        self._obey("")
+        time.sleep(self.seconds)
+        return super().step(action)
+
+    def _obey(self, prefix: str) -> None:
+        path = self.folder / "command"
+        taken = self.folder / f"command.{os.getpid()}"
+        try:
+            if path.read_text().startswith("make: ") != bool(prefix):
+                return
+            path.rename(taken)
+        except OSError:
+            return
+        COMMANDS[taken.read_text().removeprefix(prefix)]()
+
+
+def give_command(folder: Path, command: str) -> None:
+    """Let the first environment that sees it obey."""
+    (folder / "given").write_text(command)
+    (folder / "given").rename(folder / "command")
+
+
+def seeds_in(folder: Path) -> list[int]:
+    """Return the seeds of all episodes so far; that of the trial reset, which every runner makes, is left out."""
+    path = folder / "seeds"
+    return [int(line) for line in path.read_text().split() if line != "0"] if path.exists() else []
