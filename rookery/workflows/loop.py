@@ -99,8 +99,9 @@ class TrainingLoop:
             env_steps = env_steps_of(state)
             log.advance(env_steps, max_increase(before, counts_of(state.iterations)))
             if (failure := self.training.environments.failure) is not None:
-                if self._is_finite(state, metrics):
-                    self._save(state, metrics, is_last=True)
+                if (diverged := self._check_divergence(state, metrics)) is not None:
+                    raise diverged from failure
+                self._save(state, metrics, is_last=True)
                 raise failure
             if agreed(self._is_old()) and env_steps < record_at and self._is_finite(state, metrics):
                 self._save(state, metrics, is_last=False)
@@ -154,7 +155,8 @@ class TrainingLoop:
 
     def _is_finite(self, state: TrainingState, metrics: RunningMetrics) -> bool:
         """Return whether no seed diverged since the last record, so that the state is worth saving."""
-        return not self.log.find_divergences(counts_of(state.env_steps), metrics, self._has_finite_params(state))
+        found = self.log.find_divergences(counts_of(state.env_steps), metrics, self._has_finite_params(state))
+        return all(divergence.seed in self.log.progress.diverged for divergence in found)
 
     def _has_finite_params(self, state: TrainingState) -> list[bool]:
         return [all_finite(agent) for agent in self.layout.seeds_of(state.agent_state)]

@@ -1,9 +1,11 @@
 """What a run does when parameters or losses become NaN or infinite."""
 
+import itertools
 import logging
 import re
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,11 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rookery.errors import RookeryError
 from rookery.registry import build_workflow
 from rookery.runs.checkpoint import Checkpoints
 from rookery.runs.directory import RunDirectory
 from rookery.runs.divergence import DIVERGED, DivergedError, find_divergence
 from rookery.runs.log import Progress
+from rookery.workflows import loop
+from rookery.workflows.training import NoEnvironments
 from rookery.workflows.workflow import Workflow
 
 STEPS = 16
@@ -144,6 +149,34 @@ def test_a_signal_does_not_save_a_diverged_state(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(workflow.training, "advance", Interrupting())
     with pytest.raises(DivergedError):
+        workflow.learn(poisoned(workflow, 0))
+    assert saved_steps(tmp_path / "run") == [0]
+
+
+def test_a_state_that_diverged_since_the_last_record_is_not_saved_and_the_other_seeds_are_saved_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every look at the clock takes four minutes, and every call of the program one iteration."""
+    clock = itertools.count(0, 240)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    monkeypatch.setattr(loop, "SECONDS_PER_CALL", 0.0)
+    config = {"interval": 10 * STEPS, "keep": None, "keep_best": False}
+    workflow = make_workflow(
+        tmp_path / "run", num_seeds=2, checkpoint=config, record_interval=5 * STEPS, total_timesteps=10 * STEPS
+    )
+    workflow.learn(poisoned(workflow, 1))
+    steps = saved_steps(tmp_path / "run")
+    assert not [step for step in steps if 0 < step < 5 * STEPS]
+    assert [step for step in steps if 5 * STEPS < step < 10 * STEPS]
+
+
+def test_environments_that_fail_on_a_diverged_policy_are_reported_as_divergence(tmp_path: Path) -> None:
+    class FailedEnvironments(NoEnvironments):
+        failure = RookeryError("all environments are lost")
+
+    workflow = make_workflow(tmp_path / "run", record_interval=4 * STEPS)
+    workflow.training.environments = FailedEnvironments()
+    with pytest.raises(DivergedError, match="seed 0 diverged at 16 env steps"):
         workflow.learn(poisoned(workflow, 0))
     assert saved_steps(tmp_path / "run") == [0]
 
