@@ -4,6 +4,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,7 +15,10 @@ import yaml
 from PIL import Image, ImageSequence
 
 from rookery import cli
+from rookery.cli.console import make_console
+from rookery.cli.evaluate import print_results
 from rookery.envs import AutoresetMode, create_env
+from rookery.metrics import EvaluateMetric
 from rookery.registry import build_workflow
 from rookery.rollout import fast_eval_rollout_episode
 from rookery.runs.directory import RunDirectory
@@ -75,6 +79,13 @@ def test_every_seed_has_a_row_and_all_have_an_interquartile_mean(
     means = [float(row[1]) for row in (first, second, third)]
     assert float(summary[1].rstrip(",")) == pytest.approx(scipy.stats.trim_mean(means, 0.25), abs=0.02)
     assert re.fullmatch(r"IQM \S+, 95 % interval \S+ to \S+, 3 seeds", " ".join(summary))
+
+
+def test_a_policy_that_is_nan_is_counted_and_no_part_of_the_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    result = EvaluateMetric(episode_returns=np.full(3, 5.0), episode_lengths=np.full(3, 9))
+    teams = {seed: {"policy": SimpleNamespace(agent_state=np.array(value))} for seed, value in enumerate([1.0, np.nan])}
+    print_results(make_console(), teams, dict.fromkeys(teams, result))  # type: ignore[arg-type]
+    assert capsys.readouterr().out.splitlines()[-1] == "IQM 5.00, 1 of 2 seeds; 1 of 2 seeds diverged"
 
 
 EVOLUTION = [

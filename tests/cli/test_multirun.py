@@ -11,8 +11,10 @@ from rookery import cli
 from rookery.cli import multirun, training
 from rookery.cli.multirun import directory_name
 from rookery.runs.directory import RunDirectory
+from rookery.runs.divergence import DivergedError
 from rookery.runs.interruption import Interrupted
 from rookery.workflows import programs
+from tests.report_runs import write_run
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +45,21 @@ def test_every_combination_is_trained_and_a_failure_does_not_stop_the_others(
         [made[0], returns[0]],
         [made[1], returns[1]],
     ]
+
+
+def test_a_run_that_diverges_does_not_stop_the_others(
+    working_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(config: dict[str, Any], console: Any, ray: None) -> RunDirectory:
+        if config["seed"] == 1:
+            raise DivergedError("seed 1 diverged at 16 env steps: train/loss is nan.")
+        return write_run(Path(config["run_dir"]), [{"seed": 2, "time/total_timesteps": 9, "eval/mean_reward": 7.5}])
+
+    monkeypatch.setattr(multirun, "train", train)
+    assert cli.main(["train", "--multirun", "seed=1,2"]) == 1
+    output = capsys.readouterr().out
+    assert "failed: seed 1 diverged at 16 env steps: train/loss is nan.\n" in output
+    assert [line.split() for line in output.splitlines()[-2:]] == [["0-seed=1", "diverged"], ["1-seed=2", "7.50"]]
 
 
 def test_runs_that_differ_in_a_number_share_their_programs(

@@ -32,7 +32,7 @@ from rookery.envs.classic.cartpole import CartPole
 from rookery.evolution.optimizer import max_same_devices
 from rookery.runs.directory import RunDirectory
 from rookery.testing.misbehaving_envs import FaultyEnv, raise_error
-from tests.report_runs import write_run
+from tests.report_runs import learning_rows, write_run
 
 
 @pytest.fixture(autouse=True)
@@ -324,6 +324,13 @@ def test_where_an_environment_failed_is_told_below_the_error(
 )
 def test_no_seed_vanishes_from_the_summary(returns: list[float], num_diverged: int, text: str) -> None:
     assert describe_returns(returns, num_diverged) == text
+
+
+def test_the_last_return_of_a_seed_before_it_diverged_is_no_result(tmp_path: Path) -> None:
+    rows = learning_rows(num_seeds=4)
+    rows[-1]["train/diverged"] = 1.0
+    result = describe_results(write_run(tmp_path / "run", rows, num_seeds=4))
+    assert re.fullmatch(r"IQM 411\.00, 95 % interval \S+ to \S+, 3 of 4 seeds; 1 of 4 seeds diverged", result)
 
 
 def test_the_result_of_several_policies_is_the_return_of_each(tmp_path: Path) -> None:

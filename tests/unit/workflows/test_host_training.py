@@ -43,6 +43,7 @@ from rookery.runners.host_envs import TRIAL_SEED, make_rendered_env
 from rookery.runners.transports.worker_process import WorkerProcess
 from rookery.runs.checkpoint import Checkpoints
 from rookery.runs.directory import RunDirectory
+from rookery.runs.divergence import DivergedError
 from rookery.runs.log import RunLog
 from rookery.sample_batch import SampleBatch
 from rookery.workflows.collector import SingleAgentCollector
@@ -472,6 +473,24 @@ def test_when_all_environments_are_lost_training_ends_with_the_first_traceback()
     workflow = make(env={"kwargs": {"fails_always": True}, "runner": {"max_restarts": 0}})
     with pytest.raises(EnvFaultError, match="bad leg"):
         workflow.step(workflow.init(workflow.make_key()))
+    workflow.close()
+
+
+def test_environments_that_fail_on_nan_actions_mean_that_training_diverged(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = TellTale.step
+
+    def picky_step(self: TellTale, action: Any) -> Any:
+        if np.isnan(action).any():
+            raise ValueError("bad action")
+        return step(self, action)
+
+    monkeypatch.setattr(TellTale, "step", picky_step)
+    workflow = make(env={"runner": {"max_restarts": 0}})
+    state = workflow.init(workflow.make_key())
+    params = jax.tree.map(lambda leaf: leaf * jnp.nan, state.agent_state.params)
+    state = state.replace_learner(agent_state=state.agent_state.replace(params=params))
+    with pytest.raises(DivergedError, match="seed 0 diverged at 0 env steps: the environments failed on the actions"):
+        workflow.learn(state)
     workflow.close()
 
 

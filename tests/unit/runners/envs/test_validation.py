@@ -292,8 +292,9 @@ def test_the_bounds_of_all_envs_are_checked_in_turn() -> None:
 
 def test_arrays_of_steps_are_checked_as_a_whole_and_their_rewards_row_by_row() -> None:
     checker = StepChecker(VECTOR)
-    rewards, errors = checker.check_rewards(np.array([1.0, np.nan, 3.0], np.float32), 3)
-    assert (rewards.dtype, rewards.tolist(), list(errors)) == (np.float64, [1.0, 0.0, 3.0], [1])
+    for wrong in (np.array([1.0, np.nan, 3.0], np.float32), np.array([1.0, 1e300, 3.0])):
+        rewards, errors = checker.check_rewards(wrong, 3)
+        assert (rewards.dtype, rewards.tolist(), list(errors)) == (np.float64, [1.0, 0.0, 3.0], [1])
     with pytest.raises(InvalidRewardError, match=re.escape("rewards are float64[3, 1]; expected real numbers [3]")):
         checker.check_rewards(np.zeros((3, 1)), 3)
     with pytest.raises(InvalidFlagError, match=re.escape("terminated is int64[3]; expected bool[3]")):
