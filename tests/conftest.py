@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from rookery.sample_batch import SampleBatch
 from rookery.testing.probe_envs import CounterEnv
 from rookery.types import Array, Key, PyTreeDict
 
+# The background jobs of a shell ignore SIGINT, which tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Tracing makes many objects that stay: look less often for those that do not.
 gc.set_threshold(50_000, 20, 100)
 # Set here and not in a fixture, so that fixtures of every scope run under them too.

@@ -261,15 +261,6 @@ class TestSharedProcess:
         assert replies[1].error == "its process was replaced because env 0 was rebuilt while it was busy"
 
 
-@pytest.fixture
-def sigint_raises() -> Iterator[None]:
-    """Handle SIGINT as in a terminal: background jobs of a shell inherit that it is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("sigint_raises")
 def test_a_late_reply_is_not_taken_for_the_answer_to_the_next_request(
     make_transport: MakeTransport, tmp_path: Path
 ) -> None:
