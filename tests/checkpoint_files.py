@@ -1,5 +1,6 @@
 """Files of checkpoints as tests change them: with right hashes, and as versions before format 4 wrote them."""
 
+import hashlib
 import json
 import logging
 import shutil
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rookery.runs.arrays import ARRAYS, read_arrays
-from rookery.runs.verification import hash_of_file, hash_of_manifest
+from rookery.runs.verification import hash_of_manifest
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -26,9 +27,10 @@ def seal(path: Path, manifest: dict[str, Any]) -> None:
 def stated_files(path: Path) -> dict[str, Any]:
     """Return the entries of a manifest for the files of a checkpoint as they are."""
     files = [file for file in path.rglob("*") if file.is_file() and file.name != "manifest.json"]
+    contents = {file.relative_to(path).as_posix(): file.read_bytes() for file in files}
     return {
-        file.relative_to(path).as_posix(): {"bytes": file.stat().st_size, "sha256": hash_of_file(file)}
-        for file in files
+        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in contents.items()
     }
 
 

@@ -89,11 +89,6 @@ def check_unchanged(folder: Path, stamps: dict[str, Stamp]) -> None:
             raise Unusable(f"changed while it was read: {name} is not the file that was verified")
 
 
-def hash_of_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def hash_of_manifest(manifest: dict[str, Any]) -> str:
     # As it is read back: keys that are numbers become strings, which sort differently from ten on.
     as_read = json.loads(json.dumps(manifest))
