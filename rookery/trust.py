@@ -102,6 +102,12 @@ def check_kwargs(env_name: str, kwargs: Mapping[str, Any]) -> None:
             _check(env_name, f"env.kwargs.{name}={value!r:.80}", "names a file")
 
 
+def check_origin(setting: str) -> None:
+    """Raise if a stranger's config begins with the parameters of a run in another folder."""
+    if _named_by_user.get() is not None:
+        raise UntrustedError(setting, "reads another run", "")
+
+
 def needs_trust(config: Mapping[str, Any]) -> bool:
     """Return whether a run with this config, which was built before, is opened only with `--trust`."""
     return any(text in _need_trust for text in _texts(config))
@@ -116,7 +122,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _looks_like_a_path(text: str) -> bool:
-    return text.startswith("~") or any(separator in text for separator in ("/", "\\"))
+    return text.startswith(("~", ".")) or any(separator in text for separator in ("/", "\\"))
 
 
 def _import(module: str, name: str, setting: str, advice: str = "") -> ModuleType:

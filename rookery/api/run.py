@@ -249,7 +249,8 @@ class Run:
             for name, _, spaces in by_policy(training.agent_shape(), training.spaces):
                 policy = next(iter(team.values())) if name is None else team[name]
                 check_spaces(workflow.settings.train.env, policy, spaces)
-        return workflow.resume(step, hooks)
+        with self._trust():
+            return workflow.resume(step, hooks)
 
     def __repr__(self) -> str:
         rows, where = self._records(), "in memory" if self.path is None else str(self.path)

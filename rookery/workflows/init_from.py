@@ -15,6 +15,7 @@ from rookery.runs.checkpoint import Checkpoint, CheckpointError, Checkpoints
 from rookery.runs.directory import RunDirectory
 from rookery.runs.load_agent import load_agent
 from rookery.runs.policy_files import FOLDER, policy_names, read_description
+from rookery.trust import check_origin
 from rookery.types import PyTreeDict
 from rookery.workflows.policies import Spaces, differing_spaces
 from rookery.workflows.saved_policies import by_policy
@@ -74,6 +75,7 @@ def with_origin(training: Training, state: TrainingState, origin: Origin) -> Tra
 
     Policies that a mapping does not name stay as they are.
     """
+    check_origin(f"init_from={origin}")
     templates: Any = training.agent_shape()
     agent: Any
     policies = list(templates) if isinstance(templates, PyTreeDict) else None

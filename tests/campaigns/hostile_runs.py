@@ -65,6 +65,12 @@ def edit_config(changes: dict[str, Any], place: Place) -> None:
     (place.run / "config.yaml").write_text(yaml.safe_dump(config))
 
 
+def begin_with_another_run(place: Place) -> None:
+    shutil.copytree(place.run, place.outside / "mine")
+    edit_config({"init_from": "../outside/mine"}, place)
+    clear(place.run / "checkpoints")
+
+
 def clear(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -168,6 +174,7 @@ THREATS: dict[str, Threat] = {
     "file as option": partial(edit_config, {"env.name": "gymnasium/Ant-v5", "env.kwargs": {"xml_file": "./evil.xml"}}),
     "python object": partial(write, "config.yaml", "!!python/object/apply:os.system ['touch executed']"),
     "run_dir elsewhere": partial(edit_config, {"run_dir": "../outside"}),
+    "parameters of another run": begin_with_another_run,
     **{f"link {name}": partial(link, name) for name in ("lock", "metrics.jsonl", "episode.gif", "config.yaml")},
     **{f"link {name}": partial(link, name) for name in ("manifest.json", "timing.json", "population.json")},
     **{f"link {name}": partial(link, name) for name in ("report.html", f"{STEP}/manifest.json", TEMPORARY)},

@@ -83,7 +83,9 @@ def test_environments_of_the_libraries_need_no_trust() -> None:
         make_env("classic/cartpole")
 
 
-@pytest.mark.parametrize("value", ["/etc/passwd", "../model.xml", "~/model.xml", ["a/b"], {"xml": "a/b"}, "a\\b"])
+@pytest.mark.parametrize(
+    "value", ["/etc/passwd", "../model.xml", "~/model.xml", ".model.xml", ["a/b"], {"xml": "a/b"}, "a\\b"]
+)
 def test_options_that_name_files_need_trust(value: object) -> None:
     with strangers_config(), pytest.raises(UntrustedError, match=r"env\.kwargs\.xml_file=.* names a file.*--trust"):
         make_host_env("gymnasium/CartPole-v1", 1, xml_file=value)

@@ -20,6 +20,7 @@ from rookery.envs import own
 from rookery.envs.classic import CartPole
 from rookery.errors import InvalidInputError, UnknownNameError
 from rookery.metrics import EvaluateMetric
+from rookery.registry import build_workflow
 from rookery.runs.directory import RunDirectory
 from rookery.trust import UntrustedError
 
@@ -325,6 +326,16 @@ def test_a_trusted_run_imports_its_own_network(tmp_path: Path, monkeypatch: pyte
     np.testing.assert_array_equal(rookery.open_run(tmp_path / "run", trust=True).policy(obs), trained.policy(obs))
     with pytest.raises(InvalidInputError, match="trust=True"):
         _ = rookery.open_run(tmp_path / "run").policy
+
+
+def test_what_a_run_names_is_not_trusted_while_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"agent": {"name": "a2c"}, "env": {"name": "classic/cartpole"}, "total_timesteps": 64}
+    RunDirectory.create(tmp_path / "run", build_workflow(config).settings.to_mapping())
+    named: list[Any] = []
+    monkeypatch.setattr(A2CWorkflow, "resume", lambda self, step, hooks: named.append(trust.names_given_by_user()))
+    for is_trusted in (False, True):
+        rookery.open_run(tmp_path / "run", trust=is_trusted).resume()
+    assert named == [(), None]
 
 
 def test_a_run_in_memory_that_goes_on_keeps_its_best_policy() -> None:

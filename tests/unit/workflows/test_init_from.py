@@ -9,7 +9,8 @@ import pytest
 
 from rookery.errors import InvalidInputError
 from rookery.registry import build_workflow
-from rookery.workflows.init_from import Source
+from rookery.trust import UntrustedError, strangers_config
+from rookery.workflows.init_from import Source, with_origin
 
 AGENTS: dict[str, dict[str, Any]] = {
     "ppo": {"num_envs": 4, "rollout_length": 8, "num_minibatches": 2, "normalize_obs": True},
@@ -80,3 +81,9 @@ def test_a_run_that_does_not_fit_is_one_error(tmp_path: Path) -> None:
     workflow = build("ppo", init_from={"main": str(tmp_path / "run")})
     with pytest.raises(InvalidInputError, match="this run has no policy 'main', but one policy without a name"):
         workflow.init(workflow.make_key())
+
+
+def test_another_run_is_not_read_because_the_run_of_a_stranger_names_it() -> None:
+    training: Any = None  # not reached
+    with strangers_config(), pytest.raises(UntrustedError, match=r"init_from=\.\./mine reads another run\. .* --trust"):
+        with_origin(training, training, "../mine")
