@@ -17,7 +17,7 @@ import ray
 from ray import exceptions as ray_errors
 
 from rookery.errors import InvalidInputError, RookeryError, check_count
-from rookery.runners.episodes import EpisodesRequest, Handle, RandomRequest
+from rookery.runners.episodes import EpisodesRequest, EvaluationRequest, Handle, RandomRequest
 from rookery.runners.faults import Failed, FaultKind, Phase, shortened
 from rookery.runners.group import (
     ActingSpec,
@@ -206,6 +206,11 @@ class RayRunners(RunnerGroup):
             case EpisodesRequest():
                 stored, kind = self._stored(request.plan), "episodes"
                 ref = actor.play.remote(request.chunk, request.individuals, stored.version, stored.ref)
+            case EvaluationRequest():
+                stored, kind = self._stored(request.agent_states), "evaluation"
+                ref = actor.evaluate.remote(
+                    request.seed, request.num_episodes, request.chunk, stored.version, stored.ref
+                )
             case RandomRequest():
                 ref, kind = actor.play_at_random.remote(request), "random"
         slot.calls.append(Call(REQUEST, ref, self._clock(), self._timeout_of(kind), kind))
