@@ -212,6 +212,9 @@ class HostPopulation:
 
     # Records and checkpoints.
 
+    is_checkpoint_due = False
+    """Seeds follow from the training state."""
+
     @property
     def failure(self) -> RookeryError | None:
         """Why no runner will play again, if that is so."""

@@ -249,10 +249,9 @@ def round_settings(settings: Settings, learner: Learner) -> RoundSettings:
             f"agent.actor_lag={learner.actor_lag} and max_staleness={train.max_staleness} both let actors lag: use one."
         )
     num_steps = learner.config.num_envs * learner.config.rollout_length
-    most_unsaved = train.timetable.checkpoint_interval + train.timetable.record_interval
-    # With min_ready < 1 a round may have the steps of one runner; otherwise of half of them, if the others are lost.
-    num_rounds = most_unsaved * (max(train.num_env_runners, 1) if train.min_ready < 1.0 else 2) // num_steps
-    num_unsaved = 2 * (num_rounds + train.max_staleness + 2)  # twice, if a checkpoint cannot be written
+    timetable = train.timetable
+    most_unsaved = timetable.checkpoint_interval + timetable.record_interval + learner.warmup_steps
+    num_unsaved = 2 * (most_unsaved // num_steps + train.max_staleness + 2)
     if ray.min_env_runners > max(train.num_env_runners, 1):
         raise InvalidInputError(
             f"ray.min_env_runners={ray.min_env_runners} is more than num_env_runners={train.num_env_runners}."

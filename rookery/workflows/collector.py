@@ -83,7 +83,8 @@ class RoundSettings:
     wait_timeout: float = 600.0
     """Seconds with fewer than `min_runners` after which a run ends."""
     num_unsaved_fragments: int = 1
-    """The number of fragments that a runner may begin between two checkpoints."""
+    """The number of fragments whose seeds a resumed run leaves out. A checkpoint is due after half of them: one that
+    cannot be written costs no seed twice."""
 
 
 class Collector(ABC):
@@ -130,6 +131,8 @@ class Collector(ABC):
         """The last state of each runner."""
         self._num_begun = [0] * group.num_runners
         """The number of fragments that each slot may have begun since that state; their seeds are left out."""
+        self._num_unsaved = [0] * group.num_runners
+        """The number of fragments that each slot has begun since the last checkpoint."""
         self._reports: dict[int, RunnerReport] = {}
         """The last report of each runner since it was started."""
         self._counts: Counter[str] = Counter()
@@ -199,6 +202,7 @@ class Collector(ABC):
             self.group.send(index, self._request)
             self._rounds.send(index)
             self._num_begun[index] += 1
+            self._num_unsaved[index] += 1
 
     def receive(self, timeout: float | None = None) -> bool:
         """Note the replies that have arrived, and rebuild runners that failed; return whether there were any."""
@@ -333,8 +337,17 @@ class Collector(ABC):
         self.seconds_waited, self._num_rounds = 0.0, 0
         return mean
 
+    @property
+    def is_checkpoint_due(self) -> bool:
+        """Whether a runner has begun so many fragments that a resumed run might use their seeds again.
+
+        The fewer runners are up, the more of the steps between two checkpoints are those of one.
+        """
+        return max(self._num_unsaved) > self._settings.num_unsaved_fragments // 2
+
     def get_state(self) -> dict[str, Any]:
         """Return runner states and counts as JSON data; a resumed run discards the steps that are queued."""
+        self._num_unsaved = [0] * self.group.num_runners
         counts = self._counted() + Counter(steps_discarded=self.num_steps_queued)
         counts["runner_restarts"] += self._rounds.num_restarts
         counts["fragments_lost"] += self._rounds.num_fragments_lost
@@ -356,6 +369,7 @@ class Collector(ABC):
             self.close()
         self._states = list(state["runners"]) or [None] * num_runners
         self._num_begun = [self._settings.num_unsaved_fragments if num_saved else 0] * num_runners
+        self._num_unsaved = [0] * num_runners
         self._counts = Counter(state["counts"])
         self.carried_steps = state.get("carried_steps", 0)
 

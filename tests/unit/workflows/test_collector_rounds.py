@@ -448,6 +448,23 @@ def test_a_run_that_resumes_from_before_its_first_fragment_leaves_out_seeds_as_w
     assert group.starts == [RunnerStart(None, 7)] * 2
 
 
+@pytest.mark.parametrize("num_up", [1, 2, 8])
+def test_a_checkpoint_is_due_before_a_runner_has_begun_more_fragments_than_a_resumed_run_leaves_out(
+    num_up: int,
+) -> None:
+    collector, group = make_collector(8, num_unsaved_fragments=10, max_staleness=1, min_ready=0.1)
+    group.starting = dict.fromkeys(range(num_up, 8), FaultKind.KILLED)
+    collector.publish(TRAIN, 0)
+    num_rounds = 0
+    while not collector.is_checkpoint_due:
+        collector.ask()
+        collector.receive(1.0)
+        num_rounds += collector.take() is not None
+    assert max(group.num_requests.values()) == 6
+    collector.get_state()
+    assert not collector.is_checkpoint_due
+
+
 def test_a_new_run_leaves_out_no_seeds() -> None:
     collector, group = make_collector(2, num_unsaved_fragments=7)
     collector.collect(TRAIN, "parameters")
