@@ -29,6 +29,7 @@ BENCHMARKS = (
     "runner_memory",
     "process_envs",
     "ray",
+    "ray_costs",
 )
 
 

@@ -108,7 +108,12 @@ class SlowInOneProcess(SleepingEnv):
 
 
 def steps_per_second(
-    agent: str, make_env: Any, num_runners: int, overrides: Sequence[str], sizes: Sequence[str] | None = None
+    agent: str,
+    make_env: Any,
+    num_runners: int,
+    overrides: Sequence[str],
+    sizes: Sequence[str] | None = None,
+    seconds: float = SECONDS,
 ) -> float:
     """Train on runners of Ray; return the steps per second after a while."""
     from rookery.configs import compose
@@ -137,7 +142,7 @@ def steps_per_second(
         first = times[0][0] if times else now
         if len(times) < 2 or now - first >= WARM_UP:
             times.append((now, event.metrics["time/total_timesteps"]))
-        if now - first >= WARM_UP + SECONDS:
+        if now - first >= WARM_UP + seconds:
             event.stop("measured")
 
     try:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rookery.runners.episodes import EpisodesRequest, RandomRequest
+from rookery.runners.episodes import EpisodesRequest, EvaluationRequest, RandomRequest
 from rookery.runners.faults import Failed, FaultKind, Phase
 from rookery.runners.group import (
     ActingSpec,
@@ -121,6 +121,8 @@ class UnreliableHosts(UnreliableRunners):
         match request:
             case EpisodesRequest(plan, chunk, individuals):
                 return self._hosted[index].play(plan, chunk, individuals)  # type: ignore[arg-type]
+            case EvaluationRequest(agent_states, seed, num_episodes, chunk):
+                return self._hosted[index].evaluate(agent_states, seed, num_episodes, chunk)
             case RandomRequest():
                 return self._hosted[index].play_at_random(request)
         raise NotImplementedError(request)

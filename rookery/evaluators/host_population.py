@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 from rookery.agent import AgentState
 from rookery.envs.config import EnvConfig
 from rookery.errors import RookeryError
-from rookery.evaluators.host import MAX_EPISODE_STEPS
+from rookery.evaluators.evaluation_player import MAX_EPISODE_STEPS, AgentStates, EvaluationSpec, joined
 from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evaluators.population import merge_all, population_size_of
 from rookery.evaluators.population_player import PopulationSpec
@@ -22,10 +23,10 @@ from rookery.learning import running_statistics
 from rookery.learning.running_statistics import RunningStatistics
 from rookery.runners.dispatcher import PATIENCE, JobDispatcher
 from rookery.runners.envs.base_env import SINGLE_AGENT
-from rookery.runners.episodes import EpisodesRequest, Plan, Played, RandomRequest
+from rookery.runners.episodes import EpisodesRequest, Evaluated, EvaluationRequest, Plan, Played, RandomRequest
 from rookery.runners.faults import fault_report
 from rookery.runners.group import ActingSpec, EnvSpec, RunnerGroup, check_one_agent
-from rookery.runners.jobs import Chunk
+from rookery.runners.jobs import Chunk, default_chunk_size
 from rookery.runners.recording.episode import EpisodeMeans
 from rookery.types import Array, Key, Obs, Params, PyTree, Tree, as_mappable_key, as_one_key, where_tree
 
@@ -49,6 +50,8 @@ class HostPopulation:
 
     An episode that fails too often, or whose individual loses too many runners, has a return of NaN: the policy may
     cause that. An episode that does not end is cut after `MAX_EPISODE_STEPS` steps, and counts.
+
+    The runners play evaluations as well, each in at most `num_envs` environments.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class HostPopulation:
         min_runners: int = 1,
         wait_timeout: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
+        num_envs: int = 1,
     ) -> None:
         description = group.describe()
         check_one_agent(spec.env, description)
@@ -69,7 +73,9 @@ class HostPopulation:
         self._spec = spec
         self._chunk_size = chunk_size
         self._clock = clock
-        self._jobs = JobDispatcher(group, ActingSpec({}, player=spec), min_runners, wait_timeout, clock)
+        self._num_envs = num_envs
+        acting = ActingSpec({}, player=spec, evaluator=EvaluationSpec(spec.env, spec.agent, num_envs))
+        self._jobs = JobDispatcher(group, acting, min_runners, wait_timeout, clock)
         self._plan: Plan | None = None
         """Of the generation under way."""
         self._counts: Counter[str] = Counter()
@@ -141,6 +147,17 @@ class HostPopulation:
             self.close()  # the envs are in unfinished episodes
             raise
 
+    def evaluate(self, agent_state: AgentStates, seed: int, num_episodes: int) -> Evaluated:
+        """Let the runners play episodes of an evaluation; a generation under way is dropped."""
+        self._plan = None
+        self.num_begun += 1
+        handle = self.group.put(agent_state)
+        chunk_size = default_chunk_size(num_episodes, self.group.num_runners, self._num_envs)
+        self._jobs.begin(num_episodes, chunk_size, partial(EvaluationRequest, handle, seed, num_episodes))
+        while not self._jobs.is_finished and self.failure is None:
+            self._jobs.pump()
+        return joined(self._jobs.evaluated, num_episodes, 1, "their runners were lost")
+
     def no_episodes(self, population_size: int, num_episodes: int) -> PopulationEpisodes:
         """Return a result of zeros with the shapes of `play`."""
         shape = population_size, num_episodes
@@ -194,6 +211,9 @@ class HostPopulation:
         )
 
     # Records and checkpoints.
+
+    is_checkpoint_due = False
+    """Seeds follow from the training state."""
 
     @property
     def failure(self) -> RookeryError | None:

@@ -7,7 +7,14 @@ from collections.abc import Callable
 
 from rookery.errors import RookeryError
 from rookery.runners.callbacks import FaultNotices
-from rookery.runners.episodes import EpisodesRequest, Played, RandomlyPlayed, RandomRequest
+from rookery.runners.episodes import (
+    EpisodesRequest,
+    Evaluated,
+    EvaluationRequest,
+    Played,
+    RandomlyPlayed,
+    RandomRequest,
+)
 from rookery.runners.faults import EnvFaultError, FaultKind
 from rookery.runners.group import ActingSpec, Ready, Reply, RunnerFailed, RunnerGroup, RunnerStart
 from rookery.runners.jobs import Chunk, Deal
@@ -15,6 +22,8 @@ from rookery.runners.rounds import SlotStatus
 from rookery.runners.shortage import Shortage
 
 logger = logging.getLogger(__name__)
+
+RequestFn = Callable[[Chunk], EpisodesRequest | EvaluationRequest]
 
 PATIENCE = 1.0
 """Seconds to wait for a reply at a time."""
@@ -39,12 +48,14 @@ class JobDispatcher:
         """Why no runner will play again, if that is so."""
         self.played: dict[Chunk, Played] = {}
         """The results of this generation so far."""
+        self.evaluated: dict[Chunk, Evaluated] = {}
+        """Those of an evaluation, which takes the place of a generation."""
         self._acting = acting
         self._min_runners, self._wait_timeout = min_runners, wait_timeout
         self._shortage = self._make_shortage()
         self._clock = clock
         self._deal = Deal(group.num_runners, group.restart)
-        self._request_fn: Callable[[Chunk], EpisodesRequest] | None = None
+        self._request_fn: RequestFn | None = None
         self._random: RandomlyPlayed | None = None
         self._last: dict[int, Played] = {}
         """The last result of each runner since it was started."""
@@ -56,11 +67,11 @@ class JobDispatcher:
 
     # One generation.
 
-    def begin(self, num_individuals: int, chunk_size: int, request_fn: Callable[[Chunk], EpisodesRequest]) -> None:
+    def begin(self, num_individuals: int, chunk_size: int, request_fn: RequestFn) -> None:
         """Start a generation, whose chunks are asked for by requests that `request_fn` makes; drop an earlier one."""
         self._deal.begin(num_individuals, chunk_size)
         self._request_fn = request_fn
-        self.played = {}
+        self.played, self.evaluated = {}, {}
 
     @property
     def is_finished(self) -> bool:
@@ -128,6 +139,9 @@ class JobDispatcher:
                     self._notices.notice(fault, index if self.group.num_runners > 1 else None)
                 if (chunk := self._deal.deliver(index)) is not None:
                     self.played[chunk] = reply
+            case Evaluated():
+                if (chunk := self._deal.deliver(index)) is not None:
+                    self.evaluated[chunk] = reply
             case RandomlyPlayed():
                 self._deal.deliver(index)
                 self._random = reply

@@ -91,6 +91,46 @@ class RandomlyPlayed:
     weights: np.ndarray
 
 
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """Play the episodes of a chunk, of `num_episodes`, with the greedy policy of an agent."""
+
+    agent_states: Handle
+    seed: int
+    num_episodes: int
+    chunk: Chunk
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Some episodes of an evaluation, in their order.
+
+    An unfinished episode has returns of NaN and a length of 0.
+    """
+
+    returns: np.ndarray
+    """`[episodes, policies]`; NaN for policies that did not act in an episode."""
+    lengths: np.ndarray
+    metrics: Sequence[Mapping[str, float]]
+    """What the environments report of each episode."""
+    problem: str = ""
+    """Why some are unfinished."""
+
+
+class EvaluatedEpisodes(Protocol):
+    """Plays episodes of evaluations, in environments of its own."""
+
+    def play(self, agent_state: PyTree, seed: int, num_episodes: int, played: range) -> Evaluated: ...
+
+    def close(self) -> None: ...
+
+
+class EvaluatorSpec(Protocol):
+    """How the player of evaluations is made, where its runner works. It can be pickled."""
+
+    def make(self) -> EvaluatedEpisodes: ...
+
+
 class EpisodesPlayer(Protocol):
     """Plays episodes in the environments of one runner."""
 

@@ -23,6 +23,10 @@ from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, BaseEnv
 from rookery.runners.episodes import (
     EpisodesPlayer,
     EpisodesRequest,
+    Evaluated,
+    EvaluatedEpisodes,
+    EvaluationRequest,
+    EvaluatorSpec,
     Handle,
     Plan,
     Played,
@@ -81,12 +85,14 @@ class EnvSpec:
 class ActingSpec:
     """Who acts: agents by role, sent once, and the policies of the agents of the environment.
 
-    `assignment=None` is for environments with one agent. The `player` plays episodes of populations.
+    `assignment=None` is for environments with one agent. The `player` plays episodes of populations, the `evaluator`
+    those of evaluations.
     """
 
     agents: Mapping[RoleID, Agent]
     assignment: Assignment | None = None
     player: PlayerSpec | None = None
+    evaluator: EvaluatorSpec | None = None
 
     @property
     def policies(self) -> list[PolicyID]:
@@ -225,8 +231,8 @@ class RunnerFailed:
         return RookeryError("\n".join(filter(None, (self.message, self.failed.traceback))))
 
 
-Request = FragmentRequest | EpisodesRequest | RandomRequest
-Reply = Ready | Delivery | Played | RandomlyPlayed | RunnerFailed
+Request = FragmentRequest | EpisodesRequest | EvaluationRequest | RandomRequest
+Reply = Ready | Delivery | Played | Evaluated | RandomlyPlayed | RunnerFailed
 
 
 class RunnerGroup(ABC):
@@ -286,6 +292,7 @@ class HostedRunner:
         self._base_env: BaseEnv | None = None
         self._runner: EnvRunner | None = None
         self._player: EpisodesPlayer | None = None
+        self._evaluator: EvaluatedEpisodes | None = None
         self._start = RunnerStart()
 
     @property
@@ -312,6 +319,7 @@ class HostedRunner:
         self._spec = replace(self._spec, acting=acting)
         self._start = start
         self._runner = self._player = None
+        self._close_evaluator()
 
     def prepare(self, role: RoleID, agent_states: Mapping[PolicyID, AgentState]) -> None:
         """Make the runner, and compile what acts in its first fragment."""
@@ -349,6 +357,18 @@ class HostedRunner:
             self._player = acting.player.make(self._base_env)
         return self._player
 
+    def evaluate(self, agent_states: PyTree, seed: int, num_episodes: int, chunk: Chunk) -> Evaluated | RunnerFailed:
+        """Play some episodes of an evaluation, in environments of their own."""
+        acting = self._spec.acting
+        if acting is None or acting.evaluator is None:
+            raise InvalidInputError("a group without an evaluator was asked for one: add it to its ActingSpec.")
+        if self._evaluator is None:
+            self._evaluator = acting.evaluator.make()
+        try:
+            return self._evaluator.play(agent_states, seed, num_episodes, range(num_episodes)[chunk.jobs])
+        except EnvFaultError as error:
+            return RunnerFailed.by_exception(error)
+
     def play_at_random(self, request: RandomRequest) -> RandomlyPlayed | RunnerFailed:
         """Act at random in environments that are made for it and closed again."""
         env, agent = self._spec.envs.env, RandomAgent()
@@ -370,8 +390,15 @@ class HostedRunner:
 
     def close(self) -> None:
         base_env, self._base_env, self._runner, self._player = self._base_env, None, None, None
-        if base_env is not None:
-            base_env.close()
+        with contextlib.ExitStack() as stack:  # closes both, also if one fails to
+            stack.callback(self._close_evaluator)
+            if base_env is not None:
+                stack.callback(base_env.close)
+
+    def _close_evaluator(self) -> None:
+        evaluator, self._evaluator = self._evaluator, None
+        if evaluator is not None:
+            evaluator.close()
 
 
 class LocalRunners(RunnerGroup):
@@ -437,6 +464,9 @@ class LocalRunners(RunnerGroup):
             case EpisodesRequest():
                 stored = request.plan
                 return hosted.play(stored, request.chunk, request.individuals)
+            case EvaluationRequest():
+                stored = request.agent_states
+                return hosted.evaluate(stored, request.seed, request.num_episodes, request.chunk)
             case RandomRequest():
                 return hosted.play_at_random(request)
 

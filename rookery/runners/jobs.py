@@ -25,6 +25,41 @@ class Chunk:
     count: int
     num_losses: int = 0
 
+    @property
+    def jobs(self) -> slice:
+        """Its place among all individuals."""
+        return slice(self.first, self.first + self.count)
+
+
+class ChunkQueue:
+    """Chunks that wait for a runner.
+
+    One whose runner is lost is dealt again, before all others. After the second loss its individuals are dealt one by
+    one. An individual that loses more than `max_restarts` runners by itself is given up.
+    """
+
+    def __init__(self, num_individuals: int, chunk_size: int, restart: RestartPolicy) -> None:
+        check_count("chunk_size", chunk_size)
+        firsts = range(0, num_individuals, chunk_size)
+        self.given_up: list[int] = []
+        self._restart = restart
+        self._chunks = deque(Chunk(first, min(chunk_size, num_individuals - first)) for first in firsts)
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def pop(self) -> Chunk:
+        return self._chunks.popleft()
+
+    def put_back(self, chunk: Chunk) -> None:
+        """Deal a chunk again whose runner was lost."""
+        if chunk.count == 1 and chunk.num_losses > self._restart.max_restarts:
+            self.given_up.append(chunk.first)
+        elif chunk.count > 1 and chunk.num_losses >= MAX_CHUNK_LOSSES:
+            self._chunks.extendleft(Chunk(chunk.first + offset, 1) for offset in reversed(range(chunk.count)))
+        else:
+            self._chunks.appendleft(chunk)
+
 
 @dataclass
 class JobSlot:
@@ -41,28 +76,22 @@ class JobSlot:
 class Deal:
     """Deals the individuals of a generation to runners, in chunks; whoever is free gets the next.
 
-    A chunk whose runner is lost is dealt again, before all others. After the second loss its individuals are dealt one
-    by one. An individual that loses more than `max_restarts` runners by itself is given up. A runner that is lost while
-    it starts counts against its slot, which is lost after `max_restarts` restarts in a row.
+    `ChunkQueue` says what becomes of chunks whose runner is lost. A runner that is lost while it starts counts against
+    its slot, which is lost after `max_restarts` restarts in a row.
     """
 
     def __init__(self, num_slots: int, restart: RestartPolicy | None = None) -> None:
         check_count("num_slots", num_slots)
         self.slots = [JobSlot() for _ in range(num_slots)]
-        self.given_up: list[int] = []
-        """The individuals of this generation that were given up."""
         self.num_restarts = 0
         self.num_chunks_lost = 0
         self._restart = restart or RestartPolicy()
-        self._queue: deque[Chunk] = deque()
+        self._queue = ChunkQueue(0, 1, self._restart)
         self._has_started = False
 
     def begin(self, num_individuals: int, chunk_size: int) -> None:
         """Start a generation; an earlier one is dropped."""
-        check_count("chunk_size", chunk_size)
-        firsts = range(0, num_individuals, chunk_size)
-        self._queue = deque(Chunk(first, min(chunk_size, num_individuals - first)) for first in firsts)
-        self.given_up = []
+        self._queue = ChunkQueue(num_individuals, chunk_size, self._restart)
         for slot in self.slots:
             slot.chunk = None
 
@@ -75,7 +104,7 @@ class Deal:
 
     def send(self, index: int) -> Chunk:
         """Give the next chunk to a runner; return the chunk."""
-        chunk = self._queue.popleft()
+        chunk = self._queue.pop()
         self.occupy(index)
         self.slots[index].chunk = chunk
         return chunk
@@ -115,7 +144,7 @@ class Deal:
         else:
             slot.health = slot.health.after_episode_fault(self._restart, now, chunk.num_losses)
         if chunk is not None:
-            self._deal_again(chunk)
+            self._queue.put_back(chunk)
         slot.status = SlotStatus.LOST if slot.health.status is Status.LOST else SlotStatus.SUSPECT
         return slot.status
 
@@ -141,6 +170,11 @@ class Deal:
         return [index for index, slot in enumerate(self.slots) if slot.status is SlotStatus.READY]
 
     @property
+    def given_up(self) -> list[int]:
+        """The individuals of this generation that were given up."""
+        return self._queue.given_up
+
+    @property
     def is_finished(self) -> bool:
         """Whether all individuals of the generation were played or given up."""
         return not self._queue and all(slot.chunk is None for slot in self.slots)
@@ -162,14 +196,6 @@ class Deal:
     def has_never_started(self) -> bool:
         """Whether every runner had a failure that counts before any of them was ready."""
         return not self._has_started and all(slot.health.num_failures for slot in self.slots)
-
-    def _deal_again(self, chunk: Chunk) -> None:
-        if chunk.count == 1 and chunk.num_losses > self._restart.max_restarts:
-            self.given_up.append(chunk.first)
-        elif chunk.count > 1 and chunk.num_losses >= MAX_CHUNK_LOSSES:
-            self._queue.extendleft(Chunk(chunk.first + offset, 1) for offset in reversed(range(chunk.count)))
-        else:
-            self._queue.appendleft(chunk)
 
 
 def default_chunk_size(num_individuals: int, num_slots: int, min_size: int = 1, group_size: int = 1) -> int:

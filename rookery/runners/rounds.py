@@ -26,6 +26,8 @@ class SlotStatus(enum.StrEnum):
     """It waits to be asked."""
     OUT = "out"
     """It was asked for a fragment."""
+    BUSY = "busy"
+    """It was asked for something else."""
     SUSPECT = "suspect"
     """It failed and waits for its restart."""
     LOST = "lost"
@@ -52,9 +54,15 @@ class Slot(Generic[T]):
     """Failures since the last delivery, also those that are not counted."""
     queue: deque[Queued[T]] = field(default_factory=deque)
 
+    def answer(self) -> None:
+        """Note that the runner has answered, which ends a row of failures."""
+        self.status = SlotStatus.READY
+        if self.num_failures:
+            self.num_failures, self.health = 0, Health(num_faults=self.health.num_faults)
+
     @property
     def is_up(self) -> bool:
-        return self.status in (SlotStatus.READY, SlotStatus.OUT)
+        return self.status in (SlotStatus.READY, SlotStatus.OUT, SlotStatus.BUSY)
 
 
 class Rounds(Generic[T]):
@@ -122,22 +130,35 @@ class Rounds(Generic[T]):
         slot = self.slots[index]
         assert slot.status is SlotStatus.OUT, f"slot {index} is {slot.status}"
         slot.queue.append(Queued(slot.acted, fragment))
-        slot.status = SlotStatus.READY
-        if slot.num_failures:
-            slot.num_failures, slot.health = 0, Health(num_faults=slot.health.num_faults)
+        slot.answer()
 
-    def fail(self, index: int, now: float, is_counted: bool = True) -> SlotStatus:
+    def occupy(self, index: int) -> None:
+        """Note that a runner was asked for something else than a fragment."""
+        slot = self.slots[index]
+        assert slot.status is SlotStatus.READY, f"slot {index} is {slot.status}"
+        slot.status = SlotStatus.BUSY
+
+    def release(self, index: int) -> None:
+        """Note that a runner has answered, which ends a row of failures."""
+        slot = self.slots[index]
+        assert slot.status is SlotStatus.BUSY, f"slot {index} is {slot.status}"
+        slot.answer()
+
+    def fail(self, index: int, now: float, is_counted: bool = True, num_losses: int | None = None) -> SlotStatus:
         """Note that a runner failed; it waits for its restart or is lost. What it has delivered stays.
 
-        A failure that is not counted, such as that of a node, delays the restart and does not use it up.
+        A failure that is not counted, such as that of a node, delays the restart and does not use it up. With
+        `num_losses` the failure counts against what the runner played, which has now lost as many runners.
         """
         slot = self.slots[index]
         self.num_fragments_lost += slot.status is SlotStatus.OUT
         slot.num_failures += 1
-        if is_counted:
+        if not is_counted:
+            slot.health = slot.health.after_loss_elsewhere(self._restart, now, slot.num_failures)
+        elif num_losses is None:
             slot.health = slot.health.after_fault(self._restart, now)
         else:
-            slot.health = slot.health.after_loss_elsewhere(self._restart, now, slot.num_failures)
+            slot.health = slot.health.after_episode_fault(self._restart, now, num_losses)
         slot.status = SlotStatus.LOST if slot.health.status is Status.LOST else SlotStatus.SUSPECT
         return slot.status
 
@@ -197,6 +218,11 @@ class Rounds(Generic[T]):
             slot.status is SlotStatus.OUT and not slot.queue and self.version - slot.acted >= self._max_staleness
             for slot in self.slots
         )
+
+    @property
+    def ready(self) -> list[int]:
+        """The slots that wait to be asked."""
+        return [index for index, slot in enumerate(self.slots) if slot.status is SlotStatus.READY]
 
     def take(self) -> dict[int, Queued[T]]:
         """Return the oldest fragment of every slot that has one, by slot."""

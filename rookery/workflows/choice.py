@@ -8,7 +8,7 @@ from rookery.distributed import check_memory
 from rookery.envs import AutoresetMode
 from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError
-from rookery.evaluators.host import HostEvaluator
+from rookery.evaluators.host import EpisodeSource, HostEvaluator
 from rookery.evaluators.host_population import HostPopulation, population_envs
 from rookery.evaluators.population_player import PopulationSpec
 from rookery.learners.learner import Learner
@@ -69,7 +69,8 @@ def make_gradient_training(
         collector = SingleAgentCollector(
             group, train.env, learner.agent, num_envs, learner.config.rollout_length, rounds
         )
-        evaluator = HostEvaluator(train.env, learner.agent, num_envs, opened=envs)
+        runners = evaluation_source(group, collector)
+        evaluator = HostEvaluator(train.env, learner.agent, num_envs, opened=envs, source=runners)
         return HostTraining(collector, learner, settings.hyperparameters, layout, evaluator, train)
 
 
@@ -100,7 +101,8 @@ def _make_joint_training(
             pool = Snapshots(snapshot.of, tuple(assignment.members_of(snapshot.into)), snapshot.every)
         joint = PolicyLearners(agent=agent, config=config, learners=PyTreeDict(learners), frozen=frozen, snapshots=pool)
         joint.check(layout.mesh.size)
-        evaluator = HostEvaluator(train.env, agent, config.num_envs, assignment, opened=envs)
+        source = evaluation_source(group, collector)
+        evaluator = HostEvaluator(train.env, agent, config.num_envs, assignment, opened=envs, source=source)
         return HostTraining(collector, joint, settings.hyperparameters, layout, evaluator, train)
 
 
@@ -140,8 +142,10 @@ def make_generations(
         spec = PopulationSpec(
             train.env, agent, config.explore, config.tracks_obs, evolution.measures, evolution.optimizer
         )
-        player = HostPopulation(group, spec, chunk_size, settings.ray.min_env_runners, settings.ray.wait_timeout)
-        host_evaluator = HostEvaluator(train.env, agent, num_envs, opened=envs)
+        ray = settings.ray
+        player = HostPopulation(group, spec, chunk_size, ray.min_env_runners, ray.wait_timeout, num_envs=num_envs)
+        source = evaluation_source(group, player)
+        host_evaluator = HostEvaluator(train.env, agent, num_envs, opened=envs, source=source)
         return HostGenerations(evolution, layout, player, host_evaluator, num_episodes)
 
 
@@ -200,6 +204,11 @@ def make_group(settings: Settings, learner: Learner, envs: BaseEnv | None, opene
     return _make_runners(settings, spec, envs, opened)
 
 
+def evaluation_source(group: RunnerGroup, source: EpisodeSource) -> EpisodeSource | None:
+    """Return what plays the evaluations of a run: runners elsewhere, or nobody else."""
+    return None if group.works_in_receive else source
+
+
 def _make_runners(
     settings: Settings, spec: RunnerSpec, envs: BaseEnv | None, opened: contextlib.ExitStack
 ) -> RunnerGroup:
@@ -240,10 +249,9 @@ def round_settings(settings: Settings, learner: Learner) -> RoundSettings:
             f"agent.actor_lag={learner.actor_lag} and max_staleness={train.max_staleness} both let actors lag: use one."
         )
     num_steps = learner.config.num_envs * learner.config.rollout_length
-    most_unsaved = train.timetable.checkpoint_interval + train.timetable.record_interval
-    # With min_ready < 1 a round may have the steps of one runner; otherwise of half of them, if the others are lost.
-    num_rounds = most_unsaved * (max(train.num_env_runners, 1) if train.min_ready < 1.0 else 2) // num_steps
-    num_unsaved = 2 * (num_rounds + train.max_staleness + 2)  # twice, if a checkpoint cannot be written
+    timetable = train.timetable
+    most_unsaved = timetable.checkpoint_interval + timetable.record_interval + learner.warmup_steps
+    num_unsaved = 2 * (most_unsaved // num_steps + train.max_staleness + 2)
     if ray.min_env_runners > max(train.num_env_runners, 1):
         raise InvalidInputError(
             f"ray.min_env_runners={ray.min_env_runners} is more than num_env_runners={train.num_env_runners}."

@@ -14,6 +14,7 @@ import numpy as np
 from rookery.agent import Agent, AgentState
 from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError, RookeryError
+from rookery.evaluators.evaluation_player import EvaluationSpec, joined
 from rookery.learning.experience import Experience, JointExperience, trajectory_shapes
 from rookery.metrics import Mean
 from rookery.rollout.source import TRAINING_FIELDS, episode_metrics
@@ -22,6 +23,8 @@ from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID
 from rookery.runners.acting.roles import TRAIN, RoleID
 from rookery.runners.callbacks import FaultNotices
 from rookery.runners.envs.base_env import SINGLE_AGENT
+from rookery.runners.episodes import Evaluated, EvaluationRequest
+from rookery.runners.evaluations import EpisodeDeal
 from rookery.runners.faults import FaultKind, fault_report
 from rookery.runners.group import (
     ActingSpec,
@@ -37,6 +40,7 @@ from rookery.runners.group import (
     check_one_agent,
     merge_columns,
 )
+from rookery.runners.jobs import default_chunk_size
 from rookery.runners.recording.episode import EpisodeMeans
 from rookery.runners.rounds import Rounds, SlotStatus
 from rookery.runners.sampling import Sample
@@ -79,7 +83,8 @@ class RoundSettings:
     wait_timeout: float = 600.0
     """Seconds with fewer than `min_runners` after which a run ends."""
     num_unsaved_fragments: int = 1
-    """The number of fragments that a runner may begin between two checkpoints."""
+    """The number of fragments whose seeds a resumed run leaves out. A checkpoint is due after half of them: one that
+    cannot be written costs no seed twice."""
 
 
 class Collector(ABC):
@@ -126,12 +131,16 @@ class Collector(ABC):
         """The last state of each runner."""
         self._num_begun = [0] * group.num_runners
         """The number of fragments that each slot may have begun since that state; their seeds are left out."""
+        self._num_unsaved = [0] * group.num_runners
+        """The number of fragments that each slot has begun since the last checkpoint."""
         self._reports: dict[int, RunnerReport] = {}
         """The last report of each runner since it was started."""
         self._counts: Counter[str] = Counter()
         """The counts of runners before they were started again, and of steps that were discarded here."""
         self._means = EpisodeMeans()
         """Of the episodes since the last record."""
+        self._deal: EpisodeDeal | None = None
+        """The episodes of the evaluation that runners play."""
         self._notices = FaultNotices()
         self._first_failure: RunnerFailed | None = None
         self._shortage = self._make_shortage()
@@ -175,8 +184,13 @@ class Collector(ABC):
         self._rounds.publish()
         if not self.is_started:
             starts = list(map(RunnerStart, self._states, self._num_begun))
-            self.group.start(ActingSpec(self._agents, self.assignment), self._request, starts)
+            self.group.start(self._acting(), self._request, starts)
             self.is_started = True
+
+    def _acting(self) -> ActingSpec:
+        num_envs = self.num_envs // self.group.num_runners
+        evaluator = EvaluationSpec(self._env, self._agent, num_envs, self.assignment)
+        return ActingSpec(self._agents, self.assignment, evaluator=evaluator)
 
     def ask(self, is_updating: bool = False, is_ahead: bool = True) -> None:
         """Ask all runners for a fragment that may be asked; during an update, its parameters will be stale.
@@ -188,6 +202,7 @@ class Collector(ABC):
             self.group.send(index, self._request)
             self._rounds.send(index)
             self._num_begun[index] += 1
+            self._num_unsaved[index] += 1
 
     def receive(self, timeout: float | None = None) -> bool:
         """Note the replies that have arrived, and rebuild runners that failed; return whether there were any."""
@@ -231,6 +246,23 @@ class Collector(ABC):
             self.receive(PATIENCE)
         return batch
 
+    def evaluate(self, agent_state: PyTree, seed: int, num_episodes: int) -> Evaluated:
+        """Let the runners play episodes of an evaluation, once their fragments under way have arrived."""
+        if not self.is_started:
+            self.publish(TRAIN, agent_state)
+        num_runners = self.group.num_runners
+        chunk_size = default_chunk_size(num_episodes, num_runners, self.num_envs // num_runners)
+        deal = self._deal = EpisodeDeal(num_episodes, chunk_size, self.group.restart)
+        handle = self.group.put(agent_state)
+        while not deal.is_finished and self.failure is None:
+            for index in self._rounds.ready[: deal.num_waiting]:
+                self._rounds.occupy(index)
+                self.group.send(index, EvaluationRequest(handle, seed, num_episodes, deal.send(index)))
+            self.receive(PATIENCE)
+        self._deal = None
+        num_policies = 1 if self.assignment is None else len(self.assignment.names)
+        return joined(deal.evaluated, num_episodes, num_policies, "their runners were lost")
+
     def _marked(self, index: int, sample: Sample) -> Sample:
         """Return a sample; if the one before it was discarded, its first rows continue nothing (`t` is 0)."""
         if index not in self._have_gaps:
@@ -262,7 +294,7 @@ class Collector(ABC):
     @property
     def is_waiting(self) -> bool:
         """Whether a reply is to come."""
-        return any(self._rounds.count(status) for status in (SlotStatus.STARTING, SlotStatus.OUT, SlotStatus.SUSPECT))
+        return any(slot.status not in (SlotStatus.READY, SlotStatus.LOST) for slot in self._rounds.slots)
 
     def discard(self) -> None:
         """Discard the fragments that are queued or under way, and count their steps."""
@@ -305,8 +337,17 @@ class Collector(ABC):
         self.seconds_waited, self._num_rounds = 0.0, 0
         return mean
 
+    @property
+    def is_checkpoint_due(self) -> bool:
+        """Whether a runner has begun so many fragments that a resumed run might use their seeds again.
+
+        The fewer runners are up, the more of the steps between two checkpoints are those of one.
+        """
+        return max(self._num_unsaved) > self._settings.num_unsaved_fragments // 2
+
     def get_state(self) -> dict[str, Any]:
         """Return runner states and counts as JSON data; a resumed run discards the steps that are queued."""
+        self._num_unsaved = [0] * self.group.num_runners
         counts = self._counted() + Counter(steps_discarded=self.num_steps_queued)
         counts["runner_restarts"] += self._rounds.num_restarts
         counts["fragments_lost"] += self._rounds.num_fragments_lost
@@ -328,6 +369,7 @@ class Collector(ABC):
             self.close()
         self._states = list(state["runners"]) or [None] * num_runners
         self._num_begun = [self._settings.num_unsaved_fragments if num_saved else 0] * num_runners
+        self._num_unsaved = [0] * num_runners
         self._counts = Counter(state["counts"])
         self.carried_steps = state.get("carried_steps", 0)
 
@@ -369,6 +411,10 @@ class Collector(ABC):
                 for fault in sample.faults:
                     self._notices.notice(fault, index if self.group.num_runners > 1 else None)
                 self._rounds.deliver(index, sample)
+            case Evaluated():
+                self._rounds.release(index)
+                if self._deal is not None:
+                    self._deal.deliver(index, reply)
             case RunnerFailed():
                 self._note_failure(index, reply)
 
@@ -384,7 +430,9 @@ class Collector(ABC):
             self._note_report(index, reply.report)
         else:
             self._counts[reply.failed.kind] += 1
-        status = self._rounds.fail(index, self._clock(), reply.failed.kind is not FaultKind.UNREACHABLE)
+        is_counted = reply.failed.kind is not FaultKind.UNREACHABLE
+        num_losses = None if self._deal is None else self._deal.fail(index, is_counted)
+        status = self._rounds.fail(index, self._clock(), is_counted, num_losses)
         self._shortage.note_failure(reply, self._rounds.num_up)
         if reply.is_fatal or self._rounds.has_lost_all or self._rounds.has_never_started:
             self.failure = (reply if reply.is_fatal else self._first_failure).error()

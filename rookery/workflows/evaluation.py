@@ -13,7 +13,8 @@ from rookery.envs import AutoresetMode, MultiAgentEnv, VectorWrapper, create_env
 from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError, check_count
 from rookery.evaluators import EvaluateMetric, Evaluator
-from rookery.evaluators.host import MAX_EPISODE_STEPS, HostEvaluator
+from rookery.evaluators.evaluation_player import MAX_EPISODE_STEPS
+from rookery.evaluators.host import HostEvaluator
 from rookery.policy import Policy
 from rookery.runners.acting.assignment import Assignment
 from rookery.runners.acting.policy_map import PolicyID

@@ -108,8 +108,10 @@ class TrainingLoop:
         return state, metrics
 
     def _is_old(self) -> bool:
-        """Return whether the last checkpoint is older than `checkpoint.minutes`."""
+        """Return whether the last checkpoint is older than `checkpoint.minutes`, or than the environments allow."""
         minutes = self.settings.train.checkpoint.minutes
+        if self.run is not None and self.training.environments.is_checkpoint_due:
+            return True
         return minutes is not None and time.monotonic() - self._saved_at >= 60.0 * minutes
 
     def _record(self, state: TrainingState, metrics: RunningMetrics, record_at: int) -> RecordEvent:

@@ -106,6 +106,10 @@ class Environments(Protocol):
     def failure(self) -> RookeryError | None:
         """Why training cannot go on, if that is so."""
 
+    @property
+    def is_checkpoint_due(self) -> bool:
+        """Whether a checkpoint has to be saved before the environments go on for long."""
+
     def report(self) -> dict[str, float]:
         """Return metrics of the environments for a record."""
 
@@ -126,6 +130,7 @@ class NoEnvironments:
     """No host environments: device environments are part of `TrainingState`."""
 
     failure = None
+    is_checkpoint_due = False
 
     def report(self) -> dict[str, float]:
         return {}

@@ -134,6 +134,7 @@ def test_runners_on_ray_return_the_bytes_of_runners_here(agent: Any, closing: An
             jax.tree.map(np.testing.assert_array_equal, reply.sample.batch, expected.sample.batch)
             jax.tree.map(np.testing.assert_array_equal, reply.sample.first_carries, expected.sample.first_carries)
             assert reply.sample.episodes == expected.sample.episodes
+            assert all(leaf.flags.owndata for leaf in jax.tree.leaves(reply.report.state)), "the store is kept full"
             assert reply.report.ledger == expected.report.ledger
 
 

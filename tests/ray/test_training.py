@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from rookery.configs import compose
+from rookery.evaluators.evaluation_player import EvaluationPlayer
 from rookery.registry import build_workflow
 from rookery.runners.envs.own import name_own_env
 from rookery.runners.group import Delivery, LocalRunners
@@ -73,13 +74,16 @@ def train(overrides: list[str], on_record: Any = None) -> tuple[list[dict], Any]
 def test_runners_on_ray_train_to_the_numbers_of_as_many_runners_here(
     overrides: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_ray, agent_on_ray = train([*overrides, "num_env_runners=2"])
+    with monkeypatch.context() as during:
+        during.delattr(EvaluationPlayer, "play")  # runners play the evaluations, too
+        on_ray, agent_on_ray = train([*overrides, "num_env_runners=2"])
     monkeypatch.setattr(ray_group, "RayRunners", lambda spec, num_runners, settings: LocalRunners(spec, num_runners))
     here, agent_here = train([*overrides, "num_env_runners=2"])
     jax.tree.map(np.testing.assert_array_equal, agent_on_ray, agent_here)
     of_runners = {name for name in on_ray[-1] if name.startswith("runners/")} | {"rollout/steps_queued"}
     assert [{name: value for name, value in record.items() if name not in of_runners} for record in on_ray] == here
     assert on_ray[-1]["runners/ready"] == 2
+    assert on_ray[-1]["eval/mean_ep_length"] > 0
 
 
 class Killer:

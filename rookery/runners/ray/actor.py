@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rookery.runners.episodes import Plan, Played, RandomlyPlayed, RandomRequest
+    from rookery.runners.episodes import Evaluated, Plan, Played, RandomlyPlayed, RandomRequest
     from rookery.runners.group import ActingSpec, Delivery, Description, RunnerFailed, RunnerSpec, RunnerStart
     from rookery.runners.jobs import Chunk
     from rookery.runners.passed import PassedParts
@@ -107,6 +107,13 @@ class RunnerActor:
     def play(self, chunk: "Chunk", individuals: Any, version: int, plan: "Plan") -> "Played | RunnerFailed":
         """Play the episodes of some individuals."""
         return self._hosted.play(self._on_device(version, plan), chunk, individuals)
+
+    @answering
+    def evaluate(
+        self, seed: int, num_episodes: int, chunk: "Chunk", version: int, agent_states: Any
+    ) -> "Evaluated | RunnerFailed":
+        """Play some episodes of an evaluation."""
+        return self._hosted.evaluate(self._on_device(version, agent_states), seed, num_episodes, chunk)
 
     @answering
     def play_at_random(self, request: "RandomRequest") -> "RandomlyPlayed | RunnerFailed":

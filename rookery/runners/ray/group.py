@@ -1,5 +1,6 @@
 """Runners on Ray: each is an actor, on this machine or on others."""
 
+import copy
 import itertools
 import logging
 import os
@@ -7,7 +8,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -16,10 +17,11 @@ import ray
 from ray import exceptions as ray_errors
 
 from rookery.errors import InvalidInputError, RookeryError, check_count
-from rookery.runners.episodes import EpisodesRequest, Handle, RandomRequest
+from rookery.runners.episodes import EpisodesRequest, EvaluationRequest, Handle, RandomRequest
 from rookery.runners.faults import Failed, FaultKind, Phase, shortened
 from rookery.runners.group import (
     ActingSpec,
+    Delivery,
     Description,
     FragmentRequest,
     Ready,
@@ -204,6 +206,11 @@ class RayRunners(RunnerGroup):
             case EpisodesRequest():
                 stored, kind = self._stored(request.plan), "episodes"
                 ref = actor.play.remote(request.chunk, request.individuals, stored.version, stored.ref)
+            case EvaluationRequest():
+                stored, kind = self._stored(request.agent_states), "evaluation"
+                ref = actor.evaluate.remote(
+                    request.seed, request.num_episodes, request.chunk, stored.version, stored.ref
+                )
             case RandomRequest():
                 ref, kind = actor.play_at_random.remote(request), "random"
         slot.calls.append(Call(REQUEST, ref, self._clock(), self._timeout_of(kind), kind))
@@ -343,7 +350,7 @@ class RayRunners(RunnerGroup):
                 return Ready() if call.is_last else None
         assert call.kind is not None, "a request has a kind"
         self._slowest[call.kind] = max(self._slowest.get(call.kind, 0.0), answer.seconds)
-        return value
+        return without_store(value) if isinstance(value, Delivery) else value
 
     def _tell_waiting(self) -> None:
         """Log what actors wait for that have had no room for long, once until all of those have it."""
@@ -379,6 +386,11 @@ class RayRunners(RunnerGroup):
                     f"it did not answer {call.method} for {call.timeout:g} s{setting}.", FaultKind.HUNG
                 )
         return replies
+
+
+def without_store(delivery: Delivery) -> Delivery:
+    """Copy the state, which is kept for long: one array of a reply holds the whole reply in the object store."""
+    return replace(delivery, report=replace(delivery.report, state=copy.deepcopy(delivery.report.state)))
 
 
 def jax_settings() -> dict[str, Any]:

@@ -228,7 +228,7 @@ def test_a_slow_step_is_rendered_once_and_costs_no_frame(monkeypatch: pytest.Mon
     def make_rendered_env(env: EnvConfig) -> Any:
         return vectorized(lambda index: SlowEnv(4), 1, processes=True, step_timeout=1.0)
 
-    monkeypatch.setattr("rookery.evaluators.host.make_rendered_env", make_rendered_env)
+    monkeypatch.setattr("rookery.evaluators.evaluation_player.make_rendered_env", make_rendered_env)
     agent = ParityAgent()
     evaluator = HostEvaluator(EnvConfig("gymnasium/CartPole-v1"), agent, num_envs=1)
     frames = evaluator.frames(AgentState(params=jnp.zeros(())), jax.random.key(0), max_steps=3)

@@ -17,6 +17,7 @@ from rookery.algorithms.evolution.map_elites import MAPElitesWorkflow
 from rookery.algorithms.evolution.nsga2 import NSGA2Workflow
 from rookery.algorithms.evolution.open_es import OpenESWorkflow
 from rookery.errors import InvalidInputError, UnknownNameError
+from rookery.evaluators.host import HostEvaluator
 from rookery.evaluators.host_population import HostPopulation, population_envs
 from rookery.evaluators.measures import Measure
 from rookery.evaluators.population_player import PopulationSpec
@@ -26,7 +27,7 @@ from rookery.runners.envs.autoreset import AutoresetBaseEnv
 from rookery.runners.envs.base_env import Actions, BaseEnv, EnvOutputs
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
 from rookery.runners.envs.vector_env import VectorEnv
-from rookery.runners.episodes import EpisodesRequest, RandomRequest
+from rookery.runners.episodes import EpisodesRequest, EvaluationRequest, RandomRequest
 from rookery.runners.faults import EnvFaultError, FaultKind
 from rookery.runners.group import LocalRunners, RunnerSpec
 from rookery.runners.seeds import episode_seed
@@ -474,6 +475,29 @@ def test_an_individual_that_always_kills_its_runner_has_no_fitness_alone(make: M
     np.testing.assert_array_equal(np.isnan(episodes.episode_returns).all(axis=1), is_lost)
     np.testing.assert_array_equal(episodes.episode_returns[~is_lost], expected.episode_returns[~is_lost])
     assert float(episodes.obs_statistics.count.value) == episodes.episode_lengths.sum()
+
+
+def test_runners_play_the_episodes_of_an_evaluation_here_and_a_generation_under_way_begins_again(make: Make) -> None:
+    workflow = make(network={"core": "gru"})
+    agent_state, key = workflow.init(workflow.make_key()).agent_state, jax.random.key(3)
+    expected = workflow.evaluator.evaluate(agent_state, key, 7)
+    died: list[Any] = []
+
+    def fails(index: int, request: Any) -> FaultKind | None:
+        if isinstance(request, EvaluationRequest) and not died:
+            died.append(request)
+            return FaultKind.KILLED
+        return None
+
+    with population_on(workflow, fails) as (host, group):
+        number = host.begin(*asked_of(workflow), NUM_EPISODES)
+        evaluator = HostEvaluator(workflow.settings.train.env, workflow.agent, 4, source=host)
+        result = evaluator.evaluate(agent_state, key, 7)
+        assert number != host.num_begun
+        assert (group.num_rebuilt, len(died)) == (1, 1)
+    assert expected.num_left_out == result.num_left_out == 0
+    np.testing.assert_array_equal(result.episode_returns, expected.episode_returns)
+    np.testing.assert_array_equal(result.episode_lengths, expected.episode_lengths)
 
 
 def test_runners_make_the_individuals_themselves(make: Make) -> None:

@@ -94,6 +94,26 @@ def test_a_failure_costs_the_fragment_under_way_and_leaves_those_delivered() -> 
     assert rounds.slots[1].status is SlotStatus.OUT
 
 
+def test_a_runner_that_does_something_else_is_up_and_answers_without_a_fragment() -> None:
+    rounds = started(2)
+    rounds.occupy(0)
+    assert (rounds.ready, rounds.num_up) == ([1], 2)
+    assert rounds.to_send(False, NOW) == [1]
+    rounds.release(0)
+    assert rounds.ready == [0, 1]
+    assert not rounds.slots[0].queue
+
+
+def test_a_failure_of_something_else_counts_against_that_and_loses_no_fragment() -> None:
+    rounds: Rounds[str] = Rounds(1, restart=RestartPolicy(max_restarts=0))
+    rounds.start(0, NOW)
+    rounds.occupy(0)
+    assert rounds.fail(0, NOW, num_losses=3) is SlotStatus.SUSPECT
+    assert rounds.num_fragments_lost == 0
+    rounds.restart(0)
+    assert rounds.fail(0, NOW) is SlotStatus.LOST
+
+
 @pytest.mark.parametrize("is_started", [False, True])
 def test_a_runner_that_fails_without_a_request_loses_no_fragment(is_started: bool) -> None:
     rounds = started(1) if is_started else Rounds(1, restart=RESTART)

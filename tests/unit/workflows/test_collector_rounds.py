@@ -15,7 +15,6 @@ import jax
 import numpy as np
 import pytest
 
-from rookery.agent import AgentState
 from rookery.algorithms.a2c import A2CWorkflow
 from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError, RookeryError
@@ -23,6 +22,7 @@ from rookery.learning.experience import Experience
 from rookery.runners.acting.policy_map import DEFAULT_POLICY
 from rookery.runners.acting.roles import TRAIN
 from rookery.runners.envs.base_env import SINGLE_AGENT
+from rookery.runners.episodes import Evaluated, EvaluationRequest
 from rookery.runners.faults import Failed, FaultKind, Phase
 from rookery.runners.group import (
     ActingSpec,
@@ -38,6 +38,7 @@ from rookery.runners.group import (
     RunnerStart,
 )
 from rookery.runners.health import RestartPolicy
+from rookery.runners.jobs import Chunk
 from rookery.runners.ledger import Account, Ledger
 from rookery.runners.rounds import SETTLING_SECONDS
 from rookery.runners.sampling import Sample
@@ -85,6 +86,8 @@ class ScriptedRunners(RunnerGroup):
         self._time = time
         self._started: set[int] = set()
         self._out: set[int] = set()
+        self._chunks: dict[int, Chunk] = {}
+        """The episodes of evaluations under way."""
 
     def describe(self) -> Description:
         return Description("scripted", {SINGLE_AGENT: SPACES})
@@ -93,14 +96,17 @@ class ScriptedRunners(RunnerGroup):
         self.starts = list(starts)
         self._started = set(range(self.num_runners))
 
-    def put(self, agent_states: Mapping[str, AgentState]) -> Any:
-        return agent_states[DEFAULT_POLICY]
+    def put(self, agent_states: Any) -> Any:
+        return agent_states[DEFAULT_POLICY] if isinstance(agent_states, Mapping) else agent_states
 
-    def send(self, index: int, request: FragmentRequest) -> None:
+    def send(self, index: int, request: Any) -> None:
         assert index not in self._out | self._started
         self._out.add(index)
         self.num_requests[index] += 1
-        self.requests.append((index, request.agent_states))
+        if isinstance(request, EvaluationRequest):
+            self._chunks[index] = request.chunk
+        else:
+            self.requests.append((index, request.agent_states))
 
     def receive(self, timeout: float | None = None) -> dict[int, Reply]:
         replies: dict[int, Reply] = {}
@@ -121,6 +127,9 @@ class ScriptedRunners(RunnerGroup):
     def _reply(self, index: int, answer: int | FaultKind) -> Reply:
         if isinstance(answer, FaultKind):
             return failure_of(index, answer)
+        if (chunk := self._chunks.pop(index, None)) is not None:
+            numbers = np.arange(100)[chunk.jobs]
+            return Evaluated(numbers[:, None] + 0.5, numbers + 1, [{}] * chunk.count)
         number = self.num_requests[index]
         self.num_sampled += answer
         account = Account(taken=answer, returned=answer, discarded=0, pending=0)
@@ -129,11 +138,12 @@ class ScriptedRunners(RunnerGroup):
 
     def rebuild(self, index: int, start: RunnerStart, request: FragmentRequest) -> None:
         self._out.discard(index)
+        self._chunks.pop(index, None)
         self._started.add(index)
         self.rebuilt.append((index, start))
 
     def close(self) -> None:
-        self._out, self._started = set(), set()
+        self._out, self._started, self._chunks = set(), set(), {}
 
 
 def failure_of(index: int, kind: FaultKind) -> RunnerFailed:
@@ -436,6 +446,23 @@ def test_a_run_that_resumes_from_before_its_first_fragment_leaves_out_seeds_as_w
     resumed.set_state(saved)
     resumed.collect(TRAIN, "parameters")
     assert group.starts == [RunnerStart(None, 7)] * 2
+
+
+@pytest.mark.parametrize("num_up", [1, 2, 8])
+def test_a_checkpoint_is_due_before_a_runner_has_begun_more_fragments_than_a_resumed_run_leaves_out(
+    num_up: int,
+) -> None:
+    collector, group = make_collector(8, num_unsaved_fragments=10, max_staleness=1, min_ready=0.1)
+    group.starting = dict.fromkeys(range(num_up, 8), FaultKind.KILLED)
+    collector.publish(TRAIN, 0)
+    num_rounds = 0
+    while not collector.is_checkpoint_due:
+        collector.ask()
+        collector.receive(1.0)
+        num_rounds += collector.take() is not None
+    assert max(group.num_requests.values()) == 6
+    collector.get_state()
+    assert not collector.is_checkpoint_due
 
 
 def test_a_new_run_leaves_out_no_seeds() -> None:
@@ -747,3 +774,47 @@ def test_a_single_batch_asks_no_runner_ahead() -> None:
     collector, group = make_collector(2, script, max_staleness=1)
     collector.collect(TRAIN, {})
     assert group.num_requests == {0: 1, 1: 1}
+
+
+# Evaluations.
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+def test_runners_play_an_evaluation_between_two_updates_and_training_is_the_same(max_staleness: int) -> None:
+    trained = []
+    for is_evaluating in (False, True):
+        loop, training, group = make_loop(2, max_staleness=max_staleness)
+        state = advance_until(loop, training, FakeState(), 3)
+        if is_evaluating:
+            evaluated = training.collector.evaluate(3, seed=5, num_episodes=7)
+            assert evaluated.returns[:, 0].tolist() == [number + 0.5 for number in range(7)]
+            assert evaluated.lengths.tolist() == list(range(1, 8))
+        advance_until(loop, training, state, 6)
+        trained.append([len(group.requests), [not all(is_dead(batch)) for batch in training.learned]])
+        assert group.num_sampled == training.collector.report()["rollout/steps_sampled"]
+    assert trained[0] == trained[1]
+
+
+def test_an_evaluation_starts_runners_that_are_not_yet() -> None:
+    collector, _ = make_collector(2)
+    assert collector.evaluate(0, seed=5, num_episodes=3).lengths.tolist() == [1, 2, 3]
+    assert collector.report()["rollout/steps_sampled"] == 0
+
+
+def test_a_runner_that_dies_in_an_evaluation_costs_no_episode_and_no_fragment() -> None:
+    collector, group = make_collector(2, failing((0, 1), (1, 1)))
+    evaluated = collector.evaluate(0, seed=5, num_episodes=9)
+    assert evaluated.lengths.tolist() == list(range(1, 10))
+    assert evaluated.problem == ""
+    assert [index for index, _ in group.rebuilt] == [0, 1]
+    assert collector.report()["runners/fragments_lost"] == 0
+    assert collector.report()["faults/killed"] == 2
+
+
+def test_if_all_runners_are_lost_in_an_evaluation_its_episodes_are_left_out_and_the_run_ends() -> None:
+    collector, group = make_collector(2)
+    group.starting = dict.fromkeys(range(2), FaultKind.KILLED)
+    evaluated = collector.evaluate(0, seed=5, num_episodes=4)
+    assert not evaluated.lengths.any()
+    assert evaluated.problem == "their runners were lost"
+    assert collector.failure is not None

@@ -731,7 +731,8 @@ def test_an_episode_counts_although_its_observations_leave_their_bounds(workflow
 def test_an_evaluation_episode_without_end_is_cut_and_counts(
     workflow: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rookery.evaluators.host.MAX_EPISODE_STEPS", 20)
+    for module in ("host", "evaluation_player"):
+        monkeypatch.setattr(f"rookery.evaluators.{module}.MAX_EPISODE_STEPS", 20)
     endless = make(env={"episode_length": None})
     agent_state = workflow.init(workflow.make_key()).agent_state
     result = endless.evaluator.evaluate(agent_state, jax.random.key(0), 9)
@@ -750,7 +751,7 @@ def test_a_run_goes_on_if_its_evaluations_cannot_finish_an_episode(
 ) -> None:
     make_training_envs = group.make_envs
     monkeypatch.setattr(
-        "rookery.evaluators.host.make_envs",
+        "rookery.evaluators.evaluation_player.make_envs",
         lambda env, num_envs, **options: make_training_envs(
             replace(env, kwargs={"fails_always": True}), num_envs, **options
         ),
