@@ -14,9 +14,10 @@ import numpy as np
 
 from rookery.configuration import setting
 from rookery.errors import InvalidInputError
-from rookery.evolution import ECState, EvoOptimizer
+from rookery.evolution import ECState
 from rookery.evolution.archives import Archive, ArchiveState, CVTArchive, GridArchive
 from rookery.evolution.mutation import cloud_around, iso_line
+from rookery.evolution.populations import PopulationOptimizer
 from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.types import Array, Key, Params, as_mappable_key, pytree_field, where_tree
 from rookery.workflows.evolution import ECWorkflow
@@ -44,7 +45,7 @@ class MAPElitesState(ECState):
     descriptors: Array
 
 
-class MAPElites(EvoOptimizer):
+class MAPElites(PopulationOptimizer):
     """Varies individuals sampled from the archive; each cell of the archive keeps its fittest individual."""
 
     hyperparameters: MAPElitesHyperparameters = pytree_field(default_factory=MAPElitesHyperparameters)
@@ -79,9 +80,6 @@ class MAPElites(EvoOptimizer):
             population=population,
             descriptors=jnp.full((self.population_size, len(self.low)), jnp.nan, jnp.float32),
         )
-
-    def sample(self, state: MAPElitesState, key: Key) -> Params:
-        return self.share(state.population)
 
     def tell(self, state: MAPElitesState, fitness: Array, descriptors: Array) -> MAPElitesState:  # type: ignore[override]
         """Learn from the fitness `[P]` and the descriptors `[P, K]` of the individuals that `ask` returned."""
