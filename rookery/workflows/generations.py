@@ -81,6 +81,8 @@ class ECConfig:
 class EvolutionState(LearnerState):
     """The state of a search; `agent_state` is its center."""
 
+    inherited = (*LearnerState.inherited, "evo_state")
+
     evo_state: ECState
 
     def with_hyperparameters(self, hyperparameters: Hyperparameters) -> Self:

@@ -1,0 +1,6 @@
+"""Search for hyper-parameters: the space to search, and what a member of a population takes over from another."""
+
+from rookery.search.inheritance import inherit, inheritance
+from rookery.search.space import Numbers, SearchRange, SearchSpace
+
+__all__ = ["Numbers", "SearchRange", "SearchSpace", "inherit", "inheritance"]
