@@ -37,6 +37,7 @@ AGENTS = {
     "evosax": "rookery.algorithms.evolution.evosax_methods:EvosaxWorkflow",
     "nsga2": "rookery.algorithms.evolution.nsga2:NSGA2Workflow",
     "erl": "rookery.algorithms.hybrid.erl:ERLWorkflow",
+    "pbt": "rookery.populations.pbt:PBTWorkflow",
     "map_elites": "rookery.algorithms.evolution.map_elites:MAPElitesWorkflow",
 }
 """The module and class of the workflow of each method."""

@@ -3,8 +3,10 @@
 from rookery.distributed.memory import check_memory
 from rookery.distributed.mesh import (
     DEVICE_AXIS,
+    POPULATION_AXIS,
     SAME,
     SPLIT,
+    SPLIT_MEMBERS,
     check_divides,
     device_mesh,
     replicate,
@@ -13,8 +15,10 @@ from rookery.distributed.mesh import (
 
 __all__ = [
     "DEVICE_AXIS",
+    "POPULATION_AXIS",
     "SAME",
     "SPLIT",
+    "SPLIT_MEMBERS",
     "check_divides",
     "check_memory",
     "device_mesh",

@@ -66,6 +66,7 @@ class Queue(PyTreeData):
     num_episodes: int = pytree_field(static=True)
     num_jobs: int = pytree_field(static=True)
     paired: bool = pytree_field(static=True, default=False)
+    """Whether the key of an episode depends on its index alone, not on the agent."""
 
     def agent_of(self, job: Array) -> Array:
         """Return the agent of a job; for a job past the queue, any agent."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import jax
 import jax.numpy as jnp
 
-from rookery.configuration import check_settings
+from rookery.configuration import check_settings, field_names
 from rookery.distributed import fixed_order
 from rookery.errors import InvalidInputError, ShapeError, check_count
 from rookery.evolution.fitness import without_invalid
@@ -35,6 +35,8 @@ CHUNK_SIZE = 64
 """The number of individuals, or mirrored pairs, made at once."""
 MIN_BLOCK_SIZE = 8
 """A sum over the population adds blocks of at least this number of individuals: it needs memory for one of each."""
+OWN = ("key", "num_invalid")
+"""The fields of a state that belong to one search: its random numbers and its count of events."""
 
 
 class ECState(PyTreeData):
@@ -42,6 +44,13 @@ class ECState(PyTreeData):
 
     `asked` is the population between `ask` and `tell`; `is_valid` marks valid fitness during `update`.
     """
+
+    inherited: ClassVar[tuple[str, ...]]
+    """The fields that a member of a population of searches takes over from another: all but `OWN`."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.inherited = tuple(name for name in field_names(cls) if name not in OWN)
 
     key: Key
     generation: Array

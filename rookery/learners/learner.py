@@ -22,6 +22,9 @@ Metrics = dict[str, Mean]
 class LearnerState(PyTreeData):
     """Agent state, hyper-parameters and counters of a learner; subclasses add optimizer states and buffers."""
 
+    inherited: ClassVar[tuple[str, ...]] = ("agent_state", "hyperparameters")
+    """The fields that a member of a population takes over from another: no buffers and no counters."""
+
     agent_state: AgentState
     hyperparameters: Hyperparameters
     iterations: Counter

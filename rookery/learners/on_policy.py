@@ -61,6 +61,8 @@ class OnPolicyHyperparameters(Hyperparameters):
 class OnPolicyState(LearnerState):
     """The state of an on-policy learner."""
 
+    inherited = (*LearnerState.inherited, "optimizer_state", "reward_scaling", "actor_state")
+
     optimizer_state: OptimizerState
     reward_scaling: RewardScaling | None
     actor_state: AgentState | None

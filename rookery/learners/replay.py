@@ -124,6 +124,8 @@ class OffPolicyHyperparameters(Hyperparameters):
 class OffPolicyState(LearnerState):
     """The state of an off-policy learner; each part of the parameters has its own optimizer state."""
 
+    inherited = (*LearnerState.inherited, "target_params", "optimizer_states")
+
     target_params: Params
     optimizer_states: PyTreeDict
     buffer_state: ReplayState

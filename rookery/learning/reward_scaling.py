@@ -3,6 +3,8 @@
 Engstrom et al., "Implementation matters in deep policy gradients", 2020, section 3. Rewards are not centered.
 """
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
@@ -17,6 +19,9 @@ MAX_REWARD = 10.0
 
 class RewardScaling(PyTreeData):
     """The discounted return so far of each environment's episode, and the statistics of all of them."""
+
+    inherited: ClassVar[tuple[str, ...]] = ("statistics",)
+    """The returns belong to the environments of a member, see `rookery.search.inheritance`."""
 
     returns: Float[Array, " B"]
     statistics: RunningStatistics

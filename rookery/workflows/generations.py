@@ -196,7 +196,7 @@ class DeviceGenerations(OnDevice, Generations):
             agent_fn=agent.compute_actions if config.explore else agent.evaluate_actions,
             initial_carry_fn=agent.initial_carry,
             max_episode_steps=evaluator.max_episode_steps,
-            num_lanes=min(config.num_lanes, config.population_size * config.num_episodes // layout.mesh.size),
+            num_lanes=min(config.num_lanes, config.population_size * config.num_episodes // layout.num_shares),
             measures=evolution.measures,
             track_obs=config.tracks_obs,
             axis_name=DEVICE_AXIS,

@@ -109,7 +109,7 @@ class HybridGenerations(OnDevice, SearchTraining):
         self.evaluator = evaluator
         self._hyperparameters = hyperparameters
         check_population(self.optimizer, crew.population_size, layout)
-        self.learner.check(layout.mesh.size)
+        self.learner.check(layout.num_shares)
         self.evaluation = self._make_evaluation(num_evaluations, is_compiled=True)
         self.player = PopulationEvaluator(
             env=evaluator.env,
@@ -228,9 +228,9 @@ class HybridGenerations(OnDevice, SearchTraining):
 
     def _play(self, hybrid: HybridState, population: Params, key: Key) -> PopulationEpisodes:
         """Play this device's share of a generation and store its rows; the copies of the actor come last."""
-        mesh, crew = self.layout.mesh, self.crew
+        num_shares, crew = self.layout.num_shares, self.crew
         own_individuals, own_exploring, own_greedy = (
-            count // mesh.size for count in (crew.population_size, crew.num_exploring, crew.num_greedy)
+            count // num_shares for count in (crew.population_size, crew.num_exploring, crew.num_greedy)
         )
         num_copies = own_exploring + own_greedy
         actor = self.exchange.actor_of(hybrid.gradient)
@@ -264,7 +264,7 @@ class HybridGenerations(OnDevice, SearchTraining):
 
     def _outcome(self, episodes: PopulationEpisodes, generation: Generation) -> tuple[PopulationEpisodes, Generation]:
         """Split off the episodes of the individuals, and say how fit all were."""
-        size, num_greedy = self.optimizer.share_size, self.crew.num_greedy // self.layout.mesh.size
+        size, num_greedy = self.optimizer.share_size, self.crew.num_greedy // self.layout.num_shares
         own = PopulationEpisodes(
             episode_returns=episodes.episode_returns[:size],
             episode_lengths=episodes.episode_lengths[:size],

@@ -32,6 +32,11 @@ class Layout:
     enable_jit: bool = True
     compiler_options: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def num_shares(self) -> int:
+        """The number of devices that split the environments or individuals of one training."""
+        return self.mesh.shape[DEVICE_AXIS]
+
     def program(
         self,
         function: Callable,

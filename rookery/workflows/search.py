@@ -31,6 +31,8 @@ QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 class EvolutionState(LearnerState):
     """The state of a search; `agent_state` is its center."""
 
+    inherited = (*LearnerState.inherited, "evo_state")
+
     evo_state: ECState
 
     def with_hyperparameters(self, hyperparameters: Hyperparameters) -> Self:
@@ -76,11 +78,11 @@ class SearchTraining(Training):
 
 def check_population(optimizer: EvoOptimizer, population_size: int, layout: Layout) -> None:
     """Raise unless the devices can have the same number of individuals, and whole pairs of a mirrored strategy."""
-    check_divides("agent.population_size", population_size, layout.mesh.size)
-    whole = layout.mesh.size * optimizer.group_size
+    check_divides("agent.population_size", population_size, layout.num_shares)
+    whole = layout.num_shares * optimizer.group_size
     if population_size % whole:
         raise InvalidInputError(
-            f"agent.population_size={population_size} does not split into pairs over {layout.mesh.size} "
+            f"agent.population_size={population_size} does not split into pairs over {layout.num_shares} "
             f"devices: use a multiple of {whole}."
         )
 

@@ -19,6 +19,7 @@ from rookery.hyperparameters import Hyperparameters
 from rookery.learners.learner import Learner, LearnerState
 from rookery.learning.counter import Counter
 from rookery.metrics import Metrics, RunningMetrics, accumulate, running_shapes
+from rookery.runs.policy_files import BEST_INDIVIDUAL
 from rookery.spaces import Space
 from rookery.types import Array, Key, PyTree, PyTreeDict, State
 from rookery.workflows.programs import Layout, Program, specs_of
@@ -215,6 +216,10 @@ class Training(ABC):
         """Return the agents to evaluate, by the prefix of their metrics."""
         return {CENTER: state.agent_state}
 
+    def individuals(self, state: TrainingState) -> dict[str, AgentState]:
+        """Return the agents of a state that become policies, by individual; the trained one has an empty name."""
+        return {"" if prefix == CENTER else BEST_INDIVIDUAL: agent for prefix, agent in self.agents(state).items()}
+
     def evaluate(self, state: TrainingState) -> tuple[PyTreeDict, TrainingState]:
         """Play episodes with the greedy policy."""
         metrics, eval_key = self.evaluation(self.agents(state), state.eval_key)
@@ -291,6 +296,10 @@ class OnDevice(Training):
     """Training with environments in the compiled program; all iterations between two records are one call."""
 
     environments = NoEnvironments()
+    start: Callable[[Key, Hyperparameters], TrainingState]
+    """Makes the first state of one seed, on one device's share."""
+    iterate: Callable[[TrainingState], tuple[Metrics, TrainingState]]
+    """Runs one iteration of one seed, on one device's share."""
     _step: Program
 
     def init(self, key: Key) -> TrainingState:
@@ -304,6 +313,7 @@ class OnDevice(Training):
 
     def _make_programs(self, start: Callable, iterate: Callable) -> None:
         """Make the programs from functions of one seed and one device's share."""
+        self.start, self.iterate = start, iterate
         layout, specs = self.layout, self.specs()
         iterate_all = layout.over_seeds(iterate)
         if layout.enable_jit:

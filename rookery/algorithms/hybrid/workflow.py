@@ -116,7 +116,7 @@ class HybridWorkflow(Workflow):
         )
 
     def make_training(self) -> HybridGenerations:
-        config, train, num_devices = self.config, self.settings.train, self.layout.mesh.size
+        config, train, num_devices = self.config, self.settings.train, self.layout.num_shares
         if train.env.is_on_host:
             raise InvalidInputError(
                 f"agent={self.settings.agent_name} runs on device environments, and {train.env.name} is on the host: "
