@@ -41,6 +41,8 @@ class HybridState(EvolutionState):
     `hyperparameters` has fields `strategy` and `learner` for those of the two parts.
     """
 
+    inherited = (*EvolutionState.inherited, "gradient")
+
     gradient: OffPolicyState
     last_steps: Array
     """The env steps of the last generation."""

@@ -10,8 +10,9 @@ from rookery.registry import AGENTS, build_workflow
 from rookery.search import inherit, inheritance
 from rookery.types import make_key
 
-OWN = ("key", "num_invalid", "iterations", "env_steps", "num_updates", "buffer_state", "returns")
+OWN = ("key", "num_invalid", "iterations", "env_steps", "num_updates", "buffer_state", "returns", "last_steps")
 """The names of the fields, at any depth of a learner's state, that stay with a member."""
+CONTINUOUS = ("ddpg", "td3", "erl")
 MEASURES = {"nsga2": ["agent.objectives=[sum:reward,mean:reward]"]}
 MEASURES["map_elites"] = ["agent.descriptors=[sum:reward,last:reward]"]
 SCALED = {method: ["agent.normalize_rewards=true"] for method in ("ppo", "a2c", "impala")}
@@ -23,7 +24,7 @@ def is_own(path: str) -> bool:
 
 @pytest.mark.parametrize("method", sorted(set(AGENTS) - {"pbt"}))
 def test_an_heir_keeps_its_own_key_counters_buffer_and_returns_and_takes_over_the_rest(method: str) -> None:
-    env = "classic/pendulum" if method in ("ddpg", "td3") else "classic/cartpole"
+    env = "classic/pendulum" if method in CONTINUOUS else "classic/cartpole"
     overrides = [f"agent={method}", f"env={env}", *MEASURES.get(method, []), *SCALED.get(method, [])]
     workflow = build_workflow(compose([*overrides, "recorders=[]"]))
     shapes = jax.eval_shape(workflow.init, make_key(0)).learner
