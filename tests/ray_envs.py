@@ -7,6 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
+
 from rookery.testing.misbehaving_envs import CountingEnv, StepResult
 
 
@@ -71,6 +74,33 @@ class CommandedEnv(CountingEnv):
         except OSError:
             return
         COMMANDS[taken.read_text().removeprefix(prefix)]()
+
+
+class MaskedEnv(gymnasium.Env):
+    """Observes a dict and allows two of three actions, which change; another one is an error."""
+
+    action_space = gymnasium.spaces.Discrete(3)
+    observation_space = gymnasium.spaces.Dict(
+        position=gymnasium.spaces.Box(0.0, 1.0, (2,), np.float32),
+        action_mask=gymnasium.spaces.Box(0, 1, (3,), np.int8),
+    )
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, Any]:
+        super().reset(seed=seed)
+        self._num_steps = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        if action == self._forbidden:
+            raise ValueError(f"{action} is not allowed")
+        self._num_steps += 1
+        return self._obs(), float(action), self._num_steps == 10, False, {}
+
+    def _obs(self) -> dict[str, np.ndarray]:
+        self._forbidden = int(self.np_random.integers(3))
+        mask = np.ones(3, np.int8)
+        mask[self._forbidden] = 0
+        return {"position": self.np_random.random(2, np.float32), "action_mask": mask}
 
 
 def give_command(folder: Path, command: str) -> None:

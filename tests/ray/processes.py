@@ -131,6 +131,11 @@ def children_of(parent: int) -> list[int]:
     return found
 
 
+def is_running(process: int) -> bool:
+    """Return whether a process has not ended; one that nobody has waited for has ended."""
+    return read(process, "stat").rpartition(")")[2].split()[:1] not in ([], ["Z"])
+
+
 def processes_naming(text: str) -> list[int]:
     """Return the processes whose command line or variables contain a text."""
     return [process for process in process_ids() if text in read(process, "cmdline") + read(process, "environ")]

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from tests.ray.processes import RUN_NAME, Training, children_of, read, wait_until
+from tests.ray.processes import (
+    LOOPBACK_IN_HEX,
+    RUN_NAME,
+    Training,
+    children_of,
+    listening_addresses,
+    read,
+    wait_until,
+)
 from tests.ray_envs import seeds_in
 
 INTERVAL = 64
@@ -38,6 +46,9 @@ class History:
     """The step of the last record after each process."""
     left_over: list[list[int]] = field(default_factory=list)
     """The processes that were still there half a minute after a driver that was told to stop."""
+    addresses: list[set[str]] = field(default_factory=list)
+    """The addresses on which the processes of each run accept connections while it trains."""
+    tokens: set[str] = field(default_factory=set)
     records: list[dict[str, Any]] = field(default_factory=list)
 
     def train(self, *arguments: str, total_timesteps: int = 10**6) -> Training:
@@ -55,6 +66,8 @@ class History:
             sleep(seconds)
             processes = children_of(training.process.pid)
             started = [identity_of(process) for process in processes]
+            self.addresses.append({address for process in processes for address in listening_addresses(process)})
+            self.tokens.update(token for process in processes if (token := token_of(process)))
             os.kill(next(process for process in processes if part in read(process, "cmdline")), number)
             self._note(training)
             if number is not signal.SIGKILL:  # two processes of Ray live a minute longer then
@@ -75,6 +88,13 @@ class History:
         self.outputs.append(training.output)
         self.saved.append(training.checkpoints()[-1])
         self.last_records.append(training.records()[-1]["time/total_timesteps"])
+
+
+def token_of(process: int) -> str:
+    """Return the token of the Ray to which a process belongs; empty if it has none."""
+    variables = dict(line.partition("=")[::2] for line in read(process, "environ").split("\0"))
+    path = Path(variables.get("RAY_AUTH_TOKEN_PATH", os.devnull))
+    return path.read_text() if path.exists() else ""
 
 
 def identity_of(process: int) -> tuple[int, str]:
@@ -128,6 +148,20 @@ def test_a_run_that_is_told_to_stop_is_saved_and_leaves_no_process(
     assert history.exit_codes[process] == exit_code
     assert history.saved[process] >= history.last_records[process]
     assert history.left_over[process - 3] == []
+
+
+def test_runs_listen_on_this_machine_alone_while_they_train(history: History) -> None:
+    assert len(history.addresses) == 5
+    assert all(history.addresses)
+    assert set().union(*history.addresses) <= set(LOOPBACK_IN_HEX)
+
+
+def test_no_file_or_output_of_a_run_has_a_token(history: History) -> None:
+    assert len(history.tokens) == 5, "each process has a Ray, and a token, of its own"
+    files = [path for path in history.folder.rglob("*") if path.is_file()]
+    assert len(files) > 10
+    contents = [path.read_bytes() for path in files]
+    assert [token for token in history.tokens if any(token.encode() in content for content in contents)] == []
 
 
 def test_a_finished_run_says_so(history: History) -> None:

@@ -1,6 +1,7 @@
 """Runners on Ray: the same fragments as in this process, and failures that stay with their runner."""
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 from ray import exceptions as ray_errors
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 
-from rookery.envs.config import EnvConfig
+from rookery.envs.config import EnvConfig, RunnerSettings
 from rookery.errors import InvalidInputError, RookeryError
 from rookery.runners.acting.policy_map import DEFAULT_POLICY
 from rookery.runners.acting.roles import TRAIN
@@ -37,6 +38,7 @@ from rookery.runners.ray.actor import Hello, versions_here
 from rookery.runners.ray.group import RayRunners, as_failure, check_versions
 from rookery.runners.ray.settings import RaySettings
 from rookery.testing.misbehaving_envs import CountingEnv
+from tests.ray.processes import children_of, is_running, wait_until
 from tests.ray_envs import CommandedEnv, give_command, seeds_in
 from tests.runner_envs import ParityAgent, SummingAgent
 
@@ -168,6 +170,20 @@ def test_a_runner_that_fails_is_rebuilt_with_new_seeds_and_the_other_goes_on(
         assert reply.sample.env_steps == NUM_ENVS * NUM_STEPS
     seeds = seeds_in(commanded.folder)
     assert len(seeds) == len(set(seeds))
+
+
+def test_the_processes_of_environments_end_with_their_runner(closing: Any) -> None:
+    settings = RunnerSettings(processes=True)
+    group = closing(RayRunners(spec_of(EnvConfig("gymnasium/CartPole-v1", runner=settings)), 1, RaySettings()))
+    request = start(group, ParityAgent())
+    assert isinstance(sample(group, request)[0], Delivery)
+    pid = group._slots[0].greeting.pid
+    started = children_of(pid)[1:]
+    assert len(started) >= NUM_ENVS
+    os.kill(pid, signal.SIGKILL)
+    group.send(0, request)
+    assert isinstance(receive(group, 1)[0], RunnerFailed)
+    assert wait_until(lambda: not any(map(is_running, started)), PATIENCE)
 
 
 @pytest.mark.parametrize("command", ["raise", "raise nothing", "system exit"])

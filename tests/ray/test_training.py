@@ -20,7 +20,7 @@ from rookery.runners.group import Delivery, LocalRunners
 from rookery.runners.ray import group as ray_group
 from rookery.runners.ray.group import RayRunners
 from rookery.workflows.collector import Collector
-from tests.ray_envs import CommandedEnv, give_command, seeds_in
+from tests.ray_envs import CommandedEnv, MaskedEnv, give_command, seeds_in
 
 PPO = ["agent=ppo", "agent.num_envs=8", "agent.rollout_length=16", "agent.network.hidden_sizes=[16]"]
 SAC = ["agent=sac", "env=gymnasium/Pendulum-v1", "agent.num_envs=4", "agent.rollout_length=8", "agent.warmup_steps=64"]
@@ -40,7 +40,12 @@ EQUAL = {
         "agent.normalize_rewards=true",
         "total_timesteps=1024",
     ],
-    "recurrent": [*PPO, "env=gymnasium/CartPole-v1", "agent.network.core=gru", "total_timesteps=512"],
+    "recurrent, with dicts and masks": [
+        *PPO,
+        f"env={name_own_env(MaskedEnv)}",
+        "agent.network.core=gru",
+        "total_timesteps=512",
+    ],
     "replay with warm-up": [*SAC, "agent.network.hidden_sizes=[16]", "total_timesteps=160"],
     "two policies": [
         *PPO,
@@ -49,7 +54,7 @@ EQUAL = {
         "total_timesteps=512",
     ],
     "individuals by recipe": ["agent=openes", *EVOLUTION, "agent.normalize_obs=true"],
-    "individuals that are sent": ["agent=ga", *EVOLUTION],
+    "individuals that are sent": ["agent=nsga2", *EVOLUTION],
 }
 
 
@@ -82,7 +87,7 @@ def test_runners_on_ray_train_to_the_numbers_of_as_many_runners_here(
     jax.tree.map(np.testing.assert_array_equal, agent_on_ray, agent_here)
     of_runners = {name for name in on_ray[-1] if name.startswith("runners/")} | {"rollout/steps_queued"}
     assert [{name: value for name, value in record.items() if name not in of_runners} for record in on_ray] == here
-    assert on_ray[-1]["runners/ready"] == 2
+    assert (on_ray[-1]["runners/ready"], on_ray[-1]["faults/total"]) == (2, 0)
     assert on_ray[-1]["eval/mean_ep_length"] > 0
 
 
