@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import gymnasium
@@ -169,9 +170,18 @@ def test_run_directories_are_named_after_agent_env_and_time_and_never_shared(
     monkeypatch.setattr("time.strftime", lambda format: "20250102-030405")
     config = compose(["agent=a2c", "env=brax/hopper"])
     name = "runs/a2c-brax-hopper-20250102-030405"
-    with ThreadPoolExecutor(4) as threads:
+    at_once, mkdir = Barrier(4), Path.mkdir
+
+    def mkdir_at_once(path: Path, *args: Any, **kwargs: Any) -> None:
+        if str(path) == name:
+            at_once.wait(timeout=30)
+        mkdir(path, *args, **kwargs)
+
+    Path("runs").mkdir()
+    with monkeypatch.context() as patch, ThreadPoolExecutor(4) as threads:
+        patch.setattr(Path, "mkdir", mkdir_at_once)
         made = threads.map(lambda _: training.new_run_directory(config), range(4))
-    assert sorted(made) == [name, f"{name}-2", f"{name}-3", f"{name}-4"]
+        assert sorted(made) == [name, f"{name}-2", f"{name}-3", f"{name}-4"]
     assert cli.main(["train", *small]) == 0
     assert (working_directory / "runs" / "a2c-classic-cartpole-20250102-030405" / "report.html").exists()
 

@@ -1,10 +1,12 @@
 """Files of a run directory: what is opened, what is refused, and that nothing outside is touched."""
 
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from rookery.recorders.appended_file import AppendedFile
 from rookery.recorders.jsonl import keep_first_lines
 from rookery.recorders.tensorboard import TensorBoardRecorder
 from rookery.report import write_report
+from rookery.runs import files
 from rookery.runs.directory import RunDirectory
 from rookery.runs.documents import read_json, read_yaml
 from rookery.runs.files import UnsafeFileError, make_folder, open_inside, read_bytes, write_atomically, write_output
@@ -69,6 +72,37 @@ def test_only_plain_files_are_opened(
         open_inside(run.path, "file", flags)
 
 
+@pytest.mark.parametrize(
+    ("plant", "problem"),
+    [(link, "symbolic links|Not a directory"), (pipe, "is a pipe, expected a plain file|Not a directory")],
+)
+@pytest.mark.parametrize("replaced", ["folder/file", "folder"])
+def test_a_file_that_is_replaced_after_its_check_is_neither_followed_nor_waited_for(
+    run: RunDirectory,
+    outside: Path,
+    plant: Callable[[Path, Path], None],
+    problem: str,
+    replaced: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (run.path / "folder").mkdir()
+    (run.path / "folder" / "file").touch()
+    check_kind = files._check_kind
+
+    def check_and_replace(folder: Path, name: str, *others: Any) -> None:
+        check_kind(folder, name, *others)
+        if name == replaced:
+            (run.path / name).rename(run.path / "before")
+            plant(run.path / name, outside if name != "folder" else outside.parent)
+
+    monkeypatch.setattr(files, "_check_kind", check_and_replace)
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits for the other end of a pipe"))
+    signal.alarm(10)
+    with pytest.raises((OSError, UnsafeFileError), match=problem):
+        read_bytes(run.path, "folder/file")
+    signal.alarm(0)
+
+
 @pytest.mark.parametrize("name", ["../outside.txt", "/dev/zero", "a/../../outside.txt", "", ".", "a\0b"])
 def test_a_name_that_leaves_the_folder_is_refused(run: RunDirectory, outside: Path, name: str) -> None:
     with pytest.raises(UnsafeFileError, match="is not the name of a file inside"):
@@ -122,6 +156,13 @@ def test_linked_records_are_neither_cut_nor_continued(run: RunDirectory, outside
     with pytest.raises(UnsafeFileError, match="is a link"):
         run.read_metrics()
     assert outside.read_text() == SECRET
+
+
+def test_a_linked_episode_is_not_read(run: RunDirectory, outside: Path) -> None:
+    outside.write_bytes(b"GIF89a")
+    run.episode_path.symlink_to(outside)
+    with pytest.raises(UnsafeFileError, match=r"episode\.gif is a link"):
+        run.read_episode()
 
 
 def test_events_are_not_written_through_a_linked_folder(run: RunDirectory, tmp_path: Path) -> None:
