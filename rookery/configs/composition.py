@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 MODULE = "rookery.configs"
 GROUPS = ("agent", "env")
-OPEN_MAPPINGS = ("env.kwargs", "agent.learner", "agent.strategy", "agent.member", "agent.space")
+OPEN_MAPPINGS = ("env.kwargs.", "agent.learner.", "agent.strategy.", "agent.member.", "agent.space.")
 """Their keys depend on another setting: the environment, or the parts or the members of a method; any key is valid."""
-OPEN_KEYS = tuple(f"{mapping}." for mapping in OPEN_MAPPINGS)
 POLICIES = "env.policies"
 """Its first pattern that matches counts, so another mapping replaces it as a whole."""
 NETWORK = "agent.network"
@@ -100,7 +99,7 @@ def full_key(config: Mapping[str, Any], name: str) -> str:
     """Return the key of a config that a name means; raise if there is none."""
     known = list(_keys(config))
     key = name if name in known or "." in name else f"agent.{name}"
-    if key not in known and not key.startswith(OPEN_KEYS):
+    if key not in known and not key.startswith(OPEN_MAPPINGS):
         raise unknown_key(name, known)
     return key
 
