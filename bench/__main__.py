@@ -25,6 +25,7 @@ BENCHMARKS = (
     "replay",
     "evolution",
     "hybrids",
+    "pbt",
     "scale",
     "runner",
     "runner_memory",

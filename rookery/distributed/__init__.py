@@ -1,6 +1,6 @@
 """The device mesh, which always exists; on a laptop it has length one."""
 
-from rookery.distributed.memory import check_memory
+from rookery.distributed.memory import bytes_of_tree, check_memory, format_bytes
 from rookery.distributed.mesh import (
     DEVICE_AXIS,
     POPULATION_AXIS,
@@ -19,9 +19,11 @@ __all__ = [
     "SAME",
     "SPLIT",
     "SPLIT_MEMBERS",
+    "bytes_of_tree",
     "check_divides",
     "check_memory",
     "device_mesh",
+    "format_bytes",
     "replicate",
     "shard_leading_axis",
 ]

@@ -6,6 +6,7 @@ factor that is multiplied or divided, so perturbations cancel out.
 """
 
 import contextlib
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,15 +16,17 @@ import jax
 
 from rookery.compilation import batch_invariant_options
 from rookery.configuration import check_settings, declarations, plain, setting, to_mapping
-from rookery.distributed import POPULATION_AXIS
+from rookery.distributed import POPULATION_AXIS, bytes_of_tree, check_memory, format_bytes
 from rookery.errors import InvalidInputError, RookeryError
 from rookery.registry import workflow_class
 from rookery.search import SEARCHES, Search, SearchHyperparameters, SearchSpace
 from rookery.search.searches import RandomSearch, Truncation
 from rookery.workflows.config import Settings
 from rookery.workflows.population import PopulationTraining, Rounds
-from rookery.workflows.training import OnDevice, Training
+from rookery.workflows.training import LearnerTraining, OnDevice, Training
 from rookery.workflows.workflow import Workflow
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,7 @@ class PBTWorkflow(Workflow):
         with errors_of_members():
             workflow = method(member, 1, self.layout.enable_jit, mesh=self.layout.mesh)
         assert isinstance(workflow.training, OnDevice), "the environments are on the device"
+        check_replay(workflow.training, config)
         return PopulationTraining(
             workflow.training,
             member.hyperparameters,
@@ -150,6 +154,17 @@ def make_search(settings: Settings, member: Settings) -> Search:
             space, config.population_size, config.num_members(config.top), config.num_members(config.bottom)
         )
     return kind(space, config.population_size)
+
+
+def check_replay(member: Training, config: PBTConfig) -> None:
+    """Say how many bytes the replay buffers of all members need; raise if there is less memory."""
+    if not isinstance(member, LearnerTraining) or not member.learner.has_replay:
+        return
+    state, size, capacity = member.learner_shape, config.population_size, config.member["buffer_capacity"]
+    num_bytes = size * (bytes_of_tree(state) - bytes_of_tree(state.without_replay()))
+    what = f"agent.population_size={size} replay buffers of agent.member.buffer_capacity={capacity}"
+    check_memory(what, num_bytes)
+    logger.warning("%s take %s of memory.", what, format_bytes(num_bytes))
 
 
 def rounds_of(config: PBTConfig, method: type[Workflow]) -> Rounds:

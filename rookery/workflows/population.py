@@ -147,7 +147,8 @@ class PopulationTraining(OnDevice):
         return seconds * self.rounds.iterations_per_round * self.share_size * self.layout.num_seeds
 
     def populations(self, state: TrainingState) -> list[dict[str, Any]]:
-        return [describe_history(seed) for seed in self.layout.seeds_of(_population(state).replace(members=None))]
+        populations = self.layout.seeds_of(_population(state).replace(members=None))
+        return [describe_history(population, self.search.space) for population in populations]
 
     # For one seed, on this device's share of the members.
 

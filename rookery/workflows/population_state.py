@@ -8,7 +8,7 @@ import numpy as np
 
 from rookery.learners.learner import LearnerState
 from rookery.learning.counter import Counter
-from rookery.search import Numbers, Search
+from rookery.search import Numbers, Search, SearchSpace
 from rookery.types import Array, PyTree, PyTreeData
 from rookery.workflows.training import TrainingState
 
@@ -62,7 +62,7 @@ class PopulationState(LearnerState):
         return self.replace(members=self.members.replace(learner=self.members.learner.without_replay()))
 
 
-def describe_history(population: PopulationState) -> dict[str, Any]:
+def describe_history(population: PopulationState, space: SearchSpace) -> dict[str, Any]:
     """Describe the newest rounds of a population on the host as JSON data, the oldest first."""
     num_rounds = int(population.iterations)
     first = max(0, num_rounds - MAX_ROUNDS)
@@ -75,5 +75,6 @@ def describe_history(population: PopulationState) -> dict[str, Any]:
         "fitness": [[value if np.isfinite(value) else None for value in row] for row in history.fitness],
         "parents": history.parents,
         "numbers": history.numbers,
+        "scales": {name: own.scale for name, own in space.ranges},
         "best_member": int(population.best_member),
     }

@@ -276,14 +276,15 @@ class LearnerTraining(Training):
         """Make the first state of the learner, for one seed on one device."""
 
     @functools.cached_property
-    def _learner_shape(self) -> LearnerState:
+    def learner_shape(self) -> LearnerState:
+        """The shapes of the state of the learner, for one seed on one device."""
         return jax.eval_shape(self.start_learner, jax.random.key(0), self._hyperparameters)
 
     def agent_shape(self) -> AgentState:
-        return self._learner_shape.agent_state
+        return self.learner_shape.agent_state
 
     def specs(self) -> TrainingState:
-        return state_specs(self.learner.specs(self._learner_shape))
+        return state_specs(self.learner.specs(self.learner_shape))
 
     def with_agent(self, state: TrainingState, agent_state: AgentState) -> TrainingState:
         return state.replace(learner=self.learner.with_agent(state.learner, agent_state))
