@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.agent import AgentState
+from rookery.configuration import field_names
 from rookery.distributed import POPULATION_AXIS, SAME, SPLIT_MEMBERS, check_divides
 from rookery.evaluators import Evaluator, PopulationEvaluator
 from rookery.hyperparameters import Hyperparameters, values_at
@@ -17,7 +18,7 @@ from rookery.search import Numbers, Search, Selection, inherit, inheritance
 from rookery.spaces import Space
 from rookery.types import Array, Key, PyTree, Tree, index_tree, where_tree
 from rookery.workflows.population_state import MAX_ROUNDS, History, PopulationState, describe_history
-from rookery.workflows.programs import Layout, specs_of
+from rookery.workflows.programs import Layout, is_spec, specs_of
 from rookery.workflows.training import OnDevice, TrainingState, state_specs
 
 PREFIX = "population/"
@@ -91,21 +92,9 @@ class PopulationTraining(OnDevice):
         return self.member.agent_shape()
 
     def specs(self) -> TrainingState:
-        learner = specs_of(
-            PopulationState,
-            agent_state=SAME,
-            hyperparameters=SAME,
-            iterations=SAME,
-            env_steps=SAME,
-            num_updates=SAME,
-            members=SPLIT_MEMBERS,
-            fitness=SAME,
-            best_member=SAME,
-            search_state=SAME,
-            num_heirs=SAME,
-            num_diverged=SAME,
-            history=SAME,
-        )
+        members = jax.tree.map(lambda _: SPLIT_MEMBERS, self.member.specs(), is_leaf=is_spec)
+        same = dict.fromkeys(field_names(PopulationState), SAME)
+        learner = specs_of(PopulationState, **{**same, "members": members})
         return state_specs(learner).replace(source_state=SAME)
 
     def counters(self, state: TrainingState) -> dict[str, Counter]:
@@ -164,7 +153,7 @@ class PopulationTraining(OnDevice):
         members = self._over_members(start, self._share(jax.random.split(members_key, size)))
         zero = Counter.zero()
         learner = PopulationState(
-            agent_state=self._one_of_all(members.learner.agent_state, jnp.zeros((), jnp.int32)),
+            agent_state=index_tree(gathered(members.agent_state), 0),
             hyperparameters=jax.tree.map(jnp.float32, hyperparameters),
             iterations=zero,
             env_steps=gathered(members.env_steps).sum(),
@@ -275,10 +264,6 @@ class PopulationTraining(OnDevice):
         """Return this device's share of a tree `[P, ...]` of all members."""
         first = jax.lax.axis_index(POPULATION_AXIS) * self.share_size
         return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, first, self.share_size), tree)
-
-    def _one_of_all(self, tree: Tree, index: Array) -> Tree:
-        """Return the entry of one member, whichever device it is on."""
-        return index_tree(gathered(tree), index)
 
 
 def gathered(tree: Tree) -> Tree:

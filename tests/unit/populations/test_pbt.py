@@ -111,6 +111,49 @@ def test_the_agent_of_a_run_is_that_of_the_best_member() -> None:
     assert_equal(state.agent_state, of_best)
 
 
+MEMBERS = {
+    "ppo": MEMBER,
+    "sac": {"num_envs": 2, "rollout_length": 2, "batch_size": 4, "warmup_steps": 8, "network": {"hidden_sizes": [4]}},
+    "openes": {"population_size": 4, "network": {"hidden_sizes": [4]}},
+}
+
+
+@pytest.mark.parametrize("method", MEMBERS)
+def test_a_changed_number_acts_in_the_next_iterations_for_every_name(method: str) -> None:
+    """In a peer, rates that are baked into an optimizer stay what they were."""
+    env = {"name": "classic/pendulum", "episode_length": 5}
+    agent = {"method": method, "member": MEMBERS[method], "space": {}, "search": "none"}
+    training = build(agent=agent, env=env).training
+    member = training.member.init(jax.random.key(0))
+    space = training.search.space
+
+    def trained(name: str | None) -> list[np.ndarray]:
+        numbers = space.numbers_of(member.hyperparameters)
+        if name is not None:
+            numbers[name] = numbers[name] * 0.5 + 1e-3
+        state = member.replace_learner(hyperparameters=space.with_numbers(member.hyperparameters, numbers))
+        for _ in range(2):
+            _, state = training.member.step(state)
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(state.agent_state.params)]
+
+    unchanged = trained(None)
+    for name in space.names:
+        assert any(np.any(one != other) for one, other in zip(trained(name), unchanged, strict=True)), name
+
+
+def test_observation_statistics_come_with_the_policy() -> None:
+    """A peer throws away those of the parent, so an heir would see its parent's policy other observations."""
+    workflow = build(agent={"member": MEMBER | {"normalize_obs": True}})
+    _, state = workflow.step(workflow.init(workflow.make_key()))
+    population = population_of(state)
+    parents = np.asarray(population.history.parents)[0]
+    (heir,) = np.flatnonzero(parents != np.arange(SIZE))
+    for leaf in jax.tree.leaves(population.members.agent_state.obs_preprocessor_state):
+        np.testing.assert_array_equal(leaf[heir], leaf[parents[heir]])
+    means = jax.tree.leaves(population.members.agent_state.obs_preprocessor_state.mean)[0]
+    assert len(np.unique(np.asarray(means).reshape(SIZE, -1), axis=0)) == SIZE - 1
+
+
 def test_all_members_play_the_same_starts() -> None:
     workflow = workflow_of("truncation")
     state = workflow.init(workflow.make_key())
