@@ -16,6 +16,7 @@ from rookery.runners.acting.policy_map import DEFAULT_POLICY
 from rookery.runners.acting.roles import TRAIN, WARM_UP
 from rookery.runners.envs import libraries
 from rookery.runners.envs.base_env import SINGLE_AGENT
+from rookery.runners.envs.vector_base_env import VectorBaseEnv
 from rookery.runners.group import (
     ActingSpec,
     Delivery,
@@ -117,6 +118,16 @@ def test_merged_columns_are_those_of_one_call_per_runner_in_slot_order(agent: An
             jax.tree.map(lambda leaf, want: np.testing.assert_array_equal(leaf[mine], want), first_carry, carry)  # noqa: B023
     group.close()
     alone.close()
+
+
+def test_a_runner_reports_the_observations_that_were_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VectorBaseEnv, "num_clipped", 3)
+    group = make_group(agent := RandomAgent())
+    group.send(0, request(agent, group))
+    (reply,) = group.receive().values()
+    group.close()
+    assert isinstance(reply, Delivery)
+    assert reply.report.counts["obs_clipped"] == 3
 
 
 def test_runners_of_a_group_have_their_own_seeds() -> None:
