@@ -34,12 +34,15 @@ HEADS = {
 MEMORY = ["agent.network.core=gru", "agent.network.core_size=16", "agent.sequence_length=4", "agent.burn_in=2"]
 
 
+# Eight seeds each had means of -142 (SAC), -145 (TD3) and -168 (DDPG); the worst had -171, -185 and -382. With the
+# 256 units of the preset, the worst of eight seeds of TD3 had -405 after 10,000 steps.
 @pytest.mark.usefixtures("fast_programs")
 @pytest.mark.parametrize(
-    ("method", "steps", "bar"), [("sac", 6_000, -400.0), ("td3", 6_000, -450.0), ("ddpg", 8_000, -400.0)]
+    ("method", "steps", "bar"), [("sac", 6_000, -300.0), ("td3", 8_000, -300.0), ("ddpg", 8_000, -400.0)]
 )
 def test_a_pendulum_is_swung_up_within_a_few_thousand_steps(train: Train, method: str, steps: int, bar: float) -> None:
-    trained = train(f"agent={method}", "env=classic/pendulum", "num_seeds=2", f"total_timesteps={steps}")
+    network, task = "agent.network.hidden_sizes=[64,64]", "env=classic/pendulum"
+    trained = train(f"agent={method}", network, task, "num_seeds=2", f"total_timesteps={steps}")
     assert trained.returns.mean() >= bar, trained.returns
 
 
