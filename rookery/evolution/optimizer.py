@@ -121,6 +121,19 @@ class EvoOptimizer(PyTreeNode, ABC):
         """Return a warning about the values of a report; empty if there is none."""
         return ""
 
+    @property
+    def num_replays(self) -> int:
+        """The number of episodes that each elite of an archive plays again in an evaluation; 0: none."""
+        return 0
+
+    def elites(self, state: Any) -> tuple[Params, Array]:
+        """Return the individuals that an archive has room for, `[C, ...]`, and how many of the first exist."""
+        raise NotImplementedError(f"{type(self).__name__} has no archive.")
+
+    def reevaluated(self, state: Any, elites: Params, returns: Array, measures: Array) -> Any:
+        """Return the state with the archive that its elites fill by the episodes that they played again."""
+        raise NotImplementedError(f"{type(self).__name__} has no archive.")
+
     def recipe(self, state: Any) -> PyTree:
         """Return what `sample_some` makes any individuals of the next population from.
 

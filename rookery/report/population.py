@@ -42,7 +42,7 @@ def population(runs: Sequence[LoadedRun]) -> Markup | None:
     large = [
         figure
         for run in evolved
-        for figure in (*_fitness_figures(run, evolved, named), _path_of_center(run, named), _outcome(run, named))
+        for figure in (*_fitness_figures(run, evolved, named), _path_of_center(run, named), *_outcome(run, named))
     ]
     drawn_above = {*CENTER, *(f"{name}_{kind}" for run in evolved for name in _quantities(run) for kind in QUANTILES)}
     others = dict.fromkeys(name for run in evolved for name in run.series if name not in drawn_above)
@@ -152,15 +152,15 @@ def _path_of_center(run: LoadedRun, named: bool) -> Markup | None:
     )
 
 
-def _outcome(run: LoadedRun, named: bool) -> Markup | None:
+def _outcome(run: LoadedRun, named: bool) -> list[Markup]:
     """Draw the final population."""
     if run.population_problem:
-        return absent(f"{_title('The last population', run, named)} cannot be shown: {run.population_problem}")
+        return [absent(f"{_title('The last population', run, named)} cannot be shown: {run.population_problem}")]
     fronts = [population for population in run.populations if isinstance(population, Front)]
     archives = [population for population in run.populations if isinstance(population, Archive)]
     if fronts:
-        return _pareto_front(run, fronts, named)
-    return _archive(run, archives[0], len(archives), named) if archives else None
+        return [_pareto_front(run, fronts, named)]
+    return _archives(run, archives[0], len(archives), named) if archives else []
 
 
 def _pareto_front(run: LoadedRun, fronts: Sequence[Front], named: bool) -> Markup:
@@ -173,19 +173,32 @@ def _pareto_front(run: LoadedRun, fronts: Sequence[Front], named: bool) -> Marku
     return front_figure(title, groups, fronts[: len(groups)], how_to_read + _which_seeds(len(fronts)))
 
 
-def _archive(run: LoadedRun, archive: Archive, num_seeds: int, named: bool) -> Markup:
-    size = archive.fitness.size
-    offset = f" plus {format_number(archive.qd_offset)} each" if archive.qd_offset else ""
-    finding = (
-        f"The best individual of each cell: {archive.num_filled:,} of {size:,} cells are filled "
-        f"({archive.num_filled / size:.0%}), and the QD score, the sum of their fitness{offset}, is "
-        f"{format_number(archive.qd_score)}."
-    )
+def _archives(run: LoadedRun, archive: Archive, num_seeds: int, named: bool) -> list[Markup]:
+    """Draw an archive, and next to it what remains after its elites played again."""
+    finding = f"The best individual of each cell: {_score_of(archive)}."
     if len(archive.axes) > 2:
         finding += f" The figure shows two of {len(archive.axes)} descriptors."
     if num_seeds > 1:
         finding += f" This is {run.seed_name(0)}, one of {num_seeds}."
-    return archive_figure(_title("Archive", run, named), archive, run.style, finding)
+    corrected = archive.corrected
+    title = _title("Archive", run, named)
+    if corrected is None:
+        return [archive_figure(title, archive, run.style, finding)]
+    remaining = f"The same individuals, each in the cell and with the fitness of new episodes: {_score_of(corrected)}."
+    again = _title("Archive after re-evaluation", run, named)
+    return [
+        archive_figure(title, archive, run.style, finding, [corrected]),
+        archive_figure(again, corrected, run.style, remaining, [archive]),
+    ]
+
+
+def _score_of(archive: Archive) -> str:
+    size = archive.fitness.size
+    offset = f" plus {format_number(archive.qd_offset)} each" if archive.qd_offset else ""
+    return (
+        f"{archive.num_filled:,} of {size:,} cells are filled ({archive.num_filled / size:.0%}), and the QD score, the "
+        f"sum of their fitness{offset}, is {format_number(archive.qd_score)}"
+    )
 
 
 def _styles_of_seeds(run: LoadedRun, num_seeds: int) -> list[int]:

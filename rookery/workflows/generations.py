@@ -33,9 +33,10 @@ from rookery.networks.policy import PolicyConfig
 from rookery.rollout import rollout
 from rookery.runners.dispatcher import PATIENCE
 from rookery.spaces import Space
-from rookery.types import Array, Key, Params, PyTree, as_one_key
+from rookery.types import Array, Key, Params, PyTree, PyTreeDict, as_one_key
 from rookery.workflows.collector import check_not_traced
 from rookery.workflows.programs import Layout, Program, specs_of
+from rookery.workflows.reevaluation import Reevaluation, as_agents
 from rookery.workflows.training import OnDevice, Training, TrainingState, state_specs, timed
 
 REFERENCE_ENVS, REFERENCE_STEPS = 64, 128
@@ -279,11 +280,19 @@ class DeviceGenerations(OnDevice, Generations):
         )
         if evolution.measures:
             jax.eval_shape(self._measure_one_step, jax.random.key(0))  # raises if a measure does not exist
+        self.reevaluation = Reevaluation.of(self.optimizer, self.player, layout)
         self._make_programs(self._start, self._iterate)
 
     @property
     def spaces(self) -> tuple[Space, Space]:
         return self.evaluator.env.obs_space, self.evaluator.env.action_space
+
+    def evaluate(self, state: TrainingState) -> tuple[PyTreeDict, TrainingState]:
+        metrics, evaluated = super().evaluate(state)
+        return metrics | self.reevaluation.metrics(state), evaluated
+
+    def populations(self, state: TrainingState) -> list[dict[str, Any]]:
+        return self.reevaluation.add_to(super().populations(state), state)
 
     def collect_seconds(self, state: TrainingState) -> float:
         """Time the episodes of a generation in a separate program, because a part of a program cannot be timed."""
@@ -301,11 +310,8 @@ class DeviceGenerations(OnDevice, Generations):
     def _play(self, agent_state: AgentState, population: Params, key: Key) -> PopulationEpisodes:
         """Play the episodes of this device's share of the population."""
         size = self.optimizer.share_size
-        shared = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), agent_state.replace(params=None)
-        )
         first = jax.lax.axis_index(DEVICE_AXIS) * size
-        return self.player.play(shared.replace(params=population), key, self.config.num_episodes, first)
+        return self.player.play(as_agents(agent_state, population, size), key, self.config.num_episodes, first)
 
     def _with_reference_statistics(self, agent_state: AgentState, key: Key) -> AgentState:
         """Compute the observation statistics of a random rollout, as virtual batch normalization does."""

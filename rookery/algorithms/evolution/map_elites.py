@@ -18,7 +18,7 @@ from rookery.evolution import ECState, EvoOptimizer
 from rookery.evolution.archives import Archive, ArchiveState, CVTArchive, GridArchive
 from rookery.evolution.mutation import cloud_around, iso_line
 from rookery.hyperparameters import Hyperparameters, Scalar, number
-from rookery.types import Array, Key, Params, as_mappable_key, pytree_field, where_tree
+from rookery.types import Array, Key, Params, as_mappable_key, index_tree, pytree_field, where_tree
 from rookery.workflows.evolution import ECWorkflow
 
 ARCHIVES = ("grid", "cvt")
@@ -58,6 +58,9 @@ class MAPElites(EvoOptimizer):
         (2.4, 3.0), help="upper bound of each descriptor; values beyond belong to the outermost cells"
     )
     qd_offset: float = setting(0.0, help="added to every fitness in qd_score; choose it so that no sum is negative")
+    reevaluate: int = setting(
+        0, low=0, help="episodes that every elite plays again at each evaluation, for eval/corrected_qd_score; 0: none"
+    )
     cell_archive: Archive = pytree_field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,6 +120,18 @@ class MAPElites(EvoOptimizer):
     def tell_episodes(self, state: MAPElitesState, returns: Array, measures: Array) -> MAPElitesState:
         return self.tell(state, self.fitness(returns, measures), jnp.mean(measures, axis=1))
 
+    @property
+    def num_replays(self) -> int:
+        return self.reevaluate
+
+    def elites(self, state: MAPElitesState) -> tuple[Params, Array]:
+        filled_first = jnp.argsort(~state.archive.is_filled)
+        return index_tree(state.archive.params, filled_first), jnp.sum(state.archive.is_filled, dtype=jnp.int32)
+
+    def reevaluated(self, state: MAPElitesState, elites: Params, returns: Array, measures: Array) -> MAPElitesState:
+        fitness, empty = self.fitness(returns, measures), self.cell_archive.init(state.best_params)
+        return state.replace(archive=self.cell_archive.add(empty, elites, fitness, jnp.mean(measures, axis=1)))
+
     def describe(self, state: MAPElitesState) -> dict[str, Any]:
         is_grid = isinstance(self.cell_archive, GridArchive)
         return {
@@ -134,6 +149,8 @@ class MAPElites(EvoOptimizer):
         return {
             "coverage": self.cell_archive.coverage(state.archive),
             "qd_score": self.cell_archive.qd_score(state.archive, self.qd_offset),
+            "max_fitness": jnp.max(state.archive.fitness),
+            "archive_mean": jnp.mean(state.archive.fitness, where=state.archive.is_filled),
             "lowest_elite": jnp.min(jnp.where(state.archive.is_filled, state.archive.fitness, jnp.inf)),
             "num_rejected": state.archive.num_rejected.astype(jnp.float32),
         }

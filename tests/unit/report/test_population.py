@@ -102,6 +102,18 @@ def test_an_archive_is_shown_with_its_coverage_and_score(tmp_path: Path) -> None
     assert "This is seed 0, one of 2." in text
 
 
+def test_an_archive_is_shown_before_and_after_its_elites_played_again(tmp_path: Path) -> None:
+    before, after = [1.0, None, 2.5, 9.0], [1.5, None, 2.0, None]
+    archive = {**grid_archive((2, 2)), "fitness": before, "corrected_fitness": after}
+    text = report(tmp_path, write_evolved_run(tmp_path / "run", evolution_rows(), [archive]))
+    assert "3 of 4 cells are filled (75%), and the QD score, the sum of their fitness, is 12.5." in text
+    assert "2 of 4 cells are filled (50%), and the QD score, the sum of their fitness, is 3.5." in text
+    for title, fitness in (("Archive", before), ("Archive after re-evaluation", after)):
+        points = pointer_data(text, title)["groups"][0]["points"]
+        assert [point[2] for point in points] == fitness
+    assert text.count("fitness 1</span>") == 2, "both have the same colors"
+
+
 def test_an_archive_that_is_still_empty_is_shown(tmp_path: Path) -> None:
     archive = {**grid_archive((2, 2)), "fitness": [None] * 4}
     text = report(tmp_path, write_evolved_run(tmp_path / "run", evolution_rows(), [archive]))
