@@ -114,7 +114,10 @@ class EvoOptimizer(PyTreeNode, ABC):
         return None
 
     def report(self, state: Any) -> dict[str, Array]:
-        """Return metrics of the search, such as its `step_size`."""
+        """Return metrics of the search, such as its `step_size`; records show them as `evolution/step_size`.
+
+        A name with a slash is recorded as it is.
+        """
         return {}
 
     def warning(self, report: Mapping[str, float]) -> str:

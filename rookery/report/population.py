@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rookery.report.curves import Curve, Series, thin_out
+from rookery.report.curves import Curve, Series, make_curve, thin_out
 from rookery.report.formatting import format_number
 from rookery.report.fronts_and_archives import Archive, Front
 from rookery.report.heat_maps import archive_figure
@@ -24,10 +24,13 @@ from rookery.report.layout import (
 from rookery.report.loaded_run import LoadedRun
 from rookery.report.markup import Markup
 from rookery.report.planes import Group, front_figure, path_figure
-from rookery.report.plots import NUM_STYLES, Line, line_figure
+from rookery.report.plots import NUM_STYLES, Line, legend, line_figure
 from rookery.runs.records import ITERATIONS
 
 PREFIX = "evolution/"
+PREFIXES = (PREFIX, "qd/")
+EMITTED = "qd/added_"
+"""The prefix of the numbers of children of each emitter that entered the archive."""
 QUANTILES = ("min", "q25", "median", "q75", "max")
 CENTER = ("evolution/center_0", "evolution/center_1")
 GENERATIONS = "generations"
@@ -42,13 +45,19 @@ def population(runs: Sequence[LoadedRun]) -> Markup | None:
     large = [
         figure
         for run in evolved
-        for figure in (*_fitness_figures(run, evolved, named), _path_of_center(run, named), *_outcome(run, named))
+        for figure in (
+            *_fitness_figures(run, evolved, named),
+            _emitters(run, evolved, named),
+            _path_of_center(run, named),
+            *_outcome(run, named),
+        )
     ]
-    drawn_above = {*CENTER, *(f"{name}_{kind}" for run in evolved for name in _quantities(run) for kind in QUANTILES)}
+    drawn_above = {*CENTER, *(name for run in evolved for name in _added_by(run).values())}
+    drawn_above |= {f"{name}_{kind}" for run in evolved for name in _quantities(run) for kind in QUANTILES}
     others = dict.fromkeys(name for run in evolved for name in run.series if name not in drawn_above)
 
     def small_figure(name: str) -> Markup | None:
-        title = name.removeprefix(PREFIX)
+        title = name.partition("/")[2]
         return metric_figure(evolved, name, title, small=True, with_seeds=False, x_label=GENERATIONS)
 
     how_to_read = (
@@ -70,7 +79,7 @@ def over_generations(run: LoadedRun) -> LoadedRun:
     if ITERATIONS not in run.series:
         return replace(run, series={})
     generations = run.series[ITERATIONS]
-    series = {name: _at(series, generations) for name, series in run.series.items() if name.startswith(PREFIX)}
+    series = {name: _at(series, generations) for name, series in run.series.items() if name.startswith(PREFIXES)}
     return replace(run, series=series)
 
 
@@ -125,6 +134,25 @@ def _quantile_lines(run: LoadedRun, quantity: str) -> list[Line]:
 
 def _same_records(first: Series, second: Series) -> bool:
     return np.array_equal(first.grid, second.grid)
+
+
+def _added_by(run: LoadedRun) -> dict[str, str]:
+    """Return the metrics of the children that entered the archive, by emitter; empty for a single emitter."""
+    metrics = {name.removeprefix(EMITTED).removeprefix("by_"): name for name in run.series if name.startswith(EMITTED)}
+    return metrics if len(metrics) > 1 else {}
+
+
+def _emitters(run: LoadedRun, evolved: Sequence[LoadedRun], named: bool) -> Markup | None:
+    lines = [
+        Line(emitter, style, make_curve(run.series[name], MAX_POINTS, 0))
+        for style, (emitter, name) in enumerate(_added_by(run).items())
+    ]
+    if not lines:
+        return None
+    how_to_read = "How many children of each emitter entered the archive in a generation."
+    title = _title("Children in the archive by emitter", run, named)
+    names = legend("Emitters", {line.style: line.name for line in lines})
+    return line_figure(title, lines, last_record(evolved), note=how_to_read, x_label=GENERATIONS, below=names)
 
 
 def _path_of_center(run: LoadedRun, named: bool) -> Markup | None:

@@ -75,7 +75,7 @@ EVOLUTION_METRICS = {
     "nsga2": OBJECTIVES | {"evolution/front_size"},
     "map_elites": FITNESS
     | {"evolution/coverage", "evolution/qd_score", "evolution/lowest_elite", "evolution/num_rejected"}
-    | {"evolution/max_fitness", "evolution/archive_mean"},
+    | {"evolution/max_fitness", "evolution/archive_mean", "qd/added_by_variation"},
 }
 ALWAYS = {"seed", "time/total_timesteps", "time/iterations", "time/fps", "time/time_elapsed"}
 EPISODES = {"rollout/ep_rew_mean", "rollout/ep_len_mean"}

@@ -65,6 +65,17 @@ def test_every_other_metric_of_evolution_has_a_small_figure_and_none_is_drawn_tw
     ]
 
 
+def test_the_children_of_several_emitters_share_a_figure_and_those_of_one_have_a_small_one(tmp_path: Path) -> None:
+    rows = [{**row, "qd/added_by_variation": 7.0, "qd/actor_fitness": 1.0} for row in evolution_rows()]
+    alone = headings(report(tmp_path, write_evolved_run(tmp_path / "alone", rows)))
+    assert {"added_by_variation", "actor_fitness"} <= set(alone)
+    run = write_evolved_run(tmp_path / "run", [{**row, "qd/added_actor": 0.0} for row in rows])
+    text = report(tmp_path, run)
+    assert {"added_by_variation", "added_actor"}.isdisjoint(headings(text))
+    lines = pointer_data(text, "Children in the archive by emitter")["lines"]
+    assert {line["name"]: set(line["y"]) for line in lines} == {"variation": {7.0}, "actor": {0.0}}
+
+
 def test_the_path_of_the_center_is_that_of_each_seed(tmp_path: Path) -> None:
     rows = evolution_rows(num_seeds=2, num_generations=3)
     for row in rows:
