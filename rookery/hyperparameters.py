@@ -80,32 +80,39 @@ def values_at(hyperparameters: Hyperparameters, env_steps: Number) -> Any:
     return jax.tree.map(value_of, hyperparameters, is_leaf=lambda node: isinstance(node, LinearSchedule))
 
 
-def hyperparameters_from(cls: type[Values], values: Mapping[str, Any], total_timesteps: int) -> Values:
-    """Build hyper-parameters from numbers and schedules `{start: 3e-4, end: 0}`, by default over the whole run."""
+def hyperparameters_from(
+    cls: type[Values], values: Mapping[str, Any], total_timesteps: int, path: str = "agent"
+) -> Values:
+    """Build hyper-parameters from numbers and schedules `{start: 3e-4, end: 0}`, by default over the whole run.
+
+    A field may be hyper-parameters of another method, given as a mapping. `path` is the key of `values` in the config.
+    """
     annotations = get_type_hints(cls)
     optional = {name for name in field_names(cls) if type(None) in get_args(annotations[name])}
     parsed: dict[str, Any] = {}
     for name, value in values.items():
-        declaration = declarations(cls).get(name, Declaration(schedule=True))
+        declaration, key = declarations(cls).get(name, Declaration(schedule=True)), f"{path}.{name}"
         if value is None and name in optional:
             parsed[name] = None
+        elif isinstance(annotations[name], type) and issubclass(annotations[name], Hyperparameters):
+            parsed[name] = hyperparameters_from(annotations[name], value, total_timesteps, key)
         elif isinstance(value, Mapping):
-            parsed[name] = _schedule_from(name, value, declaration, total_timesteps)
+            parsed[name] = _schedule_from(key, value, declaration, total_timesteps)
         else:
-            parsed[name] = _number_from(f"agent.{name}", value, declaration)
+            parsed[name] = _number_from(key, value, declaration)
     return cls(**parsed)
 
 
 def _schedule_from(name: str, value: Mapping, declaration: Declaration, total_timesteps: int) -> LinearSchedule:
     if not declaration.schedule:
-        raise InvalidInputError(f"agent.{name} is used once, at the start: give a number, not a schedule.")
+        raise InvalidInputError(f"{name} is used once, at the start: give a number, not a schedule.")
     unknown = set(value) - {"start", "end", "steps"}
     if unknown or "start" not in value or "end" not in value:
-        raise InvalidInputError(f"agent.{name}={dict(value)}: a schedule is {{start: NUMBER, end: NUMBER}}.")
+        raise InvalidInputError(f"{name}={dict(value)}: a schedule is {{start: NUMBER, end: NUMBER}}.")
     return LinearSchedule(
-        start=_number_from(f"agent.{name}.start", value["start"], declaration),
-        end=_number_from(f"agent.{name}.end", value["end"], declaration),
-        steps=_number_from(f"agent.{name}.steps", value.get("steps", total_timesteps), Declaration(low=0.0)),
+        start=_number_from(f"{name}.start", value["start"], declaration),
+        end=_number_from(f"{name}.end", value["end"], declaration),
+        steps=_number_from(f"{name}.steps", value.get("steps", total_timesteps), Declaration(low=0.0)),
     )
 
 

@@ -36,6 +36,7 @@ AGENTS = {
     "ga": "rookery.algorithms.evolution.ga:GAWorkflow",
     "evosax": "rookery.algorithms.evolution.evosax_methods:EvosaxWorkflow",
     "nsga2": "rookery.algorithms.evolution.nsga2:NSGA2Workflow",
+    "erl": "rookery.algorithms.hybrid.erl:ERLWorkflow",
     "map_elites": "rookery.algorithms.evolution.map_elites:MAPElitesWorkflow",
 }
 """The module and class of the workflow of each method."""

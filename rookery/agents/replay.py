@@ -1,6 +1,6 @@
 """The base class of off-policy agents, and the transitions that they learn from."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +66,9 @@ class Transitions(Weighted):
 
 class ReplayAgent(NetworkAgent):
     """Learns from windows of rows in a replay buffer."""
+
+    actor_entry: ClassVar[str] = "policy"
+    """The entry of the parameters that acts: what evolution can search."""
 
     n_step: int = pytree_field(static=True, default=1)
     burn_in: int = pytree_field(static=True, default=0)

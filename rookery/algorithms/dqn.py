@@ -59,6 +59,7 @@ class DQNHyperparameters(OffPolicyHyperparameters):
 class DQNAgent(ReplayAgent):
     """Acts epsilon-greedily on the values of a Q-network."""
 
+    actor_entry = "q"
     config: QNetworkConfig = pytree_field(static=True, default_factory=QNetworkConfig)
     double: bool = pytree_field(static=True, default=True)
 

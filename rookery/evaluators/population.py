@@ -17,21 +17,46 @@ from rookery.control_flow import any_true, cond_any
 from rookery.envs import Env, EnvState, MultiAgentEnv, VectorWrapper
 from rookery.envs.env import check_is_env
 from rookery.errors import InvalidInputError, check_count, check_discount
-from rookery.evaluators.lanes import Lanes, PopulationEpisodes, Queue, load_agents, observed, where_lanes
+from rookery.evaluators.lanes import (
+    Lanes,
+    PopulationEpisodes,
+    Queue,
+    Recorder,
+    load_agents,
+    observed,
+    rows_of,
+    where_lanes,
+)
 from rookery.evaluators.measures import Measure
 from rookery.learning import running_statistics
 from rookery.learning.running_statistics import RunningStatistics
 from rookery.metrics import EvaluateMetric
 from rookery.rollout import ActionFn, act
-from rookery.types import Action, Array, Key, PyTreeNode, Tree, as_mappable_key, as_one_key, index_tree, pytree_field
+from rookery.types import (
+    Action,
+    Array,
+    Key,
+    PyTree,
+    PyTreeNode,
+    Tree,
+    as_mappable_key,
+    as_one_key,
+    index_tree,
+    pytree_field,
+    where_tree,
+)
+
+LoopState = tuple[Lanes, PopulationEpisodes, PyTree, Array]
+"""Lanes, results, the state of the recorder and the next job."""
 
 
 class PopulationEvaluator(PyTreeNode):
     """Plays `num_episodes` of every agent of a population on `num_lanes` lanes.
 
     `env` is a single env with episodes, or a vectorized env, whose single env is used. `agent_fn` is
-    `agent.evaluate_actions`; a recurrent agent also needs `initial_carry_fn=agent.initial_carry`. `play` also returns
-    the `measures` of every episode and, with `track_obs`, the statistics of the observations. If the population is
+    `agent.evaluate_actions`; a recurrent agent also needs `initial_carry_fn=agent.initial_carry`. Agents that `play` is
+    told to explore act by `explore_fn`, which is `agent.compute_actions`. `play` also returns the `measures` of every
+    episode and, with `track_obs`, the statistics of the observations. If the population is
     split over the devices of the mesh axis `axis_name`, the statistics cover all devices.
 
     The randomness of an episode depends only on the key, the index of the agent and the index of the episode, so the
@@ -41,6 +66,7 @@ class PopulationEvaluator(PyTreeNode):
 
     env: Env = pytree_field(static=True)
     agent_fn: ActionFn = pytree_field(static=True)
+    explore_fn: ActionFn | None = pytree_field(static=True, default=None)
     initial_carry_fn: Callable[[tuple[int, ...]], Carry] = pytree_field(static=True, default=lambda batch_shape: ())
     max_episode_steps: int = pytree_field(static=True)
     num_lanes: int = pytree_field(static=True, default=16)
@@ -68,26 +94,53 @@ class PopulationEvaluator(PyTreeNode):
         return EvaluateMetric(episode_returns=episodes.episode_returns, episode_lengths=episodes.episode_lengths)
 
     def play(
-        self, agent_states: AgentState, key: Key, num_episodes: int = 1, first_agent: Array | int = 0
+        self,
+        agent_states: AgentState,
+        key: Key,
+        num_episodes: int = 1,
+        first_agent: Array | int = 0,
+        recorder: Recorder | None = None,
+        explores: Array | None = None,
+        paired: bool = False,
     ) -> PopulationEpisodes:
         """Play and return all results; `first_agent` is the index of the first agent in the whole population.
 
         The episodes of an agent depend on its index, so they are the same in whichever part it is evaluated.
+        `first_agent` may also have the index of each agent, `[P]`. If `paired`, episodes depend on their own index
+        alone: all agents start alike.
+
+        A `recorder` gets one row per lane and step; the order of its rows depends on the number of lanes. `explores`
+        `[P]` marks the agents that act by `explore_fn`.
         """
         check_count("num_episodes", num_episodes)
-        return self._play(agent_states, as_one_key(key), num_episodes, jnp.asarray(first_agent, jnp.int32))
+        if explores is not None and self.explore_fn is None:
+            raise InvalidInputError("explores needs explore_fn: build the evaluator with agent.compute_actions.")
+        first_agent = jnp.asarray(first_agent, jnp.int32)
+        return self._play(agent_states, as_one_key(key), num_episodes, first_agent, recorder, explores, paired)
 
-    @partial(batch_invariant_jit, static_argnames=("num_episodes",))
-    def _play(self, agent_states: AgentState, key: Key, num_episodes: int, first_agent: Array) -> PopulationEpisodes:
+    @partial(batch_invariant_jit, static_argnames=("num_episodes", "paired"))
+    def _play(
+        self,
+        agent_states: AgentState,
+        key: Key,
+        num_episodes: int,
+        first_agent: Array,
+        recorder: Recorder | None,
+        explores: Array | None,
+        paired: bool,
+    ) -> PopulationEpisodes:
         population_size = population_size_of(agent_states)
+        numbers = jnp.arange(population_size, dtype=jnp.int32)
         queue = Queue(
             agent_states=agent_states,
             key=as_mappable_key(key),
-            first_agent=first_agent,
+            numbers=first_agent if first_agent.ndim else first_agent + numbers,
+            explores=explores,
             num_episodes=num_episodes,
             num_jobs=population_size * num_episodes,
+            paired=paired,
         )
-        played, shape = self._play_all(queue), (population_size, num_episodes)
+        (played, recorded), shape = self._play_all(queue, recorder), (population_size, num_episodes)
         statistics = played.obs_statistics
         if self.axis_name is not None:
             statistics = jax.lax.all_gather(statistics, self.axis_name, tiled=True)
@@ -96,10 +149,11 @@ class PopulationEvaluator(PyTreeNode):
             episode_lengths=played.episode_lengths.reshape(shape),
             measures=self._finished(played).reshape(*shape, len(self.measures)),
             obs_statistics=None if statistics is None else merge_all(statistics),
+            recorded=recorded,
         )
 
-    def _play_all(self, queue: Queue) -> PopulationEpisodes:
-        """Play all jobs; return the results `[jobs, ...]`, with statistics for each job."""
+    def _play_all(self, queue: Queue, recorder: Recorder | None) -> tuple[PopulationEpisodes, PyTree]:
+        """Play all jobs; return the results `[jobs, ...]`, with statistics for each job, and what was recorded."""
         no_statistics = running_statistics.init(self.single_env.obs_space) if self.track_obs else None
         lanes = self._first_lanes(queue, no_statistics)
         results = PopulationEpisodes(
@@ -108,12 +162,14 @@ class PopulationEvaluator(PyTreeNode):
             measures=jnp.zeros((queue.num_jobs, len(self.measures)), jnp.float32),
             obs_statistics=_repeated(no_statistics, queue.num_jobs),
         )
-        state = (lanes, results, jnp.asarray(self.num_lanes, lanes.job.dtype))
+        recorded = None if recorder is None else recorder.init()
+        state = (lanes, results, recorded, jnp.asarray(self.num_lanes, lanes.job.dtype))
 
-        def is_unfinished(state: tuple[Lanes, PopulationEpisodes, Array]) -> Array:
+        def is_unfinished(state: LoopState) -> Array:
             return any_true(state[0].job < queue.num_jobs)
 
-        return jax.lax.while_loop(is_unfinished, partial(self._step, queue), state)[1]
+        _, results, recorded, _ = jax.lax.while_loop(is_unfinished, partial(self._step, queue, recorder), state)
+        return results, recorded
 
     def _start(self, queue: Queue, job: Array) -> tuple[EnvState, Carry, Key]:
         reset_key, action_key = jax.random.split(queue.key_of(job))
@@ -137,21 +193,23 @@ class PopulationEvaluator(PyTreeNode):
             obs_statistics=_repeated(no_statistics, self.num_lanes),
         )
 
-    def _step(
-        self, queue: Queue, state: tuple[Lanes, PopulationEpisodes, Array]
-    ) -> tuple[Lanes, PopulationEpisodes, Array]:
+    def _step(self, queue: Queue, recorder: Recorder | None, state: LoopState) -> LoopState:
         """Step all lanes; lanes whose episode ended take the next job."""
-        lanes, results, next_job = state
-        lanes = jax.vmap(self._step_lane)(lanes)
-        ended = (lanes.env_state.done > 0) | (lanes.lengths >= self.max_episode_steps)
-        ended = ended & (lanes.job < queue.num_jobs)
-        return cond_any(ended, partial(self._refill, queue, ended), lanes, results, next_job)
+        lanes, results, recorded, next_job = state
+        is_live = lanes.job < queue.num_jobs
+        after, actions = jax.vmap(partial(self._step_lane, queue))(lanes)
+        ended = (after.env_state.done > 0) | (after.lengths >= self.max_episode_steps)
+        if recorder is not None:
+            recorded = recorder.record(recorded, rows_of(lanes, actions, after, ended), is_live)
+        refill = partial(self._refill, queue, ended & is_live)
+        lanes, results, next_job = cond_any(ended & is_live, refill, after, results, next_job)
+        return lanes, results, recorded, next_job
 
-    def _step_lane(self, lane: Lanes) -> Lanes:
+    def _step_lane(self, queue: Queue, lane: Lanes) -> tuple[Lanes, Action]:
         step_key = jax.random.fold_in(lane.action_key, lane.lengths)
-        actions, _, carry = act(self.agent_fn, lane.agent_state, lane.env_state, lane.carry, step_key)
+        actions, carry = self._act(queue, lane, step_key)
         env_state = self.single_env.step(lane.env_state, actions)
-        return lane.replace(
+        stepped = lane.replace(
             env_state=env_state.replace(info=env_state.info.replace(episode_start=jnp.zeros((), jnp.float32))),
             carry=carry,
             returns=lane.returns + lane.discount_power * env_state.reward,
@@ -160,6 +218,16 @@ class PopulationEvaluator(PyTreeNode):
             measures=self._measured(lane.measures, actions, env_state),
             obs_statistics=observed(lane.obs_statistics, lane.env_state.obs),
         )
+        return stepped, actions
+
+    def _act(self, queue: Queue, lane: Lanes, key: Key) -> tuple[Action, Carry]:
+        """Act greedily or, if the agent explores, by `explore_fn`."""
+        greedy, _, carry = act(self.agent_fn, lane.agent_state, lane.env_state, lane.carry, key)
+        if queue.explores is None or self.explore_fn is None:
+            return greedy, carry
+        exploring, _, exploring_carry = act(self.explore_fn, lane.agent_state, lane.env_state, lane.carry, key)
+        explores = queue.explores[queue.agent_of(lane.job)]
+        return where_tree(explores, (exploring, exploring_carry), (greedy, carry))
 
     def _measured(self, totals: Array, action: Action, env_state: EnvState) -> Array:
         """Add one step of an episode to its measures `[M]`."""

@@ -76,7 +76,7 @@ class EvosaxOptimizer(EvoOptimizer):
         common = self.common_fields(params, state_key)
         origin = ravel_pytree(params)[0]
         algorithm, strategy_params = self._algorithm(origin.size), self._strategy_params(origin.size)
-        if self._starts_with_a_population:
+        if self.has_population:
             z = jax.random.normal(cloud_key, (self.population_size, origin.size))
             start: tuple[Array, ...] = (z, jnp.zeros(self.population_size))
         else:
@@ -84,7 +84,7 @@ class EvosaxOptimizer(EvoOptimizer):
         with relaxed_promotion():
             self._check_matrices(jax.eval_shape(algorithm.init, init_key, *start, strategy_params), origin.size)
             strategy_state = algorithm.init(init_key, *start, strategy_params)
-            if not self._starts_with_a_population:
+            if not self.has_population:
                 z, strategy_state = algorithm.ask(ask_key, strategy_state, strategy_params)
         return EvosaxState(
             **common,
@@ -92,12 +92,21 @@ class EvosaxOptimizer(EvoOptimizer):
             initial_std=jnp.asarray(common["hyperparameters"].initial_std),
             z=z,
             strategy_state=with_strong_types(strategy_state),
-            is_started=jnp.asarray(not self._starts_with_a_population),
+            is_started=jnp.asarray(not self.has_population),
             worst_fitness=jnp.float32(jnp.inf),
         )
 
     def sample(self, state: EvosaxState, key: Key) -> Params:
         return jax.vmap(lambda z: self._individual(state, z))(self.share(state.z))
+
+    def inject(self, state: EvosaxState, individuals: Params, places: Array) -> EvosaxState:
+        if not self.has_population:
+            self._check_has_asked(state)
+        everyone, places = self.gathered((individuals, places))
+        flat = jax.vmap(lambda individual: ravel_pytree(individual)[0])(everyone)
+        z = state.z.at[places].set((flat - state.origin) / state.initial_std)
+        asked = None if state.asked is None else self.with_places(state.asked, everyone, places)
+        return state.replace(z=z, asked=asked)
 
     def update(self, state: EvosaxState, fitness: Array, key: Key) -> EvosaxState:
         tell_key, ask_key = jax.random.split(key)
@@ -111,7 +120,7 @@ class EvosaxOptimizer(EvoOptimizer):
             return with_strong_types(algorithm.tell(tell_key, state.z, costs, state.strategy_state, strategy_params)[0])
 
         with relaxed_promotion():
-            updated = jax.lax.cond(state.is_started, learn, start) if self._starts_with_a_population else learn()
+            updated = jax.lax.cond(state.is_started, learn, start) if self.has_population else learn()
             z, strategy_state = algorithm.ask(ask_key, updated, strategy_params)
         return state.replace(
             z=z,
@@ -121,7 +130,7 @@ class EvosaxOptimizer(EvoOptimizer):
         )
 
     def center(self, state: EvosaxState) -> Params:
-        if self._starts_with_a_population:
+        if self.has_population:
             return state.best_params
         return self._individual(state, state.strategy_state.mean)
 
@@ -129,7 +138,7 @@ class EvosaxOptimizer(EvoOptimizer):
         return {"step_size": state.initial_std * jnp.mean(jnp.std(state.z, axis=0))}
 
     @property
-    def _starts_with_a_population(self) -> bool:
+    def has_population(self) -> bool:  # type: ignore[override]
         return self.strategy in population_based_algorithms
 
     def _algorithm(self, num_dims: int) -> Any:

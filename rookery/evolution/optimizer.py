@@ -93,6 +93,9 @@ class EvoOptimizer(PyTreeNode, ABC):
     def center(self, state: Any) -> Params:
         """Return the individual that represents the search: the mean of a distribution, the best of a population."""
 
+    has_population: ClassVar[bool] = False
+    """Whether the state contains the next population, so that individuals can be injected before `ask`."""
+
     has_best: ClassVar[bool] = True
     """Whether one individual can be the best of all so far; False for several objectives."""
 
@@ -158,6 +161,17 @@ class EvoOptimizer(PyTreeNode, ABC):
         key, sample_key = jax.random.split(state.key)
         population = self.sample(state, sample_key)
         return population, state.replace(key=key, asked=population)
+
+    def inject(self, state: Any, individuals: Params, places: Array) -> Any:
+        """Put individuals `[N, ...]` at places `[N]` of the whole population, in place of those that are there.
+
+        Between `ask` and `tell`, it changes which individuals are judged. Before `ask`, it changes the next population;
+        strategies that sample from a distribution have none. The individuals 2i and 2i + 1 of a mirrored strategy are
+        no pair any more if one of them is replaced. Each device may inject its own individuals, at any places of its
+        share, or all devices the same ones.
+        """
+        self._check_has_asked(state)
+        return state.replace(asked=self.with_places(state.asked, individuals, places))
 
     def sample_key(self, state: ECState) -> Key:
         """Return the key that `ask` will sample the population of this state with."""
@@ -229,6 +243,18 @@ class EvoOptimizer(PyTreeNode, ABC):
             return tree
         start = jax.lax.axis_index(self.axis_name) * self.share_size
         return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, self.share_size), tree)
+
+    def with_places(self, population: Params, individuals: Params, places: Array) -> Params:
+        """Return this device's share of a population with individuals at places of the whole one; drop the others."""
+        own = places if self.axis_name is None else places - jax.lax.axis_index(self.axis_name) * self.share_size
+        own = jnp.where(own < 0, self.share_size, own)
+        return jax.tree.map(lambda leaf, new: leaf.at[own].set(new, mode="drop"), population, individuals)
+
+    def _check_has_asked(self, state: ECState) -> None:
+        if state.asked is None:
+            raise InvalidInputError(
+                f"{type(self).__name__} samples its population in ask: inject individuals between ask and tell."
+            )
 
     def gathered(self, tree: Tree) -> Tree:
         """Return the shares of all devices as one tree `[P, ...]`."""

@@ -4,7 +4,8 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from functools import partial
+from typing import ClassVar, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,7 @@ from rookery.learning.targets import polyak
 from rookery.learning.updates import RULES, Optimizer
 from rookery.networks.policy import TrunkConfig
 from rookery.replay_buffers import PrioritizedBuffer, ReplayBuffer, UniformBuffer, importance_weights
-from rookery.replay_buffers.replay_buffer import ReplayState
+from rookery.replay_buffers.replay_buffer import ReplaySample, ReplayState
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
 from rookery.types import Array, Key, Params, PyTreeDict, pytree_field
@@ -140,6 +141,7 @@ class OffPolicyState(LearnerState):
         return self.replace(buffer_state=None)
 
 
+StateT = TypeVar("StateT")
 LossFn = Callable[[Params], tuple[Array, LossInfo]]
 """Given one part of the parameters, returns the loss."""
 
@@ -304,33 +306,65 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
         self, state: OffPolicyState, hyperparameters: HyperparameterValues, key: Key
     ) -> tuple[Metrics, OffPolicyState]:
         """Take the gradient steps of one iteration, each on a new batch."""
-        buffer, batch_size = self.buffer, self.config.batch_size // num_devices()
-        has_windows = buffer.can_sample(state.buffer_state)
-
-        def step(state: OffPolicyState, step_key: Key) -> tuple[OffPolicyState, Metrics]:
-            sample_key, learn_key = jax.random.split(step_key)
-            sample = buffer.sample(state.buffer_state, sample_key, batch_size)
-            importance = None
-            if self.config.prioritized:
-                importance = importance_weights(
-                    sample.probabilities,
-                    buffer.num_windows(state.buffer_state),
-                    hyperparameters.importance_exponent,
-                    device_axis(),
-                )
-            windows = dead_unless(has_windows, sample.sequence)
-            batch = ReplayBatch(windows=windows, importance=importance)
-            metrics, errors, state = self.learn_batch(state, batch, hyperparameters, learn_key)
-            buffer_state = buffer.update_priorities(
-                state.buffer_state, sample.indexes, priorities_of(errors), hyperparameters.priority_exponent
-            )
-            return state.replace(buffer_state=buffer_state, num_updates=state.num_updates.add(1)), metrics
-
         step_keys = jax.random.split(key_of_this_device(key), self.config.num_updates)
-        # The gradient steps exchange gradients, so all devices take them if one can.
-        is_ready = sum_over_devices(has_windows.astype(jnp.int32)) > 0
-        state, metrics = scan_any(is_ready, step, state, step_keys)
+        step = partial(self._update_once, hyperparameters)
+        state, metrics = scan_any(self.is_ready(state), step, state, step_keys)
         return jax.tree.map(jnp.sum, metrics), state
+
+    def update_times(
+        self, state: OffPolicyState, hyperparameters: HyperparameterValues, key: Key, num_updates: Array
+    ) -> tuple[Metrics, OffPolicyState]:
+        """Take a traced number of gradient steps, each on a new batch."""
+        step = jax.jit(partial(self._update_once, hyperparameters))  # traced once
+        num_updates = jnp.where(self.is_ready(state), num_updates, 0)
+        return repeated(step, state, key_of_this_device(key), num_updates)
+
+    def is_ready(self, state: OffPolicyState) -> Array:
+        """Return whether a device has windows to sample: gradients are averaged, so all devices take a step then."""
+        return sum_over_devices(self.buffer.can_sample(state.buffer_state).astype(jnp.int32)) > 0
+
+    def sample_batch(
+        self, buffer_state: ReplayState, hyperparameters: HyperparameterValues, key: Key
+    ) -> tuple[ReplayBatch, ReplaySample]:
+        """Sample this device's share of a batch."""
+        buffer, importance = self.buffer, None
+        sample = buffer.sample(buffer_state, key, self.config.batch_size // num_devices())
+        if self.config.prioritized:
+            importance = importance_weights(
+                sample.probabilities,
+                buffer.num_windows(buffer_state),
+                hyperparameters.importance_exponent,
+                device_axis(),
+            )
+        windows = dead_unless(buffer.can_sample(buffer_state), sample.sequence)
+        return ReplayBatch(windows=windows, importance=importance), sample
+
+    def _update_once(
+        self, hyperparameters: HyperparameterValues, state: OffPolicyState, key: Key
+    ) -> tuple[OffPolicyState, Metrics]:
+        sample_key, learn_key = jax.random.split(key)
+        batch, sample = self.sample_batch(state.buffer_state, hyperparameters, sample_key)
+        metrics, errors, state = self.learn_batch(state, batch, hyperparameters, learn_key)
+        buffer_state = self.buffer.update_priorities(
+            state.buffer_state, sample.indexes, priorities_of(errors), hyperparameters.priority_exponent
+        )
+        return state.replace(buffer_state=buffer_state, num_updates=state.num_updates.add(1)), metrics
+
+
+def repeated(
+    step: Callable[[StateT, Key], tuple[StateT, Metrics]], state: StateT, key: Key, num_steps: Array
+) -> tuple[Metrics, StateT]:
+    """Take a traced number of steps, each with its own key; return the sums of their metrics."""
+    _, shapes = jax.eval_shape(step, state, key)
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    def body(index: Array, carry: tuple[StateT, Metrics]) -> tuple[StateT, Metrics]:
+        state, metrics = carry
+        state, new = step(state, jax.random.fold_in(key, index))
+        return state, jax.tree.map(jnp.add, metrics, new)
+
+    state, metrics = jax.lax.fori_loop(0, num_steps, body, (state, nothing))
+    return metrics, state
 
 
 def rows_of(trajectory: SampleBatch) -> SampleBatch:

@@ -218,7 +218,8 @@ class Settings:
 
     def to_mapping(self) -> dict[str, Any]:
         """Return the resolved config as plain containers: the inverse of `settings_from`."""
-        agent = {"name": self.agent_name, **to_mapping(self.method), **to_mapping(self.hyperparameters)}
+        # A method that contains others has their settings and their hyper-parameters under one key of its settings.
+        agent = {"name": self.agent_name, **to_mapping(self.hyperparameters), **to_mapping(self.method)}
         return {"agent": agent, **to_mapping(self.train)}
 
 

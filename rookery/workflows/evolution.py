@@ -54,12 +54,13 @@ class ECWorkflow(Workflow):
         evolution = Evolution(optimizer, agent, config, self.settings.hyperparameters)
         return make_generations(self.settings, self.layout, evolution, self.evaluation_episodes)
 
-    def make_optimizer(self, config: ECConfig, hyperparameters: Hyperparameters) -> EvoOptimizer:
+    @classmethod
+    def make_optimizer(cls, config: ECConfig, hyperparameters: Hyperparameters) -> EvoOptimizer:
         """Build the strategy from the settings that it declares."""
-        names = [name for name in field_names(self.optimizer_class) if name in field_names(type(config))]
+        names = [name for name in field_names(cls.optimizer_class) if name in field_names(type(config))]
         arguments = {name: getattr(config, name) for name in names}
         arguments |= {"hyperparameters": hyperparameters, "axis_name": DEVICE_AXIS}
-        return from_mapping(self.optimizer_class, arguments, "agent")
+        return from_mapping(cls.optimizer_class, arguments, "agent")
 
 
 def config_of(strategy: type[EvoOptimizer]) -> type[ECConfig]:

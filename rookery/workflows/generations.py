@@ -2,9 +2,8 @@
 
 import functools
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from rookery.agent import AgentState, RandomAgent
 from rookery.agents.network import NetworkAgent
 from rookery.compilation import run_once_options
 from rookery.configuration import check_settings, field_names, setting
-from rookery.distributed import DEVICE_AXIS, SAME, SPLIT, check_divides
+from rookery.distributed import DEVICE_AXIS, SAME, SPLIT
 from rookery.distributed.collectives import sum_over_devices
 from rookery.envs import VectorWrapper
 from rookery.errors import InvalidInputError
@@ -25,10 +24,9 @@ from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evaluators.measures import Measure
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.hyperparameters import Hyperparameters, values_at
-from rookery.learners.learner import LearnerState
 from rookery.learning import running_statistics
 from rookery.learning.counter import Counter
-from rookery.metrics import Latest, Mean, Metrics, RunningMetrics, accumulate
+from rookery.metrics import Metrics, RunningMetrics, accumulate
 from rookery.networks.policy import PolicyConfig
 from rookery.rollout import rollout
 from rookery.runners.dispatcher import PATIENCE
@@ -37,17 +35,11 @@ from rookery.types import Array, Key, Params, PyTree, PyTreeDict, as_one_key
 from rookery.workflows.collector import check_not_traced
 from rookery.workflows.programs import Layout, Program, specs_of
 from rookery.workflows.reevaluation import Reevaluation, as_agents
-from rookery.workflows.training import OnDevice, Training, TrainingState, state_specs, timed
+from rookery.workflows.search import EvolutionState, SearchTraining, check_population, search_metrics, search_of
+from rookery.workflows.training import OnDevice, TrainingState, state_specs, timed
 
 REFERENCE_ENVS, REFERENCE_STEPS = 64, 128
 """The size of the random rollout for `fixed_obs_statistics`."""
-
-MAX_PARAMS_WITH_PATH = 100
-"""Up to this number of parameters, records contain the first two parameters of the center, to plot the search."""
-
-PREFIX = "evolution/"
-"""The prefix of the metrics of a search."""
-QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
 
 
 @dataclass(frozen=True)
@@ -79,21 +71,6 @@ class ECConfig:
         return self.normalize_obs and not self.fixed_obs_statistics
 
 
-class EvolutionState(LearnerState):
-    """The state of a search; `agent_state` is its center."""
-
-    evo_state: ECState
-
-    def with_hyperparameters(self, hyperparameters: Hyperparameters) -> Self:
-        # The strategy has their values, which each generation sets.
-        values = jax.tree.map(np.asarray, values_at(hyperparameters, 0.0))
-        return (
-            super()
-            .with_hyperparameters(hyperparameters)
-            .replace(evo_state=self.evo_state.replace(hyperparameters=values))
-        )
-
-
 @dataclass(frozen=True)
 class Evolution:
     """What evolves: a strategy, the agent whose parameters it searches, and their settings."""
@@ -109,7 +86,7 @@ class Evolution:
         return tuple(Measure.parse(text) for text in self.optimizer.measures)
 
 
-class Generations(Training):
+class Generations(SearchTraining):
     """Evolves the parameters of an agent; an iteration is a generation.
 
     The population is split over the devices. With `normalize_obs`, all individuals of a generation use the same
@@ -120,18 +97,11 @@ class Generations(Training):
 
     def __init__(self, evolution: Evolution, layout: Layout) -> None:
         self.optimizer = optimizer = evolution.optimizer
-        self.has_best = optimizer.has_best
         self.agent = evolution.agent
         self.config = config = evolution.config
         self.layout = layout
         self._hyperparameters = evolution.hyperparameters
-        check_divides("agent.population_size", config.population_size, layout.mesh.size)
-        whole = layout.mesh.size * optimizer.group_size
-        if config.population_size % whole:
-            raise InvalidInputError(
-                f"agent.population_size={config.population_size} does not split into pairs over {layout.mesh.size} "
-                f"devices: use a multiple of {whole}."
-            )
+        check_population(optimizer, config.population_size, layout)
 
     def agent_shape(self) -> AgentState:
         return jax.eval_shape(lambda key: self.agent.init(*self.spaces, key), jax.random.key(0))
@@ -140,38 +110,17 @@ class Generations(Training):
         learner = specs_of(EvolutionState, **dict.fromkeys(field_names(EvolutionState), SAME))
         return state_specs(learner).replace(source_state=SAME)
 
-    def agents(self, state: TrainingState) -> dict[str, AgentState]:
-        agents = super().agents(state)
-        if self.has_best:
-            agents["eval/best_"] = state.agent_state.replace(params=_search(state).evo_state.best_params)
-        return agents
-
     def with_agent(self, state: TrainingState, agent_state: AgentState) -> TrainingState:
         """Start the search at another agent."""
 
         def start(state: TrainingState, agent_state: AgentState) -> TrainingState:
-            search = _search(state)
+            search = search_of(state)
             optimizer = self.optimizer.replace(hyperparameters=search.evo_state.hyperparameters)
             evo_state = optimizer.init(agent_state.params, search.evo_state.key)
             return state.replace(learner=search.replace(agent_state=agent_state, evo_state=evo_state))
 
         specs = self.specs()
         return self.layout.program(self.layout.over_seeds(start), (specs, SAME), specs)(state, agent_state)
-
-    def counters(self, state: TrainingState) -> dict[str, Counter]:
-        counts = _search(state).evo_state.num_invalid.astype(jnp.uint32)
-        num_updates = {"train/n_updates": state.num_updates}
-        return num_updates | {"evolution/num_invalid": Counter(low=counts, high=jnp.zeros_like(counts))}
-
-    def warning(self, metrics: Mapping[str, float]) -> str:
-        of_search = {
-            name.removeprefix(PREFIX): float(value) for name, value in metrics.items() if name.startswith(PREFIX)
-        }
-        return self.optimizer.warning(of_search)
-
-    def populations(self, state: TrainingState) -> list[dict[str, Any]]:
-        described = map(self.optimizer.describe, self.layout.seeds_of(_search(state).evo_state))
-        return [population for population in described if population is not None]
 
     # For one seed, on this device's share of the population.
 
@@ -193,12 +142,12 @@ class Generations(Training):
         """Start a generation: return the state, this device's share of the population, and the key of its episodes."""
         key, play_key = jax.random.split(state.key)
         population, evo_state = self.optimizer.ask(self._evo_state(state))
-        learner = _search(state).replace(evo_state=evo_state.replace(asked=None))
+        learner = search_of(state).replace(evo_state=evo_state.replace(asked=None))
         return state.replace(key=key, learner=learner), population, play_key
 
     def _evo_state(self, state: TrainingState) -> ECState:
         """Return the state of the strategy with the hyper-parameters of the next generation."""
-        learner = _search(state)
+        learner = search_of(state)
         hyperparameters = values_at(learner.hyperparameters, learner.env_steps.as_float())
         return learner.evo_state.replace(hyperparameters=hyperparameters)
 
@@ -206,7 +155,7 @@ class Generations(Training):
         self, state: TrainingState, population: Params, episodes: PopulationEpisodes
     ) -> tuple[Metrics, TrainingState]:
         """End a generation; `episodes.obs_statistics` covers all devices."""
-        learner = _search(state)
+        learner = search_of(state)
         evo_state = self.optimizer.tell_episodes(
             learner.evo_state.replace(asked=population), episodes.episode_returns, episodes.measures
         )
@@ -215,7 +164,7 @@ class Generations(Training):
             statistics = running_statistics.merge(agent_state.obs_preprocessor_state, episodes.obs_statistics)
             agent_state = agent_state.replace(obs_preprocessor_state=statistics)
         num_steps = sum_over_devices(jnp.sum(episodes.episode_lengths, dtype=jnp.int32))
-        metrics = self._metrics(evo_state, episodes)
+        metrics = search_metrics(self.optimizer, evo_state, episodes)
         learner = learner.replace(
             agent_state=agent_state,
             evo_state=evo_state,
@@ -224,31 +173,6 @@ class Generations(Training):
             num_updates=learner.num_updates.add(1),
         )
         return metrics, state.replace(learner=learner)
-
-    def _metrics(self, evo_state: ECState, episodes: PopulationEpisodes) -> Metrics:
-        returns, lengths = self.optimizer.gathered((episodes.episode_returns, episodes.episode_lengths))
-        metrics: dict[str, Mean | Latest] = {
-            "rollout/ep_rew_mean": Mean.where(jnp.isfinite(returns), returns),
-            "rollout/ep_len_mean": Mean.where(lengths > 0, lengths),
-        }
-        fitness = self.optimizer.gathered(self.optimizer.fitness(episodes.episode_returns, episodes.measures))
-        columns = {"fitness": fitness} if fitness.ndim == 1 else {}
-        for index in range(fitness.shape[1] if fitness.ndim > 1 else 0):
-            columns[f"objective_{index}"] = fitness[:, index]
-        for name, values in columns.items():
-            valid = jnp.where(jnp.isfinite(values), values, jnp.nan)
-            numbers = {quantile: jnp.nanquantile(valid, share) for quantile, share in QUANTILES.items()}
-            numbers |= {"mean": jnp.nanmean(valid), "std": jnp.nanstd(valid)}
-            metrics |= {f"{PREFIX}{name}_{kind}": _if_finite(number) for kind, number in numbers.items()}
-        report = self.optimizer.report(evo_state)
-        metrics |= {name if "/" in name else PREFIX + name: Latest.of(number) for name, number in report.items()}
-        if fitness.ndim == 1:
-            metrics["evolution/best_fitness"] = Latest.of(evo_state.best_fitness)
-        center = jax.tree.leaves(self.optimizer.center(evo_state))
-        if 2 <= sum(leaf.size for leaf in center) <= MAX_PARAMS_WITH_PATH:
-            first, second = jnp.concatenate([leaf.ravel() for leaf in center])[:2]
-            metrics |= {"evolution/center_0": Latest.of(first), "evolution/center_1": Latest.of(second)}
-        return metrics
 
 
 class DeviceGenerations(OnDevice, Generations):
@@ -299,7 +223,7 @@ class DeviceGenerations(OnDevice, Generations):
         """Time the episodes of a generation in a separate program, because a part of a program cannot be timed."""
 
         def play(state: TrainingState) -> Array:
-            population, _ = self.optimizer.ask(_search(state).evo_state)
+            population, _ = self.optimizer.ask(search_of(state).evo_state)
             return self._play(state.agent_state, population, state.key).episode_returns
 
         return timed(self.layout.program(self.layout.over_seeds(play), (SAME,), SAME), state)
@@ -491,12 +415,3 @@ class HostGenerationsLoop:
     def collect_seconds(self) -> float:
         """The mean time to play a generation."""
         return self._seconds / max(self._num_played, 1)
-
-
-def _search(state: TrainingState) -> EvolutionState:
-    assert isinstance(state.learner, EvolutionState), "the state of another training"
-    return state.learner
-
-
-def _if_finite(number: Array) -> Mean:
-    return Mean.where(jnp.isfinite(number), number)

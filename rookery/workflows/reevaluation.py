@@ -14,6 +14,7 @@ from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.types import Array, Params, PyTreeDict, index_tree
 from rookery.workflows.programs import Layout, Program
+from rookery.workflows.search import search_of
 from rookery.workflows.training import CENTER, TrainingState
 
 CHUNK_SIZE = 64
@@ -68,7 +69,7 @@ def _replayed(
     optimizer: EvoOptimizer, player: PopulationEvaluator, state: TrainingState
 ) -> tuple[ECState, dict[str, Array]]:
     """Return the state of a search with the archive that its elites fill when they play again, and its report."""
-    evo_state: ECState = state.learner.evo_state  # type: ignore[attr-defined]
+    evo_state = search_of(state).evo_state
     elites, num_elites = optimizer.elites(evo_state)
     key = jax.random.fold_in(state.key, REPLAY)
 

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from rookery.errors import InvalidInputError
-from rookery.evolution import ECState, EvoOptimizer
+from rookery.evolution import ECState
 from rookery.evolution.mutation import cloud_around
+from rookery.evolution.populations import PopulationOptimizer
 from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.types import Array, Key, Params, as_mappable_key, pytree_field
 from rookery.workflows.evolution import ECWorkflow
@@ -31,7 +32,7 @@ class CSOState(ECState):
     velocity: Params
 
 
-class CSO(EvoOptimizer):
+class CSO(PopulationOptimizer):
     """A swarm in which the loser of each pair moves towards the winner and the mean."""
 
     hyperparameters: CSOHyperparameters = pytree_field(default_factory=CSOHyperparameters)
@@ -47,9 +48,6 @@ class CSO(EvoOptimizer):
         initial_std = common["hyperparameters"].initial_std
         population = cloud_around(params, cloud_key, self.population_size, initial_std)
         return CSOState(**common, population=population, velocity=jax.tree.map(jnp.zeros_like, population))
-
-    def sample(self, state: CSOState, key: Key) -> Params:
-        return self.share(state.population)
 
     def update(self, state: CSOState, fitness: Array, key: Key) -> CSOState:
         pairing_key, moving_key = jax.random.split(key)

@@ -45,7 +45,8 @@ class CMAESWorkflow(ECWorkflow):
     config_class = CMAESConfig
     hyperparameters_class = SearchHyperparameters
 
-    def make_optimizer(self, config: Any, hyperparameters: Any) -> EvoOptimizer:
+    @classmethod
+    def make_optimizer(cls, config: Any, hyperparameters: Any) -> EvoOptimizer:
         return evosax_optimizer("CMA_ES", config, hyperparameters)
 
 
@@ -57,7 +58,8 @@ class PSOWorkflow(ECWorkflow):
     config_class = ECConfig
     hyperparameters_class = SearchHyperparameters
 
-    def make_optimizer(self, config: Any, hyperparameters: Any) -> EvoOptimizer:
+    @classmethod
+    def make_optimizer(cls, config: Any, hyperparameters: Any) -> EvoOptimizer:
         return evosax_optimizer("PSO", config, hyperparameters)
 
 
@@ -82,7 +84,8 @@ class EvosaxWorkflow(ECWorkflow):
     config_class = EvosaxConfig
     hyperparameters_class = SearchHyperparameters
 
-    def make_optimizer(self, config: Any, hyperparameters: Any) -> EvoOptimizer:
+    @classmethod
+    def make_optimizer(cls, config: Any, hyperparameters: Any) -> EvoOptimizer:
         return evosax_optimizer(config.strategy, config, hyperparameters, config.params)
 
 

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 
 from rookery.configuration import setting
 from rookery.errors import InvalidInputError
-from rookery.evolution import ECState, EvoOptimizer
+from rookery.evolution import ECState
 from rookery.evolution.crossover import recombine, uniform
 from rookery.evolution.mutation import cloud_around, gaussian
+from rookery.evolution.populations import PopulationOptimizer
 from rookery.evolution.selection import elites, take, tournament
 from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.types import Array, Key, Params, as_mappable_key, index_tree, pytree_field
@@ -36,7 +37,7 @@ class GAState(ECState):
     population: Params
 
 
-class GA(EvoOptimizer):
+class GA(PopulationOptimizer):
     """Keeps the fittest individuals and replaces the others by mutated children of tournament winners."""
 
     hyperparameters: GAHyperparameters = pytree_field(default_factory=GAHyperparameters)
@@ -56,9 +57,6 @@ class GA(EvoOptimizer):
         common = self.common_fields(params, state_key)
         initial_std = common["hyperparameters"].initial_std
         return GAState(**common, population=cloud_around(params, cloud_key, self.population_size, initial_std))
-
-    def sample(self, state: GAState, key: Key) -> Params:
-        return self.share(state.population)
 
     def update(self, state: GAState, fitness: Array, key: Key) -> GAState:
         hyperparameters = state.hyperparameters

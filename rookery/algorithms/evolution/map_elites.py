@@ -14,10 +14,11 @@ import numpy as np
 
 from rookery.configuration import setting
 from rookery.errors import InvalidInputError
-from rookery.evolution import ECState, EvoOptimizer
+from rookery.evolution import ECState
 from rookery.evolution.archives import Archive, ArchiveState, CVTArchive, GridArchive
 from rookery.evolution.emitters import Elites, Emitter, IsoLine
 from rookery.evolution.mutation import cloud_around
+from rookery.evolution.populations import PopulationOptimizer
 from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.types import Array, Key, Params, PyTree, as_mappable_key, index_tree, pytree_field, where_tree
 from rookery.workflows.evolution import ECWorkflow
@@ -50,7 +51,7 @@ class MAPElitesState(ECState):
     """The initial network, if later generations sample around it as well."""
 
 
-class MAPElites(EvoOptimizer):
+class MAPElites(PopulationOptimizer):
     """Varies individuals sampled from the archive; each cell of the archive keeps its fittest individual."""
 
     hyperparameters: MAPElitesHyperparameters = pytree_field(default_factory=MAPElitesHyperparameters)
@@ -109,9 +110,6 @@ class MAPElites(EvoOptimizer):
     def is_random(self, generation: Array) -> Array:
         """Tell whether the individuals of a generation are random instead of children."""
         return generation * self.population_size < max(self.num_random, 1)
-
-    def sample(self, state: MAPElitesState, key: Key) -> Params:
-        return self.share(state.population)
 
     def tell(self, state: MAPElitesState, fitness: Array, descriptors: Array) -> MAPElitesState:  # type: ignore[override]
         """Learn from the fitness `[P]` and the descriptors `[P, K]` of the individuals that `ask` returned."""

@@ -13,10 +13,11 @@ import numpy as np
 
 from rookery.configuration import setting
 from rookery.errors import InvalidInputError
-from rookery.evolution import ECState, EvoOptimizer
+from rookery.evolution import ECState
 from rookery.evolution.crossover import recombine, simulated_binary, uniform
 from rookery.evolution.mutation import cloud_around, polynomial
 from rookery.evolution.pareto import crowding_distance, non_dominated_ranks, pareto_front
+from rookery.evolution.populations import PopulationOptimizer
 from rookery.evolution.selection import take, tournament
 from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.types import Array, Key, Params, as_mappable_key, index_tree, pytree_field
@@ -49,9 +50,10 @@ class NSGA2State(ECState):
     offspring: Params
 
 
-class NSGA2(EvoOptimizer):
+class NSGA2(PopulationOptimizer):
     """Keeps the best of parents and children, front by front, and the least crowded of the last front."""
 
+    next_population = "offspring"
     hyperparameters: NSGA2Hyperparameters = pytree_field(default_factory=NSGA2Hyperparameters)
     objectives: tuple[str, ...] = setting(
         ("sum:reward", "last:obs.0"), help="measures of an episode to maximize: sum, mean or last"
@@ -70,9 +72,6 @@ class NSGA2(EvoOptimizer):
         population = cloud_around(params, cloud_key, self.population_size, initial_std)
         fitness = jnp.full((self.population_size, len(self.objectives)), -jnp.inf)
         return NSGA2State(**common, population=population, fitness=fitness, offspring=population)
-
-    def sample(self, state: NSGA2State, key: Key) -> Params:
-        return self.share(state.offspring)
 
     @property
     def fitness_shape(self) -> tuple[int, ...]:

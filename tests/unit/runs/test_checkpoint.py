@@ -292,7 +292,7 @@ def test_a_changed_manifest_is_damage(checkpoints: Checkpoints) -> None:
 
 
 def test_metadata_by_seed_is_intact_with_more_than_ten_seeds(checkpoints: Checkpoints) -> None:
-    checkpoints.save(train_state(), 1, {"evaluations": {seed: 0 for seed in range(16)}})
+    checkpoints.save(train_state(), 1, {"evaluations": dict.fromkeys(range(16), 0)})
     assert checkpoints.metadata()["evaluations"].keys() == {str(seed) for seed in range(16)}
 
 

@@ -1,0 +1,1 @@
+"""Hybrids of evolution and gradient: how a strategy and a learner exchange individuals."""

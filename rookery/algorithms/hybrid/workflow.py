@@ -1,0 +1,161 @@
+"""Workflows of hybrids: a strategy and a learner by name, and how they exchange individuals."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rookery.algorithms.hybrid.parts import Part, learner_of, strategy_of
+from rookery.compilation import batch_invariant_options
+from rookery.configuration import check_settings, field_names, setting
+from rookery.distributed import check_divides, check_memory
+from rookery.errors import InvalidInputError
+from rookery.hyperparameters import Hyperparameters
+from rookery.workflows.config import Settings
+from rookery.workflows.evaluation import make_device_evaluator
+from rookery.workflows.exchange import Exchange
+from rookery.workflows.hybrid_generations import Crew, HybridGenerations, HybridHyperparameters
+from rookery.workflows.workflow import Workflow
+
+
+@dataclass(frozen=True)
+class HybridConfig:
+    """The settings that all hybrids share."""
+
+    evolution: str = setting("ga", help="the strategy: the name of an evolutionary method")
+    gradient: str = setting("td3", help="the learner: the name of an off-policy method")
+    population_size: int = setting(10, low=1, help="individuals per generation, over all devices")
+    num_episodes: int = setting(1, low=1, help="episodes of each individual; their mean return is its fitness")
+    learner_episodes: int = setting(
+        1, low=0, help="episodes of the learner's actor per generation, with exploration; a multiple of num_episodes"
+    )
+    num_lanes: int = setting(
+        16, low=1, help="episodes in parallel on a device; changes the order of the rows in the replay buffer"
+    )
+    warmup_steps: int = setting(1000, low=0, help="steps before the first update")
+    normalize_obs: bool = setting(False, help="by the mean and standard deviation of all observations so far")
+    strategy: Mapping[str, Any] = setting({}, help="settings and hyper-parameters of the strategy, by name")
+    learner: Mapping[str, Any] = setting({}, help="settings and hyper-parameters of the learner, by name")
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        for name in ("learner_episodes", "num_greedy_episodes"):
+            if getattr(self, name) % self.num_episodes:
+                raise InvalidInputError(
+                    f"{name}={getattr(self, name)} must be a multiple of num_episodes={self.num_episodes}."
+                )
+
+    @property
+    def num_greedy_episodes(self) -> int:
+        """The number of greedy episodes of the learner's actor per generation."""
+        return 0
+
+    def crew(self) -> Crew:
+        """Return who plays a generation."""
+        exploring, greedy = self.learner_episodes, self.num_greedy_episodes
+        return Crew(
+            self.population_size, exploring // self.num_episodes, greedy // self.num_episodes, self.num_episodes
+        )
+
+
+class HybridWorkflow(Workflow):
+    """Trains a strategy and a learner on one replay buffer; an iteration is a generation.
+
+    A subclass sets the exchange between the two and the options that differ from those of their methods.
+    """
+
+    exchange_class: ClassVar[type[Exchange]]
+    config_class: ClassVar[type[HybridConfig]] = HybridConfig
+    hyperparameters_class: ClassVar[type[Hyperparameters]] = HybridHyperparameters
+    strategy_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Defaults of strategies, by the name of the strategy, that differ from those of its method."""
+    learner_options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """The same for learners."""
+    vectorize_seeds = False
+    is_split_by_devices = True
+    compiler_options = batch_invariant_options
+
+    @classmethod
+    def check_config(cls, config: Any, agent_name: str | None = None) -> Settings:
+        """Check a config and return its settings, in which those of both parts are complete."""
+        settings = super().check_config(config, agent_name)
+        strategy, learner = cls.parts(settings)
+        method = dataclasses.replace(settings.method, strategy=strategy.to_mapping(), learner=learner.to_mapping())
+        own, parts = (
+            cls.hyperparameters_class,
+            {"strategy": strategy.hyperparameters, "learner": learner.hyperparameters},
+        )
+        kinds: Any = (own, *map(type, parts.values()))
+        numbers = {name: getattr(settings.hyperparameters, name) for name in field_names(own)}
+        hyperparameters = hyperparameters_of(*kinds)(**numbers, **parts)
+        return dataclasses.replace(settings, method=method, hyperparameters=hyperparameters)
+
+    @classmethod
+    def parts(cls, settings: Settings, num_columns: int | None = None) -> tuple[Part, Part]:
+        """Return the strategy and the learner; `num_columns` is the number of lanes of all devices."""
+        config, total_timesteps = settings.method, settings.train.total_timesteps
+        shared = {"normalize_obs": config.normalize_obs}
+        of_strategy = shared | {
+            name: getattr(config, name) for name in ("population_size", "num_episodes", "num_lanes")
+        }
+        of_learner = shared | {"num_envs": num_columns or config.num_lanes, "warmup_steps": config.warmup_steps}
+        return (
+            strategy_of(
+                config.evolution,
+                {**cls.strategy_options.get(config.evolution, {}), **config.strategy},
+                of_strategy,
+                total_timesteps,
+            ),
+            learner_of(
+                config.gradient,
+                {**cls.learner_options.get(config.gradient, {}), **config.learner},
+                of_learner,
+                total_timesteps,
+            ),
+        )
+
+    def make_training(self) -> HybridGenerations:
+        config, train, num_devices = self.config, self.settings.train, self.layout.mesh.size
+        if train.env.is_on_host:
+            raise InvalidInputError(
+                f"agent={self.settings.agent_name} runs on device environments, and {train.env.name} is on the host: "
+                "use another environment, such as classic/pendulum, or another agent, such as td3."
+            )
+        crew: Crew = config.crew()
+        for name, count in (("learner_episodes", crew.num_exploring), ("learner_eval_episodes", crew.num_greedy)):
+            if count:
+                check_divides(f"agent.{name} / agent.num_episodes", count, num_devices)
+        num_jobs = crew.size * crew.num_episodes // num_devices
+        check_memory(f"agent.population_size={config.population_size}", 4 * num_jobs * num_devices)
+        num_lanes = max(1, min(config.num_lanes, num_jobs))
+        strategy, learner_part = self.parts(self.settings, num_lanes * num_devices)
+        learner = learner_part.workflow.learner_class.of(learner_part.config)
+        evaluator = make_device_evaluator(train.env, learner.agent, train.evaluation_episodes)
+        # Lanes fill their columns unevenly: twice the rows of the run, and one generation.
+        max_rows = 2 * (train.total_timesteps + num_jobs * num_devices * evaluator.max_episode_steps)
+        exchange = self.make_exchange(
+            strategy.workflow.make_optimizer(strategy.config, strategy.hyperparameters),
+            learner.replace(max_rows=max_rows),
+        )
+        return HybridGenerations(
+            exchange,
+            crew,
+            num_lanes,
+            self.settings.hyperparameters,
+            self.layout,
+            evaluator,
+            train.evaluation_episodes,
+        )
+
+    def make_exchange(self, optimizer: Any, learner: Any) -> Exchange:
+        """Build the exchange; raise if it makes no sense for these parts."""
+        return self.exchange_class(optimizer=optimizer, learner=learner, config=self.config)
+
+
+@functools.cache
+def hyperparameters_of(own: Any, of_strategy: Any, of_learner: Any) -> Any:
+    """Return the class of the hyper-parameters of a hybrid, given the classes of its own and of those of its parts."""
+    annotations = {"strategy": of_strategy, "learner": of_learner}
+    namespace = {"__doc__": own.__doc__, "__module__": own.__module__, "__annotations__": annotations}
+    return type(f"{own.__name__}Of{of_strategy.__name__}And{of_learner.__name__}", (own,), namespace)

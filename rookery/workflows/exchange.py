@@ -1,0 +1,71 @@
+"""How the evolution and the gradient of a hybrid exchange individuals."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from rookery.evolution import EvoOptimizer
+from rookery.hyperparameters import HyperparameterValues, values_at
+from rookery.learners.learner import Metrics
+from rookery.learners.replay import OffPolicyState, ReplayLearner
+from rookery.types import Array, Key, Params, PyTreeData, PyTreeNode, pytree_field
+
+
+class Generation(PyTreeData):
+    """What an exchange may need to know of the generation that is under way.
+
+    `num_updates` is the number of gradient steps that the configured ratio asks for: in `improve` for the steps of the
+    last generation, later for those of this one. It is 0 during the warm-up.
+    """
+
+    key: Key
+    hyperparameters: HyperparameterValues
+    num_updates: Array
+    fitness: Any = None
+    """The fitness of the whole population, `[P]`; known after the episodes."""
+    actor_fitness: Any = None
+    """The mean return of the learner's actor: of its greedy episodes if it played any, else of its exploring ones."""
+
+
+class Exchange(PyTreeNode):
+    """How evolution and gradient help each other; the steps of a generation are called in the order of the methods.
+
+    `learner` is the method, `OffPolicyState` its state. `actor_of` returns the part of it that evolution searches. All
+    methods run on one device's share. By default the learner learns from the episodes of all, and gives nothing back.
+    """
+
+    optimizer: EvoOptimizer
+    learner: ReplayLearner
+    config: Any = pytree_field(static=True)
+
+    def improve(
+        self, evo_state: Any, learner: OffPolicyState, generation: Generation
+    ) -> tuple[Metrics, Any, OffPolicyState]:
+        """Change individuals before they play: `evo_state.asked` is this device's share."""
+        return {}, evo_state, learner
+
+    def join(
+        self, evo_state: Any, returns: Array, learner: OffPolicyState, generation: Generation
+    ) -> tuple[Metrics, Any, Array]:
+        """Change individuals together with their returns `[P, E]`, before the strategy is told."""
+        return {}, evo_state, returns
+
+    def learn(self, learner: OffPolicyState, generation: Generation) -> tuple[Metrics, OffPolicyState]:
+        """Learn from the episodes of all generations."""
+        hyperparameters = values_at(learner.hyperparameters, learner.env_steps.as_float())
+        return self.learner.update_times(learner, hyperparameters, generation.key, generation.num_updates)
+
+    def migrate(self, evo_state: Any, learner: OffPolicyState, generation: Generation) -> tuple[Metrics, Any]:
+        """Change the search after the strategy was told."""
+        return {}, evo_state
+
+    # Helpers.
+
+    def actor_of(self, learner: OffPolicyState) -> Params:
+        """Return the parameters of the learner that act."""
+        return learner.agent_state.params[self.learner.agent.actor_entry]
+
+
+def mean_return(returns: Array) -> Array:
+    """Return the mean of finite returns; NaN without any."""
+    return jnp.mean(returns, where=jnp.isfinite(returns))
