@@ -24,6 +24,7 @@ BENCHMARKS = (
     "dqn",
     "replay",
     "evolution",
+    "qd",
     "scale",
     "runner",
     "runner_memory",

@@ -37,6 +37,7 @@ AGENTS = {
     "evosax": "rookery.algorithms.evolution.evosax_methods:EvosaxWorkflow",
     "nsga2": "rookery.algorithms.evolution.nsga2:NSGA2Workflow",
     "erl": "rookery.algorithms.hybrid.erl:ERLWorkflow",
+    "pga_me": "rookery.algorithms.hybrid.pga_me:PGAMEWorkflow",
     "map_elites": "rookery.algorithms.evolution.map_elites:MAPElitesWorkflow",
 }
 """The module and class of the workflow of each method."""

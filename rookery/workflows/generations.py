@@ -3,7 +3,6 @@
 import functools
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +30,12 @@ from rookery.networks.policy import PolicyConfig
 from rookery.rollout import rollout
 from rookery.runners.dispatcher import PATIENCE
 from rookery.spaces import Space
-from rookery.types import Array, Key, Params, PyTree, PyTreeDict, as_one_key
+from rookery.types import Array, Key, Params, PyTree, as_one_key
 from rookery.workflows.collector import check_not_traced
 from rookery.workflows.programs import Layout, Program, specs_of
-from rookery.workflows.reevaluation import Reevaluation, as_agents
+from rookery.workflows.reevaluation import Reevaluation, SearchOnDevice, repeated
 from rookery.workflows.search import EvolutionState, SearchTraining, check_population, search_metrics, search_of
-from rookery.workflows.training import OnDevice, TrainingState, state_specs, timed
+from rookery.workflows.training import TrainingState, state_specs, timed
 
 REFERENCE_ENVS, REFERENCE_STEPS = 64, 128
 """The size of the random rollout for `fixed_obs_statistics`."""
@@ -175,7 +174,7 @@ class Generations(SearchTraining):
         return metrics, state.replace(learner=learner)
 
 
-class DeviceGenerations(OnDevice, Generations):
+class DeviceGenerations(SearchOnDevice, Generations):
     """Plays the episodes of a population inside the compiled program."""
 
     evaluator: Evaluator
@@ -205,19 +204,12 @@ class DeviceGenerations(OnDevice, Generations):
         )
         if evolution.measures:
             jax.eval_shape(self._measure_one_step, jax.random.key(0))  # raises if a measure does not exist
-        self.reevaluation = Reevaluation.of(self.optimizer, self.player, layout)
+        self.reevaluation = Reevaluation.of(self.optimizer, self.player, layout, with_params)
         self._make_programs(self._start, self._iterate)
 
     @property
     def spaces(self) -> tuple[Space, Space]:
         return self.evaluator.env.obs_space, self.evaluator.env.action_space
-
-    def evaluate(self, state: TrainingState) -> tuple[PyTreeDict, TrainingState]:
-        metrics, evaluated = super().evaluate(state)
-        return metrics | self.reevaluation.metrics(state), evaluated
-
-    def populations(self, state: TrainingState) -> list[dict[str, Any]]:
-        return self.reevaluation.add_to(super().populations(state), state)
 
     def collect_seconds(self, state: TrainingState) -> float:
         """Time the episodes of a generation in a separate program, because a part of a program cannot be timed."""
@@ -236,7 +228,8 @@ class DeviceGenerations(OnDevice, Generations):
         """Play the episodes of this device's share of the population."""
         size = self.optimizer.share_size
         first = jax.lax.axis_index(DEVICE_AXIS) * size
-        return self.player.play(as_agents(agent_state, population, size), key, self.config.num_episodes, first)
+        agents = with_params(repeated(agent_state, size), population)
+        return self.player.play(agents, key, self.config.num_episodes, first)
 
     def _with_reference_statistics(self, agent_state: AgentState, key: Key) -> AgentState:
         """Compute the observation statistics of a random rollout, as virtual batch normalization does."""
@@ -415,3 +408,8 @@ class HostGenerationsLoop:
     def collect_seconds(self) -> float:
         """The mean time to play a generation."""
         return self._seconds / max(self._num_played, 1)
+
+
+def with_params(agent_state: AgentState, population: Params) -> AgentState:
+    """Return agent states with individuals as their parameters."""
+    return agent_state.replace(params=population)

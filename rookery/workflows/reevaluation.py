@@ -14,9 +14,11 @@ from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.types import Array, Params, PyTreeDict, index_tree
 from rookery.workflows.programs import Layout, Program
-from rookery.workflows.search import search_of
-from rookery.workflows.training import CENTER, TrainingState
+from rookery.workflows.search import SearchTraining, search_of
+from rookery.workflows.training import CENTER, OnDevice, TrainingState
 
+WithParams = Callable[[AgentState, Params], AgentState]
+"""Puts individuals into the states of agents."""
 CHUNK_SIZE = 64
 """The number of elites that play at once; chunks of empty cells cost nothing."""
 REPLAY = 2**32 - 2
@@ -35,9 +37,12 @@ class Reevaluation:
     program: Program
 
     @classmethod
-    def of(cls, optimizer: EvoOptimizer, player: PopulationEvaluator, layout: Layout) -> "Reevaluation":
+    def of(
+        cls, optimizer: EvoOptimizer, player: PopulationEvaluator, layout: Layout, with_params: WithParams
+    ) -> "Reevaluation":
         """Make the program; every device replays the whole archive."""
-        replayed = layout.over_seeds(partial(_replayed, optimizer, player.replace(axis_name=None, track_obs=False)))
+        player = player.replace(axis_name=None, track_obs=False)
+        replayed = layout.over_seeds(partial(_replayed, optimizer, player, with_params))
         return cls(optimizer, layout, Program(replayed, layout.enable_jit, compiler_options=layout.compiler_options))
 
     def metrics(self, state: TrainingState) -> PyTreeDict:
@@ -59,14 +64,26 @@ class Reevaluation:
         ]
 
 
-def as_agents(agent_state: AgentState, population: Params, size: int) -> AgentState:
-    """Return an agent state for each individual; they share all but the parameters."""
-    shared = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), agent_state.replace(params=None))
-    return shared.replace(params=population)
+class SearchOnDevice(OnDevice, SearchTraining):
+    """A search whose evaluations also replay the elites of its archive, if it has one and is asked to."""
+
+    reevaluation: Reevaluation
+
+    def evaluate(self, state: TrainingState) -> tuple[PyTreeDict, TrainingState]:
+        metrics, evaluated = super().evaluate(state)
+        return metrics | self.reevaluation.metrics(state), evaluated
+
+    def populations(self, state: TrainingState) -> list[dict[str, Any]]:
+        return self.reevaluation.add_to(super().populations(state), state)
+
+
+def repeated(agent_state: AgentState, size: int) -> AgentState:
+    """Return an agent state for each of `size` individuals, without parameters."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), agent_state.replace(params=None))
 
 
 def _replayed(
-    optimizer: EvoOptimizer, player: PopulationEvaluator, state: TrainingState
+    optimizer: EvoOptimizer, player: PopulationEvaluator, with_params: WithParams, state: TrainingState
 ) -> tuple[ECState, dict[str, Array]]:
     """Return the state of a search with the archive that its elites fill when they play again, and its report."""
     evo_state = search_of(state).evo_state
@@ -74,7 +91,7 @@ def _replayed(
     key = jax.random.fold_in(state.key, REPLAY)
 
     def play(chunk: Params, first: Array) -> PopulationEpisodes:
-        agents = as_agents(state.agent_state, chunk, CHUNK_SIZE)
+        agents = with_params(repeated(state.agent_state, CHUNK_SIZE), chunk)
         return player.play(agents, key, optimizer.num_replays, first)
 
     episodes = in_chunks(play, elites, num_elites)
