@@ -24,6 +24,7 @@ BENCHMARKS = (
     "dqn",
     "replay",
     "evolution",
+    "hybrids",
     "qd",
     "scale",
     "runner",

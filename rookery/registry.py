@@ -37,6 +37,9 @@ AGENTS = {
     "evosax": "rookery.algorithms.evolution.evosax_methods:EvosaxWorkflow",
     "nsga2": "rookery.algorithms.evolution.nsga2:NSGA2Workflow",
     "erl": "rookery.algorithms.hybrid.erl:ERLWorkflow",
+    "erl_es": "rookery.algorithms.hybrid.erl:ERLESWorkflow",
+    "erl_eda": "rookery.algorithms.hybrid.erl:ERLEDAWorkflow",
+    "cem_rl": "rookery.algorithms.hybrid.cem_rl:CEMRLWorkflow",
     "pga_me": "rookery.algorithms.hybrid.pga_me:PGAMEWorkflow",
     "map_elites": "rookery.algorithms.evolution.map_elites:MAPElitesWorkflow",
 }

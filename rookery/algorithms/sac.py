@@ -19,8 +19,9 @@ from rookery.agents.policy import acts_like, policy_of
 from rookery.agents.replay import LossInfo, ReplayAgent, ReplayBatch, Transitions
 from rookery.distributed.collectives import mean_over_devices
 from rookery.hyperparameters import HyperparameterValues, Scalar, number
+from rookery.learners.actor_critic import ActorCriticLearner
 from rookery.learners.learner import Metrics
-from rookery.learners.replay import OffPolicyConfig, OffPolicyHyperparameters, OffPolicyState, ReplayLearner
+from rookery.learners.replay import LossFn, OffPolicyConfig, OffPolicyHyperparameters, OffPolicyState
 from rookery.metrics import Mean
 from rookery.networks.critic import ActorCriticsConfig, ActorCriticsNetwork, SquashedGaussianConfig
 from rookery.networks.distributions import Categorical, Distribution
@@ -172,7 +173,7 @@ def soft_values(
     return jnp.min(values, axis=0) + temperature * entropies, entropies
 
 
-class SAC(ReplayLearner):
+class SAC(ActorCriticLearner):
     """Updates critics, policy, temperature and target critics, in this order."""
 
     agent_class = SACAgent
@@ -183,38 +184,51 @@ class SAC(ReplayLearner):
     def learn_batch(
         self, state: OffPolicyState, batch: ReplayBatch, hyperparameters: HyperparameterValues, key: Key
     ) -> tuple[Metrics, Array, OffPolicyState]:
-        agent, agent_state = self.agent, state.agent_state
         target_key, actor_key = jax.random.split(key)
-        transitions = agent.transitions(agent_state, batch, hyperparameters.discount)
-        temperature = agent.temperature(agent_state.params, hyperparameters)
-        targets = agent.targets(agent_state, state.target_params, transitions, temperature, target_key)
-
-        def loss_of_critics(critics: Params) -> tuple[Array, LossInfo]:
-            return critic_loss(agent, agent_state, critics, transitions, targets)
-
+        transitions = self.agent.transitions(state.agent_state, batch, hyperparameters.discount)
+        temperature = self.agent.temperature(state.agent_state.params, hyperparameters)
+        loss_of_critics = self.loss_of_critics(state, transitions, hyperparameters, target_key)
         of_critics, state = self.gradient_step(
             state, "critics", loss_of_critics, hyperparameters.critic_learning_rate, hyperparameters.max_grad_norm
         )
-        improved = state.agent_state
-
-        def loss_of_actor(policy: Params) -> tuple[Array, LossInfo]:
-            return agent.actor_loss(improved, policy, transitions, temperature, actor_key)
-
+        loss_of_actor = self.loss_of_actor(state, transitions, hyperparameters, actor_key)
         of_actor, state = self.gradient_step(
             state, "policy", loss_of_actor, hyperparameters.actor_learning_rate, hyperparameters.max_grad_norm
         )
-        if hyperparameters.temperature is None:
-            target = mean_over_devices(jnp.asarray(agent.target_entropy(agent_state, transitions, hyperparameters)))
-            surplus = of_actor.metrics["train/entropy"] - target
-            _, state = self.gradient_step(
-                state,
-                "log_temperature",
-                lambda log_temperature: (log_temperature * surplus, LossInfo()),  # eq. 18, of its logarithm
-                hyperparameters.temperature_learning_rate,
-            )
+        state = self.adapt(state, transitions, of_actor, hyperparameters)
         state = self.update_targets(state, hyperparameters.target_update_rate)
         metrics = of_critics.metrics | of_actor.metrics | {"train/ent_coef": temperature}
         return {name: Mean.of(value) for name, value in metrics.items()}, of_critics.errors, state
+
+    def loss_of_critics(
+        self, state: OffPolicyState, transitions: Transitions, hyperparameters: HyperparameterValues, key: Key
+    ) -> LossFn:
+        agent, agent_state = self.agent, state.agent_state
+        temperature = agent.temperature(agent_state.params, hyperparameters)
+        targets = agent.targets(agent_state, state.target_params, transitions, temperature, key)
+        return lambda critics: critic_loss(agent, agent_state, critics, transitions, targets)
+
+    def loss_of_actor(
+        self, state: OffPolicyState, transitions: Transitions, hyperparameters: HyperparameterValues, key: Key
+    ) -> LossFn:
+        temperature = self.agent.temperature(state.agent_state.params, hyperparameters)
+        return lambda policy: self.agent.actor_loss(state.agent_state, policy, transitions, temperature, key)
+
+    def adapt(
+        self, state: OffPolicyState, transitions: Transitions, of_actor: LossInfo, hyperparameters: HyperparameterValues
+    ) -> OffPolicyState:
+        """Take a step of a learned temperature."""
+        if hyperparameters.temperature is not None:
+            return state
+        target = self.agent.target_entropy(state.agent_state, transitions, hyperparameters)
+        surplus = of_actor.metrics["train/entropy"] - mean_over_devices(jnp.asarray(target))
+        _, state = self.gradient_step(
+            state,
+            "log_temperature",
+            lambda log_temperature: (log_temperature * surplus, LossInfo()),  # eq. 18, of its logarithm
+            hyperparameters.temperature_learning_rate,
+        )
+        return state
 
 
 class SACWorkflow(OffPolicyWorkflow):

@@ -20,8 +20,9 @@ from rookery.configuration import setting
 from rookery.control_flow import cond_any
 from rookery.errors import InvalidInputError
 from rookery.hyperparameters import HyperparameterValues, Scalar, number
+from rookery.learners.actor_critic import ActorCriticLearner
 from rookery.learners.learner import Metrics
-from rookery.learners.replay import OffPolicyConfig, OffPolicyHyperparameters, OffPolicyState, ReplayLearner
+from rookery.learners.replay import LossFn, OffPolicyConfig, OffPolicyHyperparameters, OffPolicyState
 from rookery.metrics import Mean
 from rookery.networks.critic import ActorCriticsConfig, ActorCriticsNetwork
 from rookery.sample_batch import SampleBatch
@@ -140,7 +141,7 @@ class TD3Agent(ReplayAgent):
         return loss, LossInfo(metrics={"train/actor_loss": loss})
 
 
-class TD3(ReplayLearner):
+class TD3(ActorCriticLearner):
     """Updates the critics, and after every `policy_delay` updates also the policy and the target networks."""
 
     agent_class = TD3Agent
@@ -155,13 +156,8 @@ class TD3(ReplayLearner):
     def learn_batch(
         self, state: OffPolicyState, batch: ReplayBatch, hyperparameters: HyperparameterValues, key: Key
     ) -> tuple[Metrics, Array, OffPolicyState]:
-        agent, agent_state = self.agent, state.agent_state
-        transitions = agent.transitions(agent_state, batch, hyperparameters.discount)
-        targets = agent.targets(agent_state, state.target_params, transitions, hyperparameters, key)
-
-        def loss_of_critics(critics: Params) -> tuple[Array, LossInfo]:
-            return critic_loss(agent, agent_state, critics, transitions, targets)
-
+        transitions = self.agent.transitions(state.agent_state, batch, hyperparameters.discount)
+        loss_of_critics = self.loss_of_critics(state, transitions, hyperparameters, key)
         of_critics, state = self.gradient_step(
             state, "critics", loss_of_critics, hyperparameters.critic_learning_rate, hyperparameters.max_grad_norm
         )
@@ -169,10 +165,7 @@ class TD3(ReplayLearner):
 
         def update_policy(trained: tuple[AgentState, Params, PyTreeDict], _: Array) -> tuple[Any, Array]:
             before = state.replace(agent_state=trained[0], target_params=trained[1], optimizer_states=trained[2])
-
-            def loss_of_actor(policy: Params) -> tuple[Array, LossInfo]:
-                return agent.actor_loss(before.agent_state, policy, transitions)
-
+            loss_of_actor = self.loss_of_actor(before, transitions, hyperparameters, key)
             of_actor, after = self.gradient_step(
                 before, "policy", loss_of_actor, hyperparameters.actor_learning_rate, hyperparameters.max_grad_norm
             )
@@ -186,6 +179,18 @@ class TD3(ReplayLearner):
             "train/actor_loss": Mean.of(actor_loss, is_due)
         }
         return metrics, of_critics.errors, state
+
+    def loss_of_critics(
+        self, state: OffPolicyState, transitions: Transitions, hyperparameters: HyperparameterValues, key: Key
+    ) -> LossFn:
+        agent, agent_state = self.agent, state.agent_state
+        targets = agent.targets(agent_state, state.target_params, transitions, hyperparameters, key)
+        return lambda critics: critic_loss(agent, agent_state, critics, transitions, targets)
+
+    def loss_of_actor(
+        self, state: OffPolicyState, transitions: Transitions, hyperparameters: HyperparameterValues, key: Key
+    ) -> LossFn:
+        return lambda policy: self.agent.actor_loss(state.agent_state, policy, transitions)
 
 
 def _trained(state: OffPolicyState) -> tuple[AgentState, Params, PyTreeDict]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 MODULE = "rookery.configs"
 GROUPS = ("agent", "env")
-OPEN_MAPPINGS = ("env.kwargs", "agent.learner", "agent.strategy")
+OPEN_MAPPINGS = ("env.kwargs.", "agent.learner.", "agent.strategy.")
 """Their keys are arguments of an environment library or options of the parts of a hybrid: any key is valid here."""
 POLICIES = "env.policies"
 """Its first pattern that matches counts, so another mapping replaces it as a whole."""
@@ -99,7 +99,7 @@ def full_key(config: Mapping[str, Any], name: str) -> str:
     """Return the key of a config that a name means; raise if there is none."""
     known = list(_keys(config))
     key = name if name in known or "." in name else f"agent.{name}"
-    if key not in known and not key.startswith(tuple(f"{mapping}." for mapping in OPEN_MAPPINGS)):
+    if key not in known and not key.startswith(OPEN_MAPPINGS):
         raise unknown_key(name, known)
     return key
 

@@ -238,11 +238,15 @@ class EvoOptimizer(PyTreeNode, ABC):
         return self.population_size // self.num_shares
 
     def share(self, tree: Tree) -> Tree:
-        """Return this device's share of a tree `[P, ...]` that all devices have."""
+        """Return this device's share of a tree that all devices have: `[P, ...]`, or of some individuals."""
         if self.axis_name is None:
             return tree
-        start = jax.lax.axis_index(self.axis_name) * self.share_size
-        return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, self.share_size), tree)
+
+        def share(leaf: Array) -> Array:
+            size = leaf.shape[0] // self.num_shares
+            return jax.lax.dynamic_slice_in_dim(leaf, jax.lax.axis_index(self.axis_name) * size, size)
+
+        return jax.tree.map(share, tree)
 
     def with_places(self, population: Params, individuals: Params, places: Array) -> Params:
         """Return this device's share of a population with individuals at places of the whole one; drop the others."""

@@ -324,11 +324,11 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
         return sum_over_devices(self.buffer.can_sample(state.buffer_state).astype(jnp.int32)) > 0
 
     def sample_batch(
-        self, buffer_state: ReplayState, hyperparameters: HyperparameterValues, key: Key
+        self, buffer_state: ReplayState, hyperparameters: HyperparameterValues, key: Key, batch_size: int
     ) -> tuple[ReplayBatch, ReplaySample]:
-        """Sample this device's share of a batch."""
+        """Sample a batch from the rows of this device."""
         buffer, importance = self.buffer, None
-        sample = buffer.sample(buffer_state, key, self.config.batch_size // num_devices())
+        sample = buffer.sample(buffer_state, key, batch_size)
         if self.config.prioritized:
             importance = importance_weights(
                 sample.probabilities,
@@ -343,7 +343,8 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
         self, hyperparameters: HyperparameterValues, state: OffPolicyState, key: Key
     ) -> tuple[OffPolicyState, Metrics]:
         sample_key, learn_key = jax.random.split(key)
-        batch, sample = self.sample_batch(state.buffer_state, hyperparameters, sample_key)
+        own_size = self.config.batch_size // num_devices()
+        batch, sample = self.sample_batch(state.buffer_state, hyperparameters, sample_key, own_size)
         metrics, errors, state = self.learn_batch(state, batch, hyperparameters, learn_key)
         buffer_state = self.buffer.update_priorities(
             state.buffer_state, sample.indexes, priorities_of(errors), hyperparameters.priority_exponent

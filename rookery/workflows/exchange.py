@@ -21,6 +21,8 @@ class Generation(PyTreeData):
     key: Key
     hyperparameters: HyperparameterValues
     num_updates: Array
+    actor: Any = None
+    """The parameters of the learner's actor that played."""
     fitness: Any = None
     """The fitness of the whole population, `[P]`; known after the episodes."""
     actor_fitness: Any = None
@@ -38,6 +40,11 @@ class Exchange(PyTreeNode):
     learner: ReplayLearner
     config: Any = pytree_field(static=True)
 
+    @classmethod
+    def num_greedy_episodes(cls, config: Any) -> int:
+        """Return how many greedy episodes the learner's actor plays in a generation."""
+        return 0
+
     def num_updates(self, hyperparameters: HyperparameterValues, num_steps: Array) -> Array:
         """Return the number of gradient steps for the env steps of a generation, after the warm-up."""
         return jnp.round(hyperparameters.update_ratio * num_steps.astype(jnp.float32)).astype(jnp.int32)
@@ -50,9 +57,9 @@ class Exchange(PyTreeNode):
 
     def join(
         self, evo_state: Any, returns: Array, learner: OffPolicyState, generation: Generation
-    ) -> tuple[Metrics, Any, Array]:
+    ) -> tuple[Metrics, Any, Array, OffPolicyState]:
         """Change individuals together with their returns `[P, E]`, before the strategy is told."""
-        return {}, evo_state, returns
+        return {}, evo_state, returns, learner
 
     def learn(self, learner: OffPolicyState, generation: Generation) -> tuple[Metrics, OffPolicyState]:
         """Learn from the episodes of all generations."""

@@ -208,16 +208,19 @@ class HybridGenerations(SearchOnDevice):
         _, evo_state = self.optimizer.ask(hybrid.evo_state.replace(hyperparameters=values.strategy))
         improved, evo_state, gradient = exchange.improve(evo_state, hybrid.gradient, generation)
         hybrid = hybrid.replace(gradient=gradient)
+        generation = generation.replace(actor=exchange.actor_of(gradient))
         episodes = self._play(hybrid, evo_state.asked, play_key)
         own, generation = self._outcome(episodes, generation)
         hybrid = self._with_steps(hybrid, episodes)
-        joined, evo_state, returns = exchange.join(evo_state, own.episode_returns, hybrid.gradient, generation)
+        joined, evo_state, returns, gradient = exchange.join(
+            evo_state, own.episode_returns, hybrid.gradient, generation
+        )
         evo_state = self.optimizer.tell_episodes(evo_state, returns, own.measures)
         generation = generation.replace(key=learn_key, num_updates=self._num_updates(hybrid, values, hybrid.last_steps))
-        learned, gradient = exchange.learn(hybrid.gradient, generation)
+        learned, gradient = exchange.learn(gradient, generation)
         migrated, evo_state = exchange.migrate(evo_state, gradient, generation)
-        metrics = {**improved, **joined, **learned, **migrated, **search_metrics(self.optimizer, evo_state, own)}
-        metrics |= self._buffer_metrics(gradient, episodes, generation)
+        shown = search_metrics(self.optimizer, evo_state, own) | self._episode_metrics(hybrid, episodes, generation)
+        metrics = {**shown, **improved, **joined, **learned, **migrated}
         center = self._with_actor(self._acting(gradient.agent_state), self.optimizer.center(evo_state))
         hybrid = hybrid.replace(
             agent_state=center,
@@ -297,12 +300,12 @@ class HybridGenerations(SearchOnDevice):
         is_warm = hybrid.env_steps.as_float() >= self.learner.warmup_steps
         return jnp.where(is_warm, self.exchange.num_updates(values, num_steps), 0)
 
-    def _buffer_metrics(
-        self, gradient: OffPolicyState, episodes: PopulationEpisodes, generation: Generation
-    ) -> Metrics:
+    def _episode_metrics(
+        self, hybrid: HybridState, episodes: PopulationEpisodes, generation: Generation
+    ) -> dict[str, Mean | Latest]:
         recording: Recording = episodes.recorded
-        num_rows = sum_over_devices(jnp.sum(gradient.buffer_state.num_rows, dtype=jnp.int32))
-        num_idle = sum_over_devices(recording.num_idle)
+        num_rows = jnp.sum(hybrid.gradient.buffer_state.num_rows, dtype=jnp.int32)
+        num_rows, num_idle = sum_over_devices((num_rows, recording.num_idle))
         fitness = generation.actor_fitness
         return {
             "hybrid/rl_fitness": Mean.where(jnp.isfinite(fitness), fitness),

@@ -15,7 +15,7 @@ from rookery.evolution import ECState, EvoOptimizer
 from rookery.hyperparameters import Hyperparameters, values_at
 from rookery.learners.learner import LearnerState
 from rookery.learning.counter import Counter
-from rookery.metrics import Latest, Mean, Metrics
+from rookery.metrics import Latest, Mean
 from rookery.types import Array
 from rookery.workflows.programs import Layout
 from rookery.workflows.training import Training, TrainingState
@@ -85,7 +85,9 @@ def check_population(optimizer: EvoOptimizer, population_size: int, layout: Layo
         )
 
 
-def search_metrics(optimizer: EvoOptimizer, evo_state: ECState, episodes: PopulationEpisodes) -> Metrics:
+def search_metrics(
+    optimizer: EvoOptimizer, evo_state: ECState, episodes: PopulationEpisodes
+) -> dict[str, Mean | Latest]:
     """Return the metrics of a generation; `episodes` are those of this device."""
     returns, lengths = optimizer.gathered((episodes.episode_returns, episodes.episode_lengths))
     metrics: dict[str, Mean | Latest] = {

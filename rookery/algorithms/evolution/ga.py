@@ -12,12 +12,14 @@ from rookery.configuration import setting
 from rookery.errors import InvalidInputError
 from rookery.evolution import ECState
 from rookery.evolution.crossover import recombine, uniform
-from rookery.evolution.mutation import cloud_around, gaussian
+from rookery.evolution.mutation import cloud_around, gaussian, row_wise
 from rookery.evolution.populations import PopulationOptimizer
 from rookery.evolution.selection import elites, take, tournament
-from rookery.hyperparameters import Hyperparameters, Scalar, number
-from rookery.types import Array, Key, Params, as_mappable_key, index_tree, pytree_field
+from rookery.hyperparameters import Hyperparameters, HyperparameterValues, Scalar, number
+from rookery.types import Array, Key, Params, as_mappable_key, index_tree, pytree_field, where_tree
 from rookery.workflows.evolution import ECWorkflow
+
+MUTATIONS = ("gaussian", "row_wise")
 
 
 class GAHyperparameters(Hyperparameters):
@@ -26,21 +28,32 @@ class GAHyperparameters(Hyperparameters):
     initial_std: Scalar = number(
         0.5, low=0.0, schedule=False, help="standard deviation of the first population around the initial network"
     )
-    noise_std: Scalar = number(0.05, low=0.0, help="standard deviation of a mutation")
-    mutation_probability: Scalar = number(0.5, low=0.0, high=1.0, help="of each parameter of a child")
+    noise_std: Scalar = number(
+        0.05, low=0.0, help="standard deviation of a mutation; row_wise: as a fraction of the parameter"
+    )
+    mutation_probability: Scalar = number(
+        0.5, low=0.0, high=1.0, help="of each parameter of a child; row_wise: of those in a chosen row"
+    )
+    row_probability: Scalar = number(0.75, low=0.0, high=1.0, help="row_wise: of each row of weights of a child")
+    mutated_fraction: Scalar = number(1.0, low=0.0, high=1.0, help="of the children; the others stay as they are")
     crossover_probability: Scalar = number(0.5, low=0.0, high=1.0, help="of each pair of parents")
 
 
 class GAState(ECState):
-    """All individuals `[P, ...]`: the elites of the last generation, best first, then the children."""
+    """All individuals `[P, ...]`: the elites of the last generation, best first, then the children.
+
+    `from_outside` `[P]` marks those that were injected, and all that descend from them as first parent.
+    """
 
     population: Params
+    from_outside: Array
 
 
 class GA(PopulationOptimizer):
     """Keeps the fittest individuals and replaces the others by mutated children of tournament winners."""
 
     hyperparameters: GAHyperparameters = pytree_field(default_factory=GAHyperparameters)
+    mutation: str = setting("gaussian", choices=MUTATIONS, help="gaussian, or row_wise: in proportion to the parameter")
     num_elites: int = setting(1, low=1, help="fittest individuals that survive unchanged")
     tournament_size: int = setting(3, low=1, help="individuals drawn at random; the fittest becomes a parent")
 
@@ -56,23 +69,37 @@ class GA(PopulationOptimizer):
         state_key, cloud_key = jax.random.split(as_mappable_key(key))
         common = self.common_fields(params, state_key)
         initial_std = common["hyperparameters"].initial_std
-        return GAState(**common, population=cloud_around(params, cloud_key, self.population_size, initial_std))
+        return GAState(
+            **common,
+            population=cloud_around(params, cloud_key, self.population_size, initial_std),
+            from_outside=jnp.zeros(self.population_size, bool),
+        )
+
+    def inject(self, state: GAState, individuals: Params, places: Array) -> GAState:
+        injected = super().inject(state, individuals, places)
+        return injected.replace(from_outside=state.from_outside.at[self.gathered(places)].set(True))
 
     def update(self, state: GAState, fitness: Array, key: Key) -> GAState:
-        hyperparameters = state.hyperparameters
-        selection_key, crossover_key, mutation_key = jax.random.split(key, 3)
+        hyperparameters: HyperparameterValues = state.hyperparameters
+        selection_key, crossover_key, mutation_key, choice_key = jax.random.split(key, 4)
         num_children = self.population_size - self.num_elites
         num_parents = num_children + num_children % 2
-        parents = take(state.population, tournament(fitness, selection_key, num_parents, self.tournament_size))
+        winners = tournament(fitness, selection_key, num_parents, self.tournament_size)
+        parents = take(state.population, winners)
         children = recombine(parents, crossover_key, hyperparameters.crossover_probability, uniform)
-        children = gaussian(
-            index_tree(children, slice(num_children)),
-            mutation_key,
-            hyperparameters.noise_std,
-            hyperparameters.mutation_probability,
-        )
-        kept = take(state.population, elites(fitness, self.num_elites))
-        return state.replace(population=jax.tree.map(lambda *parts: jnp.concatenate(parts), kept, children))
+        children = index_tree(children, slice(num_children))
+        is_mutated = jax.random.bernoulli(choice_key, hyperparameters.mutated_fraction, (num_children,))
+        children = where_tree(is_mutated, self._mutated(children, hyperparameters, mutation_key), children)
+        kept = elites(fitness, self.num_elites)
+        origins = jnp.concatenate([kept, winners[:num_children]])
+        population = jax.tree.map(lambda *parts: jnp.concatenate(parts), take(state.population, kept), children)
+        return state.replace(population=population, from_outside=state.from_outside[origins])
+
+    def _mutated(self, children: Params, hyperparameters: HyperparameterValues, key: Key) -> Params:
+        std, probability = hyperparameters.noise_std, hyperparameters.mutation_probability
+        if self.mutation == "row_wise":
+            return row_wise(children, key, std, hyperparameters.row_probability, probability)
+        return gaussian(children, key, std, probability)
 
     def center(self, state: GAState) -> Params:
         return index_tree(state.population, 0)

@@ -4,9 +4,11 @@ Departures from the paper: individuals of equal fitness share their ranks, and n
 instead of read from a table.
 """
 
+import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from rookery.compilation import relaxed_promotion
@@ -27,6 +29,9 @@ class OpenESHyperparameters(Hyperparameters):
     learning_rate: Scalar = number(0.01, low=0.0, help="step size of the optimizer")
     noise_std: Scalar = number(0.05, low=1e-9, help="standard deviation of individuals around their mean")
     weight_decay: Scalar = number(0.0, low=0.0, high=1.0, help="pulls the mean to zero")
+    max_deviation: Scalar | None = number(
+        None, low=0.0, help="limits how far an injected individual counts, in expected distances; null: no limit"
+    )
 
 
 class OpenESState(GaussianState):
@@ -68,13 +73,24 @@ class OpenES(GaussianOptimizer):
         inverse_variance = 1.0 / hyperparameters.noise_std**2
         gradient = jax.tree.map(
             lambda total, mean: total * inverse_variance - hyperparameters.weight_decay * mean,
-            self.weighted_sum(weights, self.deviations(state)),
+            self.weighted_sum(weights, self._limited(state)),
             state.mean,
         )  # algorithm 1, line 6
         with relaxed_promotion():  # optax raises a float to the power of an integer
             steps, ascent_state = ASCENTS[self.optimizer].update(gradient, state.ascent_state)
         mean = self.moved(state.mean, hyperparameters.learning_rate, steps)
         return state.replace(mean=mean, ascent_state=ascent_state)
+
+    def _limited(self, state: OpenESState) -> Params:
+        """Return the deviations from the mean, scaled down to `max_deviation` times the expected norm of the noise."""
+        deviations, hyperparameters = self.deviations(state), state.hyperparameters
+        if hyperparameters.max_deviation is None:
+            return deviations
+        num_dims = sum(leaf.size for leaf in jax.tree.leaves(state.mean))
+        limit = hyperparameters.max_deviation * hyperparameters.noise_std * math.sqrt(num_dims)
+        norms = jnp.sqrt(sum(jnp.sum(leaf**2, axis=range(1, leaf.ndim)) for leaf in jax.tree.leaves(deviations)))
+        scales = jnp.minimum(1.0, limit / jnp.maximum(norms, limit))
+        return jax.tree.map(lambda leaf: leaf * scales.reshape(-1, *(1,) * (leaf.ndim - 1)), deviations)
 
     def report(self, state: OpenESState) -> dict[str, Array]:
         return {"step_size": state.hyperparameters.noise_std}

@@ -10,18 +10,19 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from rookery.agents.replay import ReplayBatch
 from rookery.algorithms.evolution.map_elites import MAPElites
+from rookery.algorithms.hybrid.parts import Part
 from rookery.algorithms.hybrid.workflow import HybridConfig, HybridWorkflow
-from rookery.algorithms.td3 import TD3
 from rookery.configuration import setting
 from rookery.distributed import DEVICE_AXIS
 from rookery.distributed.collectives import key_of_this_device, num_devices
 from rookery.errors import InvalidInputError
+from rookery.evolution import EvoOptimizer
 from rookery.evolution.emitters import Elites, Emitter, IsoLine
 from rookery.hyperparameters import Hyperparameters, HyperparameterValues, Scalar, number
+from rookery.learners.actor_critic import ActorCriticLearner
 from rookery.learners.learner import Metrics
-from rookery.learners.replay import OffPolicyState
+from rookery.learners.replay import OffPolicyState, ReplayLearner
 from rookery.metrics import Mean
 from rookery.types import Array, Key, Params, PyTree, index_tree, where_tree
 from rookery.workflows.exchange import Exchange, Generation
@@ -35,7 +36,7 @@ class PGAMEConfig(HybridConfig):
     """The settings of PGA-MAP-Elites."""
 
     evolution: str = setting("map_elites", help="the strategy: map_elites, or your own MAPElites as module:Class")
-    gradient: str = setting("td3", help="the learner: td3 or ddpg")
+    gradient: str = setting("td3", help="the learner: td3, ddpg or sac")
     population_size: int = setting(
         100, low=3, help="children per generation, over all devices; one is the learner's actor"
     )
@@ -93,7 +94,7 @@ class Climb(Exchange):
     """Lets elites climb the learner's critic, and puts its actor into the last place."""
 
     optimizer: MAPElites
-    learner: TD3
+    learner: ActorCriticLearner
 
     def num_updates(self, hyperparameters: HyperparameterValues, num_steps: Array) -> Array:
         return jnp.int32(self.config.num_critic_steps)
@@ -119,17 +120,18 @@ class Climb(Exchange):
 
     def climb(self, policies: Params, state: OffPolicyState, generation: Generation) -> Params:
         """Take gradient steps with each policy `[K, ...]` up the first critic; a step has one batch for all."""
-        learner, agent, agent_state = self.learner, self.learner.agent, state.agent_state
-        hyperparameters: Any = generation.hyperparameters
+        learner, climbing_rate = self.learner, generation.hyperparameters.climbing_rate
+        hyperparameters: Any = generation.hyperparameters.learner
 
         def step(trained: tuple[Params, PyTree], key: Key) -> tuple[tuple[Params, PyTree], None]:
-            windows = learner.buffer.sample(state.buffer_state, key, learner.config.batch_size).sequence
-            batch = ReplayBatch(windows=windows, importance=None)
-            transitions = agent.transitions(agent_state, batch, hyperparameters.learner.discount)
+            sample_key, loss_key = jax.random.split(key)
+            batch, _ = learner.sample_batch(state.buffer_state, hyperparameters, sample_key, learner.config.batch_size)
+            transitions = learner.agent.transitions(state.agent_state, batch, hyperparameters.discount)
+            loss_fn = learner.loss_of_actor(state, transitions, hyperparameters, loss_key)
 
             def step_one(policy: Params, optimizer_state: PyTree) -> tuple[Params, PyTree]:
-                gradients, _ = jax.grad(agent.actor_loss, argnums=1, has_aux=True)(agent_state, policy, transitions)
-                return learner.optimizer.step(gradients, optimizer_state, policy, hyperparameters.climbing_rate)[:2]
+                gradients, _ = jax.grad(loss_fn, has_aux=True)(policy)
+                return learner.optimizer.step(gradients, optimizer_state, policy, climbing_rate)[:2]
 
             return jax.vmap(step_one)(*trained), None
 
@@ -139,10 +141,10 @@ class Climb(Exchange):
 
     def join(
         self, evo_state: Any, returns: Array, learner: OffPolicyState, generation: Generation
-    ) -> tuple[Metrics, Any, Array]:
+    ) -> tuple[Metrics, Any, Array, OffPolicyState]:
         fitness = generation.fitness[-1]
         is_actor = jnp.isfinite(fitness) & ~self.optimizer.is_random(evo_state.generation)
-        return {"qd/actor_fitness": Mean.where(is_actor, fitness)}, evo_state, returns
+        return {"qd/actor_fitness": Mean.where(is_actor, fitness)}, evo_state, returns, learner
 
 
 class PGAMEWorkflow(HybridWorkflow):
@@ -155,13 +157,16 @@ class PGAMEWorkflow(HybridWorkflow):
     strategy_options: ClassVar = {"map_elites": ARCHIVE}
     learner_options: ClassVar = {"td3": LEARNER, "ddpg": LEARNER}
 
-    def make_exchange(self, optimizer: Any, learner: Any) -> Exchange:
+    def make_optimizer(self, strategy: Part) -> MAPElites:
         config: PGAMEConfig = self.config
+        optimizer = super().make_optimizer(strategy)
         if not isinstance(optimizer, MAPElites):
             raise InvalidInputError(f"agent.evolution={config.evolution} has no archive: use map_elites.")
-        if not isinstance(learner, TD3):
-            raise InvalidInputError(
-                f"agent.gradient={config.gradient}: elites climb the critic of a deterministic policy, use td3 or ddpg."
-            )
         emitters = (IsoLine(), config.num_varied), (Climbing(), config.num_climbing), (Actor(), 1)
-        return super().make_exchange(optimizer.replace(emitters=emitters, num_random=config.num_random), learner)
+        return optimizer.replace(emitters=emitters, num_random=config.num_random)
+
+    def check_parts(self, optimizer: EvoOptimizer, learner: ReplayLearner) -> None:
+        if not isinstance(learner, ActorCriticLearner):
+            raise InvalidInputError(
+                f"agent.gradient={self.config.gradient} has no actor that climbs a critic: use td3, ddpg or sac."
+            )

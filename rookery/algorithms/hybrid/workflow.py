@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 from rookery.algorithms.hybrid.parts import Part, learner_of, strategy_of
 from rookery.compilation import batch_invariant_options
 from rookery.configuration import check_settings, field_names, setting
-from rookery.distributed import check_divides, check_memory
+from rookery.distributed import check_memory
 from rookery.errors import InvalidInputError
+from rookery.evolution import EvoOptimizer
 from rookery.hyperparameters import Hyperparameters
+from rookery.learners.replay import ReplayLearner
 from rookery.workflows.config import Settings
 from rookery.workflows.evaluation import make_device_evaluator
 from rookery.workflows.exchange import Exchange
@@ -40,23 +42,19 @@ class HybridConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        for name in ("learner_episodes", "num_greedy_episodes"):
-            if getattr(self, name) % self.num_episodes:
+
+    def crew(self, num_greedy_episodes: int, num_devices: int) -> Crew:
+        """Return who plays a generation; raise if episodes do not divide over agents and devices."""
+        counts = {"learner_episodes": self.learner_episodes, "learner_eval_episodes": num_greedy_episodes}
+        whole = self.num_episodes * num_devices
+        for name, count in counts.items():
+            if count % whole:
                 raise InvalidInputError(
-                    f"{name}={getattr(self, name)} must be a multiple of num_episodes={self.num_episodes}."
+                    f"agent.{name}={count} must be a multiple of agent.num_episodes={self.num_episodes} on each of "
+                    f"{num_devices} devices: use {max(1, round(count / whole)) * whole}."
                 )
-
-    @property
-    def num_greedy_episodes(self) -> int:
-        """The number of greedy episodes of the learner's actor per generation."""
-        return 0
-
-    def crew(self) -> Crew:
-        """Return who plays a generation."""
-        exploring, greedy = self.learner_episodes, self.num_greedy_episodes
-        return Crew(
-            self.population_size, exploring // self.num_episodes, greedy // self.num_episodes, self.num_episodes
-        )
+        exploring, greedy = (count // self.num_episodes for count in counts.values())
+        return Crew(self.population_size, exploring, greedy, self.num_episodes)
 
 
 class HybridWorkflow(Workflow):
@@ -122,22 +120,20 @@ class HybridWorkflow(Workflow):
                 f"agent={self.settings.agent_name} runs on device environments, and {train.env.name} is on the host: "
                 "use another environment, such as classic/pendulum, or another agent, such as td3."
             )
-        crew: Crew = config.crew()
-        for name, count in (("learner_episodes", crew.num_exploring), ("learner_eval_episodes", crew.num_greedy)):
-            if count:
-                check_divides(f"agent.{name} / agent.num_episodes", count, num_devices)
-        num_jobs = crew.size * crew.num_episodes // num_devices
-        check_memory(f"agent.population_size={config.population_size}", 4 * num_jobs * num_devices)
-        num_lanes = max(1, min(config.num_lanes, num_jobs))
-        strategy, learner_part = self.parts(self.settings, num_lanes * num_devices)
+        strategy, _ = self.parts(self.settings)
+        optimizer = self.make_optimizer(strategy)
+        exchange_class = self.exchange_for(optimizer)
+        crew: Crew = config.crew(exchange_class.num_greedy_episodes(config), num_devices)
+        num_jobs = crew.size * crew.num_episodes
+        check_memory(f"agent.population_size={config.population_size}", 4 * num_jobs)
+        num_lanes = max(1, min(config.num_lanes, num_jobs // num_devices))
+        learner_part = self.parts(self.settings, num_lanes * num_devices)[1]
         learner = learner_part.workflow.learner_class.of(learner_part.config)
+        self.check_parts(optimizer, learner)
         evaluator = make_device_evaluator(train.env, learner.agent, train.evaluation_episodes)
         # Lanes fill their columns unevenly: twice the rows of the run, and one generation.
-        max_rows = 2 * (train.total_timesteps + num_jobs * num_devices * evaluator.max_episode_steps)
-        exchange = self.make_exchange(
-            strategy.workflow.make_optimizer(strategy.config, strategy.hyperparameters),
-            learner.replace(max_rows=max_rows),
-        )
+        max_rows = 2 * (train.total_timesteps + num_jobs * evaluator.max_episode_steps)
+        exchange = exchange_class(optimizer=optimizer, learner=learner.replace(max_rows=max_rows), config=config)
         return HybridGenerations(
             exchange,
             crew,
@@ -148,9 +144,16 @@ class HybridWorkflow(Workflow):
             train.evaluation_episodes,
         )
 
-    def make_exchange(self, optimizer: Any, learner: Any) -> Exchange:
-        """Build the exchange; raise if it makes no sense for these parts."""
-        return self.exchange_class(optimizer=optimizer, learner=learner, config=self.config)
+    def make_optimizer(self, strategy: Part) -> EvoOptimizer:
+        """Build the strategy."""
+        return strategy.workflow.make_optimizer(strategy.config, strategy.hyperparameters)
+
+    def exchange_for(self, optimizer: EvoOptimizer) -> type[Exchange]:
+        """Return the exchange for a strategy."""
+        return self.exchange_class
+
+    def check_parts(self, optimizer: EvoOptimizer, learner: ReplayLearner) -> None:
+        """Raise if the method makes no sense with these parts."""
 
 
 @functools.cache

@@ -205,7 +205,7 @@ def test_rows_after_the_first_done_are_not_stored() -> None:
     ("options", "message"),
     [
         ({"evolution": "ga"}, r"agent\.evolution=ga has no archive"),
-        ({"gradient": "sac"}, r"agent\.gradient=sac: elites climb .* use td3 or ddpg"),
+        ({"gradient": "dqn"}, r"agent\.gradient=dqn has no actor that climbs a critic"),
         ({"variation_share": 0.99}, "leaves no children that vary, or none that climb"),
         ({"update_ratio": 1.0}, "unknown key 'update_ratio'"),
     ],

@@ -1,0 +1,138 @@
+"""CEM-RL: who climbs, what climbing does, and the rules that other implementations break."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rookery.algorithms.evolution.open_es import OpenES, OpenESHyperparameters
+from rookery.algorithms.hybrid.cem_rl import CEMRLConfig, CEMRLWorkflow
+from rookery.algorithms.hybrid.joint_updates import climb
+from rookery.errors import InvalidInputError
+from rookery.types import index_tree
+from rookery.workflows.exchange import Generation
+
+EPISODE_LENGTH, POPULATION_SIZE, NUM_EPISODES = 10, 4, 2
+STEPS = EPISODE_LENGTH * POPULATION_SIZE * NUM_EPISODES
+
+
+def make_workflow(env: str = "classic/pendulum", learner: dict | None = None, **agent: Any) -> CEMRLWorkflow:
+    learner = {"batch_size": 8, "network": {"hidden_sizes": [8]}} | (learner or {})
+    agent = {"population_size": POPULATION_SIZE, "num_episodes": NUM_EPISODES, "warmup_steps": STEPS} | agent
+    return CEMRLWorkflow.build_from_config(
+        {
+            "agent": {"num_lanes": 3, "learner": learner, **agent},
+            "env": {"name": env, "episode_length": EPISODE_LENGTH},
+            "total_timesteps": 4 * STEPS,
+            "recorders": [],
+        }
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient": "sac"}, {"gradient": "ddpg", "evolution": "openes"}])
+def test_after_the_warm_up_half_of_the_individuals_climb(options: dict) -> None:
+    workflow = make_workflow(**options)
+    state, injections = workflow.init(workflow.make_key()), []
+    for _ in range(2):
+        metrics, state = workflow.step(state)
+        injections.append(float(metrics["hybrid/injections"]))
+    assert injections == [0.0, POPULATION_SIZE / 2]
+    assert int(state.num_updates) == STEPS
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.agent_state.params))
+
+
+def test_limits_bootstrap_in_every_episode_of_an_individual() -> None:
+    workflow = make_workflow()
+    _, state = workflow.step(workflow.init(workflow.make_key()))
+    buffer_state = state.learner.gradient.buffer_state
+    rows = buffer_state.layout.unpack(buffer_state.storage)
+    assert float(rows.dones.sum()) == POPULATION_SIZE * NUM_EPISODES
+    assert float(rows.extras.env_extras.termination.sum()) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("size", "num_improved", "group_size", "places"),
+    [(10, None, 1, [0, 2, 4, 6, 8]), (8, 2, 1, [0, 4]), (8, None, 2, [0, 1, 4, 5]), (3, 1, 1, [0])],
+)
+def test_improved_individuals_are_spread_and_have_both_signs(
+    size: int, num_improved: int | None, group_size: int, places: list[int]
+) -> None:
+    config = CEMRLConfig(population_size=size, num_improved=num_improved)
+    assert config.improved(group_size).tolist() == places
+
+
+def played() -> tuple[Any, Any, Any]:
+    """Return a learner, its state with a filled buffer, and three different actors."""
+    workflow = make_workflow()
+    _, state = workflow.step(workflow.init(workflow.make_key()))
+    gradient = state.learner.gradient
+    actors = jax.tree.map(lambda leaf: jnp.stack([leaf, 1.1 * leaf, 0.9 * leaf]), gradient.agent_state.params.policy)
+    return workflow.training.exchange.learner, gradient, actors  # type: ignore[attr-defined]
+
+
+def test_actors_climb_the_critic_that_they_share_each_by_itself() -> None:
+    learner, gradient, actors = played()
+    metrics, climbed, after = jax.jit(lambda *args: climb(learner, *args))(
+        gradient, actors, jnp.int32(5), jax.random.key(0)
+    )
+    assert int(after.num_updates) == 5
+    assert float(metrics["train/critic_loss"].weight) == 5.0
+    moves = [np.asarray(new - old) for new, old in zip(jax.tree.leaves(climbed), jax.tree.leaves(actors), strict=True)]
+    assert (np.max([np.abs(move).reshape(3, -1).max(axis=1) for move in moves], axis=0) > 0.0).all()
+    assert any(np.abs(move[0] - move[1]).max() > 0.0 for move in moves)
+    before, critics = gradient.agent_state.params, after.agent_state.params.critics
+    assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(critics), jax.tree.leaves(before.critics), strict=True))
+    jax.tree.map(np.testing.assert_array_equal, after.agent_state.params.policy, before.policy)
+
+
+def test_no_steps_change_nothing() -> None:
+    learner, gradient, actors = played()
+    _, climbed, after = jax.jit(lambda *args: climb(learner, *args))(gradient, actors, jnp.int32(0), jax.random.key(0))
+    jax.tree.map(np.testing.assert_array_equal, climbed, actors)
+    jax.tree.map(np.testing.assert_array_equal, after.agent_state.params, gradient.agent_state.params)
+
+
+def test_an_outlier_counts_as_max_deviation_at_most_in_the_estimate_of_openes() -> None:
+    def step_to(distance: float, max_deviation: float | None) -> np.ndarray:
+        numbers = OpenESHyperparameters(noise_std=0.1, learning_rate=1.0, max_deviation=max_deviation)
+        optimizer = OpenES(population_size=4, mirrored=False, optimizer="sgd", hyperparameters=numbers)
+        _, state = optimizer.ask(optimizer.init(jnp.zeros(16), jax.random.key(0)))
+        outlier = jnp.full((1, 16), distance / 4.0)
+        state = optimizer.inject(state, outlier, jnp.array([2]))
+        return np.asarray(optimizer.tell(state, jnp.array([0.0, 0.0, 1.0, 0.0])).mean)
+
+    # The expected norm of the noise is 0.1 * sqrt(16) = 0.4: the limit is at 1.2.
+    np.testing.assert_allclose(step_to(1.0, 3.0), step_to(1.0, None), rtol=1e-5)
+    np.testing.assert_allclose(step_to(50.0, 3.0), step_to(1.2, None), rtol=1e-5)
+    assert np.linalg.norm(step_to(50.0, None)) > 10.0 * np.linalg.norm(step_to(50.0, 3.0))
+
+
+def test_the_learner_shows_the_fittest_of_those_that_climbed() -> None:
+    workflow = make_workflow()
+    exchange = workflow.training.exchange  # type: ignore[attr-defined]
+    state = workflow.init(workflow.make_key())
+    _, evo_state = exchange.optimizer.replace(axis_name=None).ask(state.learner.evo_state)
+    alone = exchange.replace(optimizer=exchange.optimizer.replace(axis_name=None))
+    fitness = jnp.array([1.0, 9.0, 3.0, 8.0])
+    _, _, _, learner = alone.join(
+        evo_state,
+        fitness[:, None],
+        state.learner.gradient,
+        Generation(key=jax.random.key(0), hyperparameters={}, num_updates=jnp.int32(1), fitness=fitness),
+    )
+    jax.tree.map(np.testing.assert_array_equal, learner.agent_state.params.policy, index_tree(evo_state.asked, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gradient": "dqn", "env": "classic/cartpole"}, "agent.gradient=dqn has no actor"),
+        ({"num_improved": 5}, "agent.num_improved=5 must be a multiple of 1"),
+        ({"learner": {"prioritized": True}}, r"agent\.learner\.prioritized=true"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options: dict, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        make_workflow(**options)
