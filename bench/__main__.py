@@ -26,6 +26,7 @@ BENCHMARKS = (
     "evolution",
     "hybrids",
     "pbt",
+    "qd",
     "scale",
     "runner",
     "runner_memory",

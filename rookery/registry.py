@@ -40,6 +40,7 @@ AGENTS = {
     "erl_es": "rookery.algorithms.hybrid.erl:ERLESWorkflow",
     "erl_eda": "rookery.algorithms.hybrid.erl:ERLEDAWorkflow",
     "cem_rl": "rookery.algorithms.hybrid.cem_rl:CEMRLWorkflow",
+    "pga_me": "rookery.algorithms.hybrid.pga_me:PGAMEWorkflow",
     "pbt": "rookery.populations.pbt:PBTWorkflow",
     "map_elites": "rookery.algorithms.evolution.map_elites:MAPElitesWorkflow",
 }

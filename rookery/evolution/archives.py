@@ -13,7 +13,7 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from rookery.errors import InvalidInputError, ShapeError, check_count
 from rookery.types import Key, Params, PyTreeData, PyTreeNode, index_tree, pytree_field
@@ -81,6 +81,12 @@ class Archive(PyTreeNode, ABC):
         self, state: ArchiveState, params: Params, fitness: Float[Array, " N"], descriptors: Float[Array, "N K"]
     ) -> ArchiveState:
         """Put individuals `[N, ...]` into their cells if they are fitter than the present ones."""
+        return self.add_and_tell(state, params, fitness, descriptors)[0]
+
+    def add_and_tell(
+        self, state: ArchiveState, params: Params, fitness: Float[Array, " N"], descriptors: Float[Array, "N K"]
+    ) -> tuple[ArchiveState, Bool[Array, " N"]]:
+        """Put individuals into their cells; also return which of them are now in the archive."""
         if descriptors.shape != (*fitness.shape, len(self.low)):
             raise ShapeError(
                 f"descriptors are {list(descriptors.shape)}; expected {[*fitness.shape, len(self.low)]}: "
@@ -95,13 +101,15 @@ class Archive(PyTreeNode, ABC):
         rows = jnp.where(is_fittest, jnp.arange(len(fitness), dtype=jnp.int32), len(fitness))
         is_first = rows == jax.ops.segment_min(rows, cells, outside + 1)[cells]
         is_better = fitness > jnp.append(state.fitness, jnp.inf)[cells]
-        written = jnp.where(is_fittest & is_first & is_better, cells, outside)
-        return ArchiveState(
+        is_added = is_fittest & is_first & is_better
+        written = jnp.where(is_added, cells, outside)
+        archive = ArchiveState(
             params=jax.tree.map(lambda old, new: old.at[written].set(new, mode="drop"), state.params, params),
             fitness=state.fitness.at[written].set(fitness, mode="drop"),
             descriptors=state.descriptors.at[written].set(descriptors, mode="drop"),
             num_rejected=state.num_rejected + jnp.sum(~is_valid, dtype=jnp.int32),
         )
+        return archive, is_added
 
     def sample(self, state: ArchiveState, key: Key, num_samples: int) -> Params:
         """Sample individuals uniformly from the filled cells; at least one cell must be filled."""

@@ -126,12 +126,28 @@ class EvoOptimizer(PyTreeNode, ABC):
         return None
 
     def report(self, state: Any) -> dict[str, Array]:
-        """Return metrics of the search, such as its `step_size`."""
+        """Return metrics of the search, such as its `step_size`; records show them as `evolution/step_size`.
+
+        A name with a slash is recorded as it is.
+        """
         return {}
 
     def warning(self, report: Mapping[str, float]) -> str:
         """Return a warning about the values of a report; empty if there is none."""
         return ""
+
+    @property
+    def num_replays(self) -> int:
+        """The number of episodes that each elite of an archive plays again in an evaluation; 0: none."""
+        return 0
+
+    def elites(self, state: Any) -> tuple[Params, Array]:
+        """Return the individuals that an archive has room for, `[C, ...]`, and how many of the first exist."""
+        raise NotImplementedError(f"{type(self).__name__} has no archive.")
+
+    def reevaluated(self, state: Any, elites: Params, returns: Array, measures: Array) -> Any:
+        """Return the state with the archive that its elites fill by the episodes that they played again."""
+        raise NotImplementedError(f"{type(self).__name__} has no archive.")
 
     def recipe(self, state: Any) -> PyTree:
         """Return what `sample_some` makes any individuals of the next population from.

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,15 @@ class Archive:
     cells: tuple[int, ...] | None
     centroids: np.ndarray | None
     qd_offset: float = 0.0
+    corrected_fitness: np.ndarray | None = None
+    """The fitness after the elites played again, if they did."""
+
+    @property
+    def corrected(self) -> "Archive | None":
+        """The archive after its elites played again, if they did."""
+        if self.corrected_fitness is None:
+            return None
+        return replace(self, fitness=self.corrected_fitness, corrected_fitness=None)
 
     @property
     def num_filled(self) -> int:
@@ -96,6 +105,9 @@ def _parse_archive(entry: Mapping[str, Any]) -> Archive:
     offset = float(entry.get("qd_offset", 0.0))
     if not math.isfinite(offset):
         raise ValueError(f"qd_offset={offset}, expected a finite number")
+    corrected = _numbers(entry, "corrected_fitness") if "corrected_fitness" in entry else None
+    if corrected is not None:
+        _check_length("corrected_fitness", corrected, len(fitness))
     if entry["cells"] is None:
         centroids = _rows(entry, "centroids", len(axes))
         _check_length("fitness", fitness, len(centroids))
@@ -103,12 +115,12 @@ def _parse_archive(entry: Mapping[str, Any]) -> Archive:
             raise ValueError("there are no cells")
         if np.isnan(centroids).any():
             raise ValueError("centroids are not all numbers")
-        return Archive(axes, low, high, fitness, None, centroids, offset)
+        return Archive(axes, low, high, fitness, None, centroids, offset, corrected)
     cells = tuple(int(number) for number in entry["cells"])
     if len(cells) != len(axes) or min(cells) < 1:
         raise ValueError(f"cells={list(cells)}, expected a number for each of {len(axes)} axes")
     _check_length("fitness", fitness, math.prod(cells))
-    return Archive(axes, low, high, fitness, cells, None, offset)
+    return Archive(axes, low, high, fitness, cells, None, offset, corrected)
 
 
 def _axes(entry: Mapping[str, Any], at_least: int) -> tuple[str, ...]:

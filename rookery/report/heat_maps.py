@@ -1,5 +1,6 @@
 """Figures of quality-diversity archives: a heat map over two descriptors, bars over one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,8 +31,11 @@ class ColorScale:
         return np.rint((values - self.low) / (self.high - self.low) * (NUM_LEVELS - 1)).astype(int)
 
 
-def archive_figure(title: str, archive: Archive, style: int, note: str) -> Markup:
-    """Draw the fitness in the cells of an archive over its first two descriptors."""
+def archive_figure(title: str, archive: Archive, style: int, note: str, scaled_like: Sequence[Archive] = ()) -> Markup:
+    """Draw the fitness in the cells of an archive over its first two descriptors.
+
+    Its colors are those of the archives `scaled_like`, to compare them.
+    """
     filled = archive.fitness[~np.isnan(archive.fitness)]
     description = f"{title}, by {' and '.join(archive.axes[:2])}. {filled.size} of {archive.fitness.size} cells filled"
     if filled.size:
@@ -43,7 +47,8 @@ def archive_figure(title: str, archive: Archive, style: int, note: str) -> Marku
         drawing = [plane.grid, element("path", d=bars, class_=f"bars {style_class(style)}")]
         return plane_figure(title, plane, drawing, description, [Group("", style, values)], note)
     plane = Plane(x_axis, _axis_between(archive, 1), (*archive.axes[:2], FITNESS))
-    scale = ColorScale(*range_of(filled))
+    compared = [of.fitness[~np.isnan(of.fitness)] for of in (archive, *scaled_like)]
+    scale = ColorScale(*range_of(np.concatenate(compared)))
     tiles, values = _dots(archive, plane, scale) if archive.cells is None else _tiles(archive, plane, scale)
     return plane_figure(title, plane, tiles, description, [Group("", style, values)], note, _color_bar(scale))
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rookery.report.curves import Curve, Series, thin_out
+from rookery.report.curves import Curve, Series, make_curve, thin_out
 from rookery.report.formatting import format_number
 from rookery.report.fronts_and_archives import Archive, Front
 from rookery.report.heat_maps import archive_figure
@@ -25,10 +25,13 @@ from rookery.report.loaded_run import LoadedRun
 from rookery.report.markup import Markup
 from rookery.report.member_history import MemberHistory
 from rookery.report.planes import Group, front_figure, path_figure
-from rookery.report.plots import NUM_STYLES, Line, line_figure
+from rookery.report.plots import NUM_STYLES, Line, legend, line_figure
 from rookery.runs.records import ITERATIONS
 
 PREFIX = "evolution/"
+PREFIXES = (PREFIX, "qd/")
+EMITTED = "qd/added_"
+"""The prefix of the numbers of children of each emitter that entered the archive."""
 QUANTILES = ("min", "q25", "median", "q75", "max")
 CENTER = ("evolution/center_0", "evolution/center_1")
 GENERATIONS = "generations"
@@ -43,13 +46,19 @@ def population(runs: Sequence[LoadedRun]) -> Markup | None:
     large = [
         figure
         for run in evolved
-        for figure in (*_fitness_figures(run, evolved, named), _path_of_center(run, named), _outcome(run, named))
+        for figure in (
+            *_fitness_figures(run, evolved, named),
+            _emitters(run, evolved, named),
+            _path_of_center(run, named),
+            *_outcome(run, named),
+        )
     ]
-    drawn_above = {*CENTER, *(f"{name}_{kind}" for run in evolved for name in _quantities(run) for kind in QUANTILES)}
+    drawn_above = {*CENTER, *(name for run in evolved for name in _added_by(run).values())}
+    drawn_above |= {f"{name}_{kind}" for run in evolved for name in _quantities(run) for kind in QUANTILES}
     others = dict.fromkeys(name for run in evolved for name in run.series if name not in drawn_above)
 
     def small_figure(name: str) -> Markup | None:
-        title = name.removeprefix(PREFIX)
+        title = name.partition("/")[2]
         return metric_figure(evolved, name, title, small=True, with_seeds=False, x_label=GENERATIONS)
 
     how_to_read = (
@@ -71,7 +80,7 @@ def over_generations(run: LoadedRun) -> LoadedRun:
     if ITERATIONS not in run.series:
         return replace(run, series={})
     generations = run.series[ITERATIONS]
-    series = {name: _at(series, generations) for name, series in run.series.items() if name.startswith(PREFIX)}
+    series = {name: _at(series, generations) for name, series in run.series.items() if name.startswith(PREFIXES)}
     return replace(run, series=series)
 
 
@@ -130,6 +139,25 @@ def _same_records(first: Series, second: Series) -> bool:
     return np.array_equal(first.grid, second.grid)
 
 
+def _added_by(run: LoadedRun) -> dict[str, str]:
+    """Return the metrics of the children that entered the archive, by emitter; empty for a single emitter."""
+    metrics = {name.removeprefix(EMITTED).removeprefix("by_"): name for name in run.series if name.startswith(EMITTED)}
+    return metrics if len(metrics) > 1 else {}
+
+
+def _emitters(run: LoadedRun, evolved: Sequence[LoadedRun], named: bool) -> Markup | None:
+    lines = [
+        Line(emitter, style, make_curve(run.series[name], MAX_POINTS, 0))
+        for style, (emitter, name) in enumerate(_added_by(run).items())
+    ]
+    if not lines:
+        return None
+    how_to_read = "How many children of each emitter entered the archive in a generation."
+    title = _title("Children in the archive by emitter", run, named)
+    names = legend("Emitters", {line.style: line.name for line in lines})
+    return line_figure(title, lines, last_record(evolved), note=how_to_read, x_label=GENERATIONS, below=names)
+
+
 def _path_of_center(run: LoadedRun, named: bool) -> Markup | None:
     if not all(name in run.series for name in CENTER):
         return None
@@ -155,15 +183,15 @@ def _path_of_center(run: LoadedRun, named: bool) -> Markup | None:
     )
 
 
-def _outcome(run: LoadedRun, named: bool) -> Markup | None:
+def _outcome(run: LoadedRun, named: bool) -> list[Markup]:
     """Draw the final population."""
     if run.population_problem:
-        return absent(f"{_title('The last population', run, named)} cannot be shown: {run.population_problem}")
+        return [absent(f"{_title('The last population', run, named)} cannot be shown: {run.population_problem}")]
     fronts = [population for population in run.populations if isinstance(population, Front)]
     archives = [population for population in run.populations if isinstance(population, Archive)]
     if fronts:
-        return _pareto_front(run, fronts, named)
-    return _archive(run, archives[0], len(archives), named) if archives else None
+        return [_pareto_front(run, fronts, named)]
+    return _archives(run, archives[0], len(archives), named) if archives else []
 
 
 def _pareto_front(run: LoadedRun, fronts: Sequence[Front], named: bool) -> Markup:
@@ -176,19 +204,32 @@ def _pareto_front(run: LoadedRun, fronts: Sequence[Front], named: bool) -> Marku
     return front_figure(title, groups, fronts[: len(groups)], how_to_read + _which_seeds(len(fronts)))
 
 
-def _archive(run: LoadedRun, archive: Archive, num_seeds: int, named: bool) -> Markup:
-    size = archive.fitness.size
-    offset = f" plus {format_number(archive.qd_offset)} each" if archive.qd_offset else ""
-    finding = (
-        f"The best individual of each cell: {archive.num_filled:,} of {size:,} cells are filled "
-        f"({archive.num_filled / size:.0%}), and the QD score, the sum of their fitness{offset}, is "
-        f"{format_number(archive.qd_score)}."
-    )
+def _archives(run: LoadedRun, archive: Archive, num_seeds: int, named: bool) -> list[Markup]:
+    """Draw an archive, and next to it what remains after its elites played again."""
+    finding = f"The best individual of each cell: {_score_of(archive)}."
     if len(archive.axes) > 2:
         finding += f" The figure shows two of {len(archive.axes)} descriptors."
     if num_seeds > 1:
         finding += f" This is {run.seed_name(0)}, one of {num_seeds}."
-    return archive_figure(_title("Archive", run, named), archive, run.style, finding)
+    corrected = archive.corrected
+    title = _title("Archive", run, named)
+    if corrected is None:
+        return [archive_figure(title, archive, run.style, finding)]
+    remaining = f"The same individuals, each in the cell and with the fitness of new episodes: {_score_of(corrected)}."
+    again = _title("Archive after re-evaluation", run, named)
+    return [
+        archive_figure(title, archive, run.style, finding, [corrected]),
+        archive_figure(again, corrected, run.style, remaining, [archive]),
+    ]
+
+
+def _score_of(archive: Archive) -> str:
+    size = archive.fitness.size
+    offset = f" plus {format_number(archive.qd_offset)} each" if archive.qd_offset else ""
+    return (
+        f"{archive.num_filled:,} of {size:,} cells are filled ({archive.num_filled / size:.0%}), and the QD score, the "
+        f"sum of their fitness{offset}, is {format_number(archive.qd_score)}"
+    )
 
 
 def _styles_of_seeds(run: LoadedRun, num_seeds: int) -> list[int]:

@@ -134,6 +134,11 @@ def make_generations(
             reference_env = make_env(train.env, REFERENCE_ENVS, AutoresetMode.NORMAL)
         evaluator = make_device_evaluator(train.env, agent, num_episodes)
         return DeviceGenerations(evolution, layout, evaluator, num_episodes, reference_env)
+    if evolution.optimizer.num_replays:
+        raise InvalidInputError(
+            f"agent.reevaluate={evolution.optimizer.num_replays} is for environments on the device: {train.env.name} "
+            "is on the host. Leave it at 0."
+        )
     chunk_size = population_chunk_size(train, evolution)
     num_envs = min(config.num_lanes, chunk_size * config.num_episodes)
     with close_on_error() as opened:

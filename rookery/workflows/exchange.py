@@ -14,8 +14,8 @@ from rookery.types import Array, Key, Params, PyTreeData, PyTreeNode, pytree_fie
 class Generation(PyTreeData):
     """What an exchange may need to know of the generation that is under way.
 
-    `num_updates` is the number of gradient steps that the configured ratio asks for: in `improve` for the steps of the
-    last generation, later for those of this one. It is 0 during the warm-up.
+    `num_updates` is the result of `Exchange.num_updates`: in `improve` for the steps of the last generation, later for
+    those of this one. It is 0 during the warm-up.
     """
 
     key: Key
@@ -44,6 +44,10 @@ class Exchange(PyTreeNode):
     def num_greedy_episodes(cls, config: Any) -> int:
         """Return how many greedy episodes the learner's actor plays in a generation."""
         return 0
+
+    def num_updates(self, hyperparameters: HyperparameterValues, num_steps: Array) -> Array:
+        """Return the number of gradient steps for the env steps of a generation, after the warm-up."""
+        return jnp.round(hyperparameters.update_ratio * num_steps.astype(jnp.float32)).astype(jnp.int32)
 
     def improve(
         self, evo_state: Any, learner: OffPolicyState, generation: Generation

@@ -33,8 +33,9 @@ from rookery.spaces import Space
 from rookery.types import Array, Key, Params, PyTree, as_one_key
 from rookery.workflows.collector import check_not_traced
 from rookery.workflows.programs import Layout, Program, specs_of
+from rookery.workflows.reevaluation import Reevaluation, SearchOnDevice, repeated
 from rookery.workflows.search import EvolutionState, SearchTraining, check_population, search_metrics, search_of
-from rookery.workflows.training import OnDevice, TrainingState, state_specs, timed
+from rookery.workflows.training import TrainingState, state_specs, timed
 
 REFERENCE_ENVS, REFERENCE_STEPS = 64, 128
 """The size of the random rollout for `fixed_obs_statistics`."""
@@ -173,7 +174,7 @@ class Generations(SearchTraining):
         return metrics, state.replace(learner=learner)
 
 
-class DeviceGenerations(OnDevice, Generations):
+class DeviceGenerations(SearchOnDevice, Generations):
     """Plays the episodes of a population inside the compiled program."""
 
     evaluator: Evaluator
@@ -203,6 +204,7 @@ class DeviceGenerations(OnDevice, Generations):
         )
         if evolution.measures:
             jax.eval_shape(self._measure_one_step, jax.random.key(0))  # raises if a measure does not exist
+        self.reevaluation = Reevaluation.of(self.optimizer, self.player, layout, with_params)
         self._make_programs(self._start, self._iterate)
 
     @property
@@ -225,11 +227,9 @@ class DeviceGenerations(OnDevice, Generations):
     def _play(self, agent_state: AgentState, population: Params, key: Key) -> PopulationEpisodes:
         """Play the episodes of this device's share of the population."""
         size = self.optimizer.share_size
-        shared = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), agent_state.replace(params=None)
-        )
         first = jax.lax.axis_index(DEVICE_AXIS) * size
-        return self.player.play(shared.replace(params=population), key, self.config.num_episodes, first)
+        agents = with_params(repeated(agent_state, size), population)
+        return self.player.play(agents, key, self.config.num_episodes, first)
 
     def _with_reference_statistics(self, agent_state: AgentState, key: Key) -> AgentState:
         """Compute the observation statistics of a random rollout, as virtual batch normalization does."""
@@ -408,3 +408,8 @@ class HostGenerationsLoop:
     def collect_seconds(self) -> float:
         """The mean time to play a generation."""
         return self._seconds / max(self._num_played, 1)
+
+
+def with_params(agent_state: AgentState, population: Params) -> AgentState:
+    """Return agent states with individuals as their parameters."""
+    return agent_state.replace(params=population)

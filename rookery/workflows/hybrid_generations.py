@@ -25,8 +25,9 @@ from rookery.spaces import Space
 from rookery.types import Array, Key, Params, PyTreeDict
 from rookery.workflows.exchange import Exchange, Generation, mean_return
 from rookery.workflows.programs import Layout, specs_of
-from rookery.workflows.search import EvolutionState, SearchTraining, check_population, search_metrics
-from rookery.workflows.training import CENTER, REFILL, OnDevice, TrainingState, state_specs, timed
+from rookery.workflows.reevaluation import Reevaluation, SearchOnDevice, repeated
+from rookery.workflows.search import EvolutionState, check_population, search_metrics
+from rookery.workflows.training import CENTER, REFILL, TrainingState, state_specs, timed
 
 
 class HybridHyperparameters(Hyperparameters):
@@ -80,7 +81,7 @@ class Crew:
         return self.population_size + self.num_exploring + self.num_greedy
 
 
-class HybridGenerations(OnDevice, SearchTraining):
+class HybridGenerations(SearchOnDevice):
     """A population and a learner that learns from the episodes of all; an iteration is a generation.
 
     The population is split over the devices. The learner is the same on all of them: each draws its share of a batch
@@ -124,6 +125,7 @@ class HybridGenerations(OnDevice, SearchTraining):
             track_obs=agent.normalize_obs,
             axis_name=DEVICE_AXIS,
         )
+        self.reevaluation = Reevaluation.of(self.optimizer, self.player, layout, self._with_actor)
         self._make_programs(self._start, self._iterate)
 
     @property
@@ -245,8 +247,8 @@ class HybridGenerations(OnDevice, SearchTraining):
             actor,
         )
         size = own_individuals + num_copies
-        acting = self.learner.acting_state(hybrid.gradient).replace(params=None)
-        shared = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size, *leaf.shape)), acting)
+        acting = self.learner.acting_state(hybrid.gradient)
+        shared = repeated(acting, size)
         # The numbers of agents, and with them the keys of their episodes, do not depend on the number of devices.
         parts = (0, own_individuals), (crew.population_size, own_exploring), (crew.size - crew.num_greedy, own_greedy)
         device = jax.lax.axis_index(DEVICE_AXIS)
@@ -298,7 +300,7 @@ class HybridGenerations(OnDevice, SearchTraining):
     def _num_updates(self, hybrid: HybridState, values: Any, num_steps: Array) -> Array:
         """Return the number of gradient steps for some env steps; 0 during the warm-up."""
         is_warm = hybrid.env_steps.as_float() >= self.learner.warmup_steps
-        return jnp.where(is_warm, jnp.round(values.update_ratio * num_steps.astype(jnp.float32)), 0.0).astype(jnp.int32)
+        return jnp.where(is_warm, self.exchange.num_updates(values, num_steps), 0)
 
     def _episode_metrics(
         self, hybrid: HybridState, episodes: PopulationEpisodes, generation: Generation

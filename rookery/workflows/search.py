@@ -105,7 +105,8 @@ def search_metrics(
         numbers = {quantile: jnp.nanquantile(valid, share) for quantile, share in QUANTILES.items()}
         numbers |= {"mean": jnp.nanmean(valid), "std": jnp.nanstd(valid)}
         metrics |= {f"{PREFIX}{name}_{kind}": _if_finite(number) for kind, number in numbers.items()}
-    metrics |= {f"{PREFIX}{name}": Latest.of(number) for name, number in optimizer.report(evo_state).items()}
+    report = optimizer.report(evo_state)
+    metrics |= {name if "/" in name else PREFIX + name: Latest.of(number) for name, number in report.items()}
     if fitness.ndim == 1:
         metrics["evolution/best_fitness"] = Latest.of(evo_state.best_fitness)
     center = jax.tree.leaves(optimizer.center(evo_state))

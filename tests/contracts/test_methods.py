@@ -77,7 +77,8 @@ OBJECTIVES = {f"evolution/objective_{index}_{name}" for index in range(2) for na
 EVOLUTION_METRICS = {
     "nsga2": OBJECTIVES | {"evolution/front_size"},
     "map_elites": FITNESS
-    | {"evolution/coverage", "evolution/qd_score", "evolution/lowest_elite", "evolution/num_rejected"},
+    | {"evolution/coverage", "evolution/qd_score", "evolution/lowest_elite", "evolution/num_rejected"}
+    | {"evolution/max_fitness", "evolution/archive_mean", "qd/added_by_variation"},
 }
 ALWAYS = {"seed", "time/total_timesteps", "time/iterations", "time/fps", "time/time_elapsed"}
 EPISODES = {"rollout/ep_rew_mean", "rollout/ep_len_mean"}

@@ -121,7 +121,7 @@ class HybridWorkflow(Workflow):
                 "use another environment, such as classic/pendulum, or another agent, such as td3."
             )
         strategy, _ = self.parts(self.settings)
-        optimizer = strategy.workflow.make_optimizer(strategy.config, strategy.hyperparameters)
+        optimizer = self.make_optimizer(strategy)
         exchange_class = self.exchange_for(optimizer)
         crew: Crew = config.crew(exchange_class.num_greedy_episodes(config), num_devices)
         num_jobs = crew.size * crew.num_episodes
@@ -143,6 +143,10 @@ class HybridWorkflow(Workflow):
             evaluator,
             train.evaluation_episodes,
         )
+
+    def make_optimizer(self, strategy: Part) -> EvoOptimizer:
+        """Build the strategy."""
+        return strategy.workflow.make_optimizer(strategy.config, strategy.hyperparameters)
 
     def exchange_for(self, optimizer: EvoOptimizer) -> type[Exchange]:
         """Return the exchange for a strategy."""

@@ -30,7 +30,7 @@ def filled_cells(state: ArchiveState) -> dict[int, tuple[float, float]]:
 @ARCHIVES
 def test_an_archive_keeps_what_a_dict_would_keep(archive: Archive) -> None:
     random = np.random.default_rng(0)
-    add = jax.jit(archive.add)
+    add = jax.jit(archive.add_and_tell)
     state, kept, best_descriptors, num_rejected = archive.init(EXAMPLE), {}, {}, 0
     for batch in range(6):
         names = 100.0 * batch + np.arange(50) + 1.0
@@ -38,7 +38,9 @@ def test_an_archive_keeps_what_a_dict_would_keep(archive: Archive) -> None:
         descriptors = random.normal([0.0, 5.0], [1.0, 5.0], (50, 2)).astype(np.float32)
         fitness[random.random(50) < 0.05] = np.nan
         descriptors[random.random(50) < 0.05, 0] = np.inf
-        state = add(state, individuals(names), jnp.asarray(fitness), jnp.asarray(descriptors))
+        state, is_added = add(state, individuals(names), jnp.asarray(fitness), jnp.asarray(descriptors))
+        present = [name for _, name in filled_cells(state).values()]
+        np.testing.assert_array_equal(is_added, np.isin(names, present))
         for name, value, descriptor in zip(names, fitness, descriptors, strict=True):
             if not (np.isfinite(value) and np.all(np.isfinite(descriptor))):
                 num_rejected += 1

@@ -47,6 +47,7 @@ def test_a_run_may_have_no_population() -> None:
         ({**front(), "points": "text"}, "could not convert"),
         ({**front(), "is_front": [True]}, r"is_front has the shape \[1\], expected \[60\]"),
         ({**grid_archive(), "fitness": [1.0]}, r"fitness has the shape \[1\], expected \[1024\]"),
+        ({**grid_archive(), "corrected_fitness": [1.0]}, r"corrected_fitness has the shape \[1\], expected \[1024\]"),
         ({**grid_archive(), "fitness": [{}] * 1024}, "float"),
         ({**grid_archive(), "fitness": [10**400] * 1024}, "int too large"),
         ({**grid_archive(), "cells": [32]}, "expected a number for each of 2 axes"),

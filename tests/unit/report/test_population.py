@@ -65,6 +65,17 @@ def test_every_other_metric_of_evolution_has_a_small_figure_and_none_is_drawn_tw
     ]
 
 
+def test_the_children_of_several_emitters_share_a_figure_and_those_of_one_have_a_small_one(tmp_path: Path) -> None:
+    rows = [{**row, "qd/added_by_variation": 7.0, "qd/actor_fitness": 1.0} for row in evolution_rows()]
+    alone = headings(report(tmp_path, write_evolved_run(tmp_path / "alone", rows)))
+    assert {"added_by_variation", "actor_fitness"} <= set(alone)
+    run = write_evolved_run(tmp_path / "run", [{**row, "qd/added_actor": 0.0} for row in rows])
+    text = report(tmp_path, run)
+    assert {"added_by_variation", "added_actor"}.isdisjoint(headings(text))
+    lines = pointer_data(text, "Children in the archive by emitter")["lines"]
+    assert {line["name"]: set(line["y"]) for line in lines} == {"variation": {7.0}, "actor": {0.0}}
+
+
 def test_the_path_of_the_center_is_that_of_each_seed(tmp_path: Path) -> None:
     rows = evolution_rows(num_seeds=2, num_generations=3)
     for row in rows:
@@ -100,6 +111,18 @@ def test_an_archive_is_shown_with_its_coverage_and_score(tmp_path: Path) -> None
     text = report(tmp_path, write_evolved_run(tmp_path / "run", evolution_rows(), [archive, archive]))
     assert "2 of 4 cells are filled (50%), and the QD score, the sum of their fitness, is 3.5." in text
     assert "This is seed 0, one of 2." in text
+
+
+def test_an_archive_is_shown_before_and_after_its_elites_played_again(tmp_path: Path) -> None:
+    before, after = [1.0, None, 2.5, 9.0], [1.5, None, 2.0, None]
+    archive = {**grid_archive((2, 2)), "fitness": before, "corrected_fitness": after}
+    text = report(tmp_path, write_evolved_run(tmp_path / "run", evolution_rows(), [archive]))
+    assert "3 of 4 cells are filled (75%), and the QD score, the sum of their fitness, is 12.5." in text
+    assert "2 of 4 cells are filled (50%), and the QD score, the sum of their fitness, is 3.5." in text
+    for title, fitness in (("Archive", before), ("Archive after re-evaluation", after)):
+        points = pointer_data(text, title)["groups"][0]["points"]
+        assert [point[2] for point in points] == fitness
+    assert text.count("fitness 1</span>") == 2, "both have the same colors"
 
 
 def test_an_archive_that_is_still_empty_is_shown(tmp_path: Path) -> None:

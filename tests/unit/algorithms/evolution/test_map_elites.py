@@ -1,5 +1,7 @@
 """MAP-Elites on a problem whose best individual is known for every cell."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,8 @@ import pytest
 
 from rookery.algorithms.evolution.map_elites import MAPElites, MAPElitesState
 from rookery.errors import InvalidInputError, UnknownNameError
-from rookery.types import Array
+from rookery.evolution.emitters import Elites, Emitter, IsoLine
+from rookery.types import Array, Params, pytree_field
 
 GRID = {"archive": "grid", "cells": (16, 16), "low": (-1.0, -1.0), "high": (1.0, 1.0)}
 CVT = GRID | {"archive": "cvt", "cells": (256,)}
@@ -79,6 +82,57 @@ def test_children_come_from_the_archive() -> None:
     population, state = after_tell(optimizer, fitness, jnp.zeros((200, 2)))
     distances = np.asarray(state.population) - np.asarray(population[17])[None]
     np.testing.assert_allclose(distances.std(axis=0), 0.01, rtol=0.25)
+
+
+class Marked(Emitter):
+    """Emits children whose genes are all `mark`, and counts those that entered the archive."""
+
+    metric = "qd/added_by_mark"
+    mark: float = pytree_field(static=True)
+
+    def init(self, params: Params) -> Array:
+        return jnp.zeros((), jnp.int32)
+
+    def emit(self, elites: Elites, state: Array, hyperparameters: Any, key: Array, num_children: int) -> Params:
+        return jnp.full_like(elites.sample(key, num_children), self.mark)
+
+    def update(self, state: Array, is_added: Array) -> Array:
+        return state + jnp.sum(is_added)
+
+
+def test_every_emitter_has_its_own_places_and_hears_of_its_own_children() -> None:
+    emitters = ((Marked(mark=7.0), 2), (IsoLine(), 3), (Marked(mark=9.0), 1))
+    optimizer = MAPElites(population_size=6, emitters=emitters, **GRID)
+    descriptors = jnp.linspace(-0.9, 0.9, 12).reshape(6, 2)
+    _, state = after_tell(optimizer, jnp.zeros(6), descriptors)
+    assert np.asarray(state.num_added).tolist() == [0, 0, 0], "the first population is nobody's"
+    population, state = optimizer.ask(state)
+    np.testing.assert_array_equal(population[:2], np.full((2, 3), 7.0))
+    np.testing.assert_array_equal(population[5:], np.full((1, 3), 9.0))
+    assert not np.any(np.isin(population[2:5], [7.0, 9.0]))
+    state = optimizer.tell(state, jnp.asarray([1.0, -1.0, 1.0, 1.0, np.nan, -1.0]), descriptors)
+    assert np.asarray(state.num_added).tolist() == [1, 2, 0]
+    assert [int(own) for own in (state.emitter_states[0], state.emitter_states[2])] == [2 + 1, 1 + 0]
+    _, state = optimizer.ask(state)
+    state = optimizer.tell(state, jnp.full(6, np.nan), descriptors)
+    assert np.asarray(state.num_added).tolist() == [0, 0, 0], "of a generation without valid individuals"
+
+
+def test_emitters_fill_the_population_exactly() -> None:
+    with pytest.raises(InvalidInputError, match="3 places; expected population_size=4"):
+        MAPElites(population_size=4, emitters=((IsoLine(), 3),), **GRID)
+
+
+def test_the_first_individuals_are_random_as_long_as_asked_for() -> None:
+    optimizer = MAPElites(population_size=200, num_random=500, **GRID)
+    state = optimizer.init(jnp.full(3, 0.2), jax.random.key(1))
+    spreads = []
+    for _ in range(4):
+        population, state = optimizer.ask(state)
+        spreads.append(float(jnp.mean(jnp.std(population[1:], axis=0))))
+        state = optimizer.tell(state, jnp.where(jnp.arange(200) == 17, 1.0, 0.0), jnp.zeros((200, 2)))
+    np.testing.assert_allclose(spreads[:3], 0.5, rtol=0.1)
+    assert spreads[3] < 0.1
 
 
 def test_a_generation_leaves_the_structure_of_the_state_as_it_was() -> None:
