@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from rookery.errors import InvalidInputError, RookeryError
-from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, End, EnvOutputs
-from rookery.runners.envs.external import EpisodeLostError, ExternalBaseEnv, ExternalEnv, ExternalEnvClosedError
+from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, End, EnvOutputs, LoggedAction
+from rookery.runners.envs.external import EpisodeLostError, ExternalEnv, ExternalEnvClosedError
+from rookery.runners.envs.external_base_env import ExternalBaseEnv
 from rookery.runners.envs.validation import InvalidObservationError, InvalidRewardError
 from rookery.runners.faults import FaultKind, Phase
 
@@ -179,7 +180,7 @@ def test_logged_actions_come_with_their_observations_one_after_the_other(base_en
         assert len(base_env.poll(timeout=0).envs) == 0, "the next row must wait until this one is answered"
         answer(base_env, {0: action})
     logged = [polled.off_policy_actions for polled in heard]
-    assert logged == [{0: {SINGLE_AGENT: 7}}, {0: {SINGLE_AGENT: 8}}, {}]
+    assert logged == [{0: {SINGLE_AGENT: LoggedAction(7)}}, {0: {SINGLE_AGENT: LoggedAction(8)}}, {}]
     assert [float(polled.rewards[0]) for polled in heard] == [0, 1, 2]
     assert answers.get(timeout=TIMEOUT) == 102
 
@@ -238,7 +239,7 @@ def test_a_wrong_episode_id_is_an_error_for_that_client_alone(base_env_of: Calla
     assert "no open episode 'never'" in messages[0]
     assert "episode 'mine' is open already" in messages[1]
     assert "max_episodes=1 episodes are open already" in messages[2]
-    assert "no open episode 'mine': it was never started, has ended" in messages[3]
+    assert "no open episode 'mine': it has ended" in messages[3]
     assert not base_env.poll(timeout=0).failed
 
 
