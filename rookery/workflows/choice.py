@@ -17,13 +17,14 @@ from rookery.learners.policies import PolicyLearners, Snapshots
 from rookery.rollout import RolloutSource
 from rookery.runners.envs.base_env import BaseEnv
 from rookery.runners.group import Description, EnvSpec, LocalRunners, RunnerGroup, RunnerSpec
-from rookery.runners.host_envs import check_one_host, clips_rewards
+from rookery.runners.host_envs import check_one_host, clips_rewards, make_envs
 from rookery.runners.jobs import default_chunk_size
 from rookery.types import PyTreeDict
 from rookery.workflows.collector import FIELDS, RoundSettings, SingleAgentCollector
 from rookery.workflows.config import Settings, TrainConfig
 from rookery.workflows.device_training import DeviceTraining
 from rookery.workflows.evaluation import close_on_error, make_device_evaluator, make_env, make_evaluation_envs
+from rookery.workflows.external import ORIGIN_FIELDS, NoEpisodes, check_external
 from rookery.workflows.generations import REFERENCE_ENVS, DeviceGenerations, Evolution, HostGenerations
 from rookery.workflows.host_training import HostTraining
 from rookery.workflows.multi_agent_collector import MultiAgentCollector
@@ -62,6 +63,8 @@ def make_gradient_training(
         )
     if train.env.has_several_agents:
         return _make_joint_training(settings, layout, learner, evaluation_episodes)
+    if train.env.is_external:
+        check_external(train, learner)
     with close_on_error() as opened:
         envs = open_envs(train.env, num_envs, evaluation_episodes, opened)
         group = make_group(settings, learner, envs, opened)
@@ -69,7 +72,11 @@ def make_gradient_training(
         collector = SingleAgentCollector(
             group, train.env, learner.agent, num_envs, learner.config.rollout_length, rounds
         )
-        evaluator = HostEvaluator(train.env, learner.agent, num_envs, opened=envs)
+        evaluator = (
+            NoEpisodes(train.env)
+            if train.env.is_external
+            else HostEvaluator(train.env, learner.agent, num_envs, opened=envs)
+        )
         return HostTraining(collector, learner, settings.hyperparameters, layout, evaluator, train)
 
 
@@ -83,6 +90,8 @@ def _make_joint_training(
     if not isinstance(learner, OnPolicyLearner):
         raise several_agents_error(settings)
     train, agent, config = settings.train, learner.agent, learner.config
+    if train.env.is_external:
+        check_external(train, learner)
     with close_on_error() as opened:
         envs = open_envs(train.env, config.num_envs, evaluation_episodes, opened)
         group = make_group(settings, learner, envs, opened)
@@ -100,7 +109,11 @@ def _make_joint_training(
             pool = Snapshots(snapshot.of, tuple(assignment.members_of(snapshot.into)), snapshot.every)
         joint = PolicyLearners(agent=agent, config=config, learners=PyTreeDict(learners), frozen=frozen, snapshots=pool)
         joint.check(layout.mesh.size)
-        evaluator = HostEvaluator(train.env, agent, config.num_envs, assignment, opened=envs)
+        evaluator = (
+            NoEpisodes(train.env)
+            if train.env.is_external
+            else HostEvaluator(train.env, agent, config.num_envs, assignment, opened=envs)
+        )
         return HostTraining(collector, joint, settings.hyperparameters, layout, evaluator, train)
 
 
@@ -119,6 +132,11 @@ def make_generations(
     check_memory(
         f"agent.population_size={config.population_size} with agent.num_episodes={config.num_episodes}", 4 * num_jobs
     )
+    if train.env.is_external:
+        raise InvalidInputError(
+            f"{train.env.name} begins its episodes itself, so no episode can be asked of an individual: train it with "
+            "a method that learns from steps, such as ppo or sac."
+        )
     if train.env.has_several_agents:
         raise several_agents_error(settings)
     if train.max_staleness > 0:
@@ -172,7 +190,7 @@ def open_envs(
     check_one_host(env)
     if evaluation_episodes is None:
         return None
-    envs = make_evaluation_envs(env, num_envs, evaluation_episodes)
+    envs = make_envs(env, num_envs) if env.is_external else make_evaluation_envs(env, num_envs, evaluation_episodes)
     opened.callback(envs.close)
     return envs
 
@@ -183,12 +201,15 @@ def make_group(settings: Settings, learner: Learner, envs: BaseEnv | None, opene
     num_runners = train.num_env_runners
     check_divides(num_runners, config.num_envs)
     fields = (*FIELDS, "episode") if train.env.has_several_agents else FIELDS
+    is_external = train.env.is_external
     spec = RunnerSpec(
         EnvSpec(train.env, config.num_envs // max(num_runners, 1)),
         config.rollout_length,
         train.seed,
-        fields=fields,
+        fields=(*fields, *ORIGIN_FIELDS) if is_external else fields,
         clips_rewards=clips_rewards(train.env),
+        max_age=learner.max_staleness if is_external else None,
+        needs_log_prob=learner.needs_log_prob,
     )
     num_steps = spec.rollout_length * spec.envs.num_envs
     if num_runners > 0 and num_steps < MIN_STEPS_OF_REQUEST:

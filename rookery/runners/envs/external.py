@@ -168,6 +168,13 @@ class ExternalEnv(ABC):
                 self._notify()
         _checked(answers[0])
 
+    def _open(self, mutex: threading.Lock, notify: Callable[[], None], on_stop: Callable[[], None]) -> None:
+        """Begin to play for a runner, without the episodes of an earlier one."""
+        self._mutex, self._notify, self._on_stop = mutex, notify, on_stop
+        self._book = EpisodeBook(self.max_episodes, self.spaces)
+        self._stopped = self._thread = None
+        self.needs_log_prob = False
+
     def _stop(self, reason: Failed) -> None:
         """Note that `run` has ended."""
         with self._mutex:

@@ -55,7 +55,7 @@ class ExternalBaseEnv(BaseEnv):
         self._is_multi_agent = first.is_multi_agent
         self._was_polled = self._is_closed = False
         for env in envs:
-            env._mutex, env._notify, env._on_stop = self._mutex, self._ring, self._bell.ring
+            env._open(self._mutex, self._ring, self._bell.ring)
 
     @property
     def spaces(self) -> Mapping[AgentID, tuple[Space, Space]]:
@@ -69,10 +69,10 @@ class ExternalBaseEnv(BaseEnv):
     def num_clipped(self) -> int:
         return sum(stacker.num_clipped for env in self._envs for stacker in env._stackers.values())
 
-    def require_log_probs(self) -> None:
-        """Refuse logged actions without their log-probability."""
+    def require_log_probs(self, is_required: bool) -> None:
+        """Refuse logged actions without their log-probability, or accept them."""
         for env in self._envs:
-            env.needs_log_prob = True
+            env.needs_log_prob = is_required
 
     def poll(self, timeout: float | None = None) -> EnvOutputs:
         deadline = np.inf if timeout is None else time.monotonic() + timeout
