@@ -28,6 +28,7 @@ BENCHMARKS = (
     "runner",
     "runner_memory",
     "process_envs",
+    "external",
     "ray",
 )
 
