@@ -31,6 +31,7 @@ BENCHMARKS = (
     "runner",
     "runner_memory",
     "process_envs",
+    "external",
     "ray",
     "ray_costs",
 )

@@ -54,11 +54,17 @@ class Agent(PyTreeNode, ABC):
         """Choose greedy actions for evaluation."""
 
     def extras_of_logged(
-        self, agent_state: AgentState, sample_batch: SampleBatch, actions: Action, key: Key
+        self,
+        agent_state: AgentState,
+        sample_batch: SampleBatch,
+        actions: Action,
+        key: Key,
+        log_prob: Array | None = None,
     ) -> PyTreeDict:
         """Return the extras that `compute_actions` would have returned with these actions.
 
-        It is called for actions that an external simulator chose. Agents whose extras depend on the action override it.
+        It is called for actions that an external simulator chose. `log_prob` are the log-probabilities with which it
+        did, NaN where it gave none. Agents whose extras depend on the action override it.
         """
         return self.compute_actions(agent_state, sample_batch, key)[1]
 
@@ -69,6 +75,11 @@ class Agent(PyTreeNode, ABC):
     def acting_part(self, agent_state: AgentState) -> tuple["Agent", AgentState]:
         """Return an agent that acts like this one, and its state, without what only training needs."""
         return self, agent_state
+
+
+def given_or(log_prob: Array | None, own: Array) -> Array:
+    """Return the log-probabilities that a simulator gave for its actions; where it gave none, those of the policy."""
+    return own if log_prob is None else jnp.where(jnp.isnan(log_prob), own, log_prob)
 
 
 class RandomAgentState(PyTreeData):

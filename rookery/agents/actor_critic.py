@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rookery.agent import Agent, AgentState, Carry
+from rookery.agent import Agent, AgentState, Carry, given_or
 from rookery.agents.network import NetworkAgent
 from rookery.agents.policy import acts_like, policy_of
 from rookery.control_flow import cond_any
@@ -47,11 +47,17 @@ class ActorCriticAgent(NetworkAgent):
         return distribution.action(raw_action), extras | carry_extras
 
     def extras_of_logged(
-        self, agent_state: AgentState, sample_batch: SampleBatch, actions: Any, key: Key
+        self,
+        agent_state: AgentState,
+        sample_batch: SampleBatch,
+        actions: Any,
+        key: Key,
+        log_prob: Array | None = None,
     ) -> PyTreeDict:
         distribution, value, carry_extras = self._act(agent_state, sample_batch)
         raw_action = distribution.raw_of(actions)
-        return PyTreeDict(log_prob=distribution.log_prob(raw_action), raw_action=raw_action, value=value) | carry_extras
+        log_prob = given_or(log_prob, distribution.log_prob(raw_action))
+        return PyTreeDict(log_prob=log_prob, raw_action=raw_action, value=value) | carry_extras
 
     def evaluate_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
         """Take the most likely actions; the extras hold the `carry` if the agent is recurrent."""

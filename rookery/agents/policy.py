@@ -5,14 +5,14 @@ It has no loss: evolution trains its parameters.
 
 from typing import Any
 
-from rookery.agent import AgentState, Carry
+from rookery.agent import AgentState, Carry, given_or
 from rookery.agents.network import NetworkAgent, NetworkState
 from rookery.configuration import field_names
 from rookery.networks.distributions import Distribution
 from rookery.networks.policy import PolicyConfig, PolicyNetwork
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
-from rookery.types import Key, PyTreeDict, pytree_field
+from rookery.types import Array, Key, PyTreeDict, pytree_field
 
 
 class PolicyAgent(NetworkAgent):
@@ -31,11 +31,17 @@ class PolicyAgent(NetworkAgent):
         return distribution.action(raw_action), extras | carry_extras
 
     def extras_of_logged(
-        self, agent_state: AgentState, sample_batch: SampleBatch, actions: Any, key: Key
+        self,
+        agent_state: AgentState,
+        sample_batch: SampleBatch,
+        actions: Any,
+        key: Key,
+        log_prob: Array | None = None,
     ) -> PyTreeDict:
         distribution, carry_extras = self._act(agent_state, sample_batch)
         raw_action = distribution.raw_of(actions)
-        return PyTreeDict(log_prob=distribution.log_prob(raw_action), raw_action=raw_action) | carry_extras
+        log_prob = given_or(log_prob, distribution.log_prob(raw_action))
+        return PyTreeDict(log_prob=log_prob, raw_action=raw_action) | carry_extras
 
     def evaluate_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
         """Take the most likely actions; the extras hold the `carry` if the agent is recurrent."""

@@ -98,6 +98,12 @@ class EnvConfig:
         return library is not None and library.has_several_agents
 
     @property
+    def is_external(self) -> bool:
+        """Whether simulators begin and end the episodes."""
+        library = find_host_library(self.name)
+        return library is not None and library.is_external
+
+    @property
     def _is_gymnasium(self) -> bool:
         library = find_host_library(self.name)
         return library is not None and not library.has_several_agents and not library.has_threads

@@ -50,6 +50,8 @@ class HostLibrary(Library):
     has_several_agents: bool = False
     has_threads: bool = False
     """Whether the library steps its envs in its own threads, so that they cannot run in processes."""
+    is_external: bool = False
+    """Whether simulators are in control: there is one of each, and it has no episodes of its own to evaluate on."""
     clipping_option: str | None = None
     """The option that clips rewards to their sign. Workflows omit it and clip rewards for training only."""
     clips_by_default: bool = False
@@ -132,6 +134,21 @@ OWN_LIBRARIES: dict[str, Library] = {
     ),
     "own_vector": HostLibrary(
         module="rookery.runners.envs.own", names_fn="own_names", make_fn="make_own_vector_env", has_threads=True
+    ),
+    "own_external": HostLibrary(
+        module="rookery.runners.envs.own",
+        names_fn="own_names",
+        make_fn="make_own_external_env",
+        has_threads=True,
+        is_external=True,
+    ),
+    "own_external_agents": HostLibrary(
+        module="rookery.runners.envs.own",
+        names_fn="own_names",
+        make_fn="make_own_external_agents",
+        has_several_agents=True,
+        has_threads=True,
+        is_external=True,
     ),
 }
 """The environments that a program passes to `rookery.train`; they are not listed."""

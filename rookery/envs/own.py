@@ -11,6 +11,8 @@ from rookery.errors import InvalidInputError
 
 DEVICE, HOST, AGENTS, VECTOR = "own", "own_host", "own_agents", "own_vector"
 """The libraries: of device environments, and of host environments with one agent, with several, and vectorized."""
+EXTERNAL, EXTERNAL_AGENTS = "own_external", "own_external_agents"
+"""The libraries of simulators in control, with one agent and with several."""
 
 _MAKERS: dict[str, Callable[..., Any]] = {}
 
@@ -26,7 +28,7 @@ def give_name(library: str, title: str, make_fn: Callable[..., Any]) -> str:
 
 def is_own(name: str) -> bool:
     """Return whether an environment with this name was passed by a program."""
-    return name.partition("/")[0] in (DEVICE, HOST, AGENTS, VECTOR)
+    return name.partition("/")[0] in (DEVICE, HOST, AGENTS, VECTOR, EXTERNAL, EXTERNAL_AGENTS)
 
 
 def maker_of(name: str) -> Callable[..., Any]:

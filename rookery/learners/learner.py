@@ -86,6 +86,8 @@ class Learner(PyTreeNode, ABC, Generic[StateT, ExperienceT]):
     agent_class: ClassVar[type[Agent]]
     max_staleness: ClassVar[int | None] = 1
     """How many versions the parameters that acted may lag behind those that learn; None: any number."""
+    needs_log_prob: ClassVar[bool] = False
+    """Whether learning needs the log-probability with which an action was chosen."""
     has_replay: ClassVar[bool] = False
     """Whether experience is stored in a replay buffer."""
 

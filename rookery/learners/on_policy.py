@@ -83,6 +83,8 @@ class OnPolicyLearner(Learner[OnPolicyState, Experience]):
     Observation statistics are updated after `update`, so that the losses use the policy that acted.
     """
 
+    needs_log_prob = True
+
     agent: ActorCriticAgent
     config: OnPolicyConfig = pytree_field(static=True)
 

@@ -54,7 +54,7 @@ class EpisodeEngine:
         self.perf = Perf(perf_decay)
         self.fault_counts: Counter[str] = Counter()
         """The faults so far by kind, and `restarts`."""
-        self.taken, self.discarded = Steps(), Steps()
+        self.taken, self.discarded, self.abandoned = Steps(), Steps(), Steps()
         self.ended: list[tuple[LiveEpisode, End]] = []
         """The episodes that ended since `begin`, and how."""
         self.faults: list[Fault] = []
@@ -69,6 +69,8 @@ class EpisodeEngine:
         self._idle: set[int] = set()
         """Envs of the first poll that have no episode to play."""
         self._first_fault: Fault | None = None
+        self._until: float | None = None
+        """When `run` returns at the latest, on the clock; it waits no longer for envs."""
         self._heard_at = clock()
         """When an asynchronous env was sent something, or answered, for the last time."""
         self.is_torn = False
@@ -90,12 +92,16 @@ class EpisodeEngine:
         self._idle.clear()
         self.is_torn = False
 
-    def run(self) -> None:
-        """Play until the schedule is finished."""
+    def run(self, until: float | None = None) -> bool:
+        """Play until the schedule is finished, or until this time; return whether it is finished."""
         self.check_alive()
+        self._until = until
         while not self.schedule.is_finished(self.states):
+            if until is not None and self._clock() >= until:
+                return False
             self.act()
             self.observe()
+        return True
 
     def check_alive(self) -> None:
         """Raise if all environments were given up."""
@@ -196,6 +202,8 @@ class EpisodeEngine:
             self._call_for("on_episode_step", stepped, outputs)
         if outputs.over:
             self._end_episodes(outputs)
+        for env, is_kept in outputs.abandoned.items():
+            self._leave_episode(env, is_kept)
         errors = [self._fail(env, failed) for env, failed in outputs.failed.items()]
         if errors:
             self.is_torn = False  # all envs are accounted for
@@ -258,6 +266,22 @@ class EpisodeEngine:
             num_steps = self.recorder.end_episode(episode)
             self._close_episode(episode, End.TRUNCATED if env in truncated else End.TERMINATED, None)
             self.schedule.end_episode(env, num_steps)
+
+    def _leave_episode(self, env: int, is_kept: bool) -> None:
+        """End an episode that its simulator has left; the env plays on."""
+        episode, recorder = self._episodes[env], self.recorder
+        self.states.leave_episode(env)
+        num_steps = 0
+        if is_kept:
+            dropped = recorder.abandon(env)
+            self.taken += dropped
+            self.abandoned += dropped
+            num_steps = recorder.end_episode(episode)
+        else:
+            recorder.update(episode)
+            self.discarded += recorder.discard(env)
+        self._close_episode(episode, End.ABANDONED, None)
+        self.schedule.end_episode(env, num_steps)
 
     def _close_episode(self, episode: LiveEpisode, how: End, fault: Fault | None) -> None:
         """Report an episode that has ended or failed; its figures must be up to date."""
@@ -328,6 +352,8 @@ class EpisodeEngine:
             return None
         now, wanted = self._clock(), self._restartable()
         limits = [states.seconds_to_restart(now, wanted)] if wanted else []
+        if self._until is not None:
+            limits.append(max(0.0, self._until - now))
         if base_env.patience is not None and states.out - states.restarting - states.late:
             limits.append(max(0.0, self._heard_at + base_env.patience - now))
         return min(limits, default=None)

@@ -20,6 +20,7 @@ from rookery.runners.acting.assignment import Assignment
 from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID
 from rookery.runners.acting.roles import RoleAgent, RoleID, RoleState
 from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, BaseEnv
+from rookery.runners.envs.external_base_env import ExternalBaseEnv
 from rookery.runners.episodes import (
     EpisodesPlayer,
     EpisodesRequest,
@@ -126,6 +127,10 @@ class RunnerSpec:
     """The entries of `env_extras` that samples have, and no `next_obs`; None: all."""
     clips_rewards: bool = False
     """Replace rewards by their signs (Mnih et al., 2015); episode returns stay unclipped."""
+    max_age: int | None = None
+    """By how many versions fragments of external envs may lag; None: any number."""
+    needs_log_prob: bool = False
+    """Whether the method would be biased by logged actions without their log-probability."""
 
     def make_runner(self, index: int, base_env: BaseEnv, start: RunnerStart) -> EnvRunner:
         """Make runner `index` of a run on these environments."""
@@ -140,6 +145,9 @@ class RunnerSpec:
             restart=RestartPolicy(max_restarts=settings.max_restarts),
             perf_decay=PERF_DECAY,
         )
+        if isinstance(base_env, ExternalBaseEnv):
+            config = replace(config, num_fragments=self.envs.num_envs, max_age=self.max_age)
+            base_env.require_log_probs(self.needs_log_prob)
         assignment = acting.assignment
         runner = EnvRunner(
             base_env,
@@ -173,6 +181,8 @@ class FragmentRequest:
 
     role: RoleID
     agent_states: Handle
+    version: int = 0
+    """The number of these states."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +192,7 @@ class RunnerReport:
     state: RunnerState
     ledger: Ledger
     counts: Counter[str]
-    """All its faults by kind, `restarts`, `steps_discarded` and `obs_clipped`."""
+    """All its faults by kind, `restarts`, `steps_discarded`, `steps_abandoned` and `obs_clipped`."""
     num_lost_envs: int
     milliseconds: Mapping[str, float]
     """The mean time of each phase of a step."""
@@ -327,16 +337,24 @@ class HostedRunner:
 
     def sample(self, role: RoleID, agent_states: Mapping[PolicyID, AgentState]) -> Delivery | RunnerFailed:
         """Sample a fragment."""
-        runner = self._acting_with(role, agent_states)
+        reply = self.sample_within(None, role, agent_states)
+        assert reply is not None, "without a limit there is a reply"
+        return reply
+
+    def sample_within(
+        self, seconds: float | None, role: RoleID, agent_states: Mapping[PolicyID, AgentState], version: int = 0
+    ) -> Delivery | RunnerFailed | None:
+        """Sample a fragment; None if external simulators have not made the steps of one within some seconds."""
+        runner = self._acting_with(role, agent_states, version)
         try:
-            sample = runner.sample()
+            sample = runner.sample_within(seconds) if runner.base_env.is_external else runner.sample()
         except EnvFaultError as error:
             return replace(RunnerFailed.by_exception(error), report=_report(runner))
-        return Delivery(self._spec.cut_down(sample), _report(runner))
+        return None if sample is None else Delivery(self._spec.cut_down(sample), _report(runner))
 
-    def _acting_with(self, role: RoleID, agent_states: Mapping[PolicyID, AgentState]) -> EnvRunner:
+    def _acting_with(self, role: RoleID, agent_states: Mapping[PolicyID, AgentState], version: int = 0) -> EnvRunner:
         states: PyTree = {policy: RoleState(role=role, agent_state=state) for policy, state in agent_states.items()}
-        self.runner.set_agent_states(states)
+        self.runner.set_agent_states(states, version)
         return self.runner
 
     def play(self, plan: Plan, chunk: Chunk, individuals: Params = None) -> Played | RunnerFailed:
@@ -452,15 +470,18 @@ class LocalRunners(RunnerGroup):
             return dict.fromkeys(started, Ready())
         replies: dict[int, Reply] = {}
         for index in sorted(self._requests):
-            replies[index] = self._answer(self._hosted[index], self._requests.pop(index))
+            reply = self._answer(self._hosted[index], self._requests[index], timeout)
+            if reply is not None:
+                del self._requests[index]
+                replies[index] = reply
         return replies
 
-    def _answer(self, hosted: HostedRunner, request: Request) -> Reply:
+    def _answer(self, hosted: HostedRunner, request: Request, timeout: float | None) -> Reply | None:
         stored: Any  # what `put` was given
         match request:
             case FragmentRequest():
                 stored = request.agent_states
-                return hosted.sample(request.role, stored)
+                return hosted.sample_within(timeout, request.role, stored, request.version)
             case EpisodesRequest():
                 stored = request.plan
                 return hosted.play(stored, request.chunk, request.individuals)
@@ -491,7 +512,9 @@ class LocalRunners(RunnerGroup):
 def _report(runner: EnvRunner) -> RunnerReport:
     ledger = runner.ledger
     counts = runner.fault_counts + Counter(
-        steps_discarded=ledger.env_steps.discarded, obs_clipped=runner.base_env.num_clipped
+        steps_discarded=ledger.env_steps.discarded,
+        steps_abandoned=ledger.env_steps.abandoned,
+        obs_clipped=runner.base_env.num_clipped,
     )
     return RunnerReport(runner.get_state(), ledger, counts, runner.num_lost_envs, runner.perf.milliseconds())
 

@@ -166,6 +166,12 @@ class EnvStates:
         self.waiting.difference_update(envs)
         self.over.update(envs)
 
+    def leave_episode(self, env: int) -> None:
+        """Note that the simulator of an env left its episode, whoever's turn it was."""
+        for others in (self.out, self.waiting, self.restarting, self.late):
+            others.discard(env)
+        self.over.add(env)
+
     def abandon_episodes(self) -> None:
         """Note that all running episodes were abandoned; the health of each env tells which of them failed."""
         by_status = {status: {env for env in self.everyone if self._health[env].status is status} for status in Status}

@@ -31,11 +31,13 @@ class Account:
     discarded: int
     """Steps of episodes that failed or were abandoned by `force_reset`, which are never trained on."""
     pending: int
-    """Steps that the next sample will return."""
+    """Steps that the next samples will return."""
+    abandoned: int = 0
+    """Steps that simulators began and did not finish, because they left the episode."""
 
     @property
     def is_exact(self) -> bool:
-        return self.taken == self.returned + self.discarded + self.pending
+        return self.taken == self.returned + self.discarded + self.pending + self.abandoned
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,13 @@ from rookery.runners.ledger import Account, Ledger, Steps
 from rookery.runners.perf import Perf, Stage
 from rookery.runners.quota import COMPLETE, ENV_STEPS, EPISODES, WHOLE_EPISODES
 from rookery.runners.recording.episode import EpisodeMetric, LiveEpisode
+from rookery.runners.recording.filled import FilledFragments
 from rookery.runners.recording.multi_agent import MultiAgentRecorder
 from rookery.runners.recording.policy_recorder import PolicyRecorder
 from rookery.runners.recording.recorder import Fragment, FragmentRecorder
 from rookery.runners.recording.single_agent import SingleAgentRecorder
 from rookery.runners.sampling import RunnerConfig, Sample
-from rookery.runners.schedule import QuotaSchedule
+from rookery.runners.schedule import FragmentSchedule, QuotaSchedule
 from rookery.sample_batch import MultiAgentBatch
 from rookery.spaces import Space
 from rookery.types import PyTreeDict, make_key
@@ -66,16 +67,23 @@ class EnvRunner:
         self.policies = PolicyMap(agents, policy_key, config.explore)
         self._pipelines = PipelineMap(base_env.spaces, obs_connectors, action_connectors)
         self._callbacks = callbacks
+        self._clock = clock
         self._has_sample_hook = callbacks is not None and "on_sample_end" in callbacks.overridden()
         self._policy_mapping_fn = policy_mapping_fn
         self._only_policy: PolicyID | None = None
         """The policy of all agents, if that cannot change."""
+        self._version = 0
+        """The number of the parameters that act."""
+        self._filled = None if config.num_fragments is None else FilledFragments(config.rollout_fragment_length)
         self._recorder = self._make_recorder()
         self._schedule = QuotaSchedule(base_env, seed, runner_index)
+        self._fragments = None
+        if self._filled is not None and config.num_fragments is not None:
+            self._fragments = FragmentSchedule(base_env, seed, runner_index, self._filled, config.num_fragments)
         self._engine = EpisodeEngine(
             base_env,
             self._recorder,
-            self._schedule,
+            self._fragments or self._schedule,
             config.restart,
             config.on_invalid,
             callbacks=callbacks,
@@ -97,11 +105,14 @@ class EnvRunner:
         """The faults so far by kind, and `restarts`."""
         return self._engine.fault_counts
 
-    def set_agent_states(self, agent_states: Mapping[PolicyID, AgentState] | AgentState) -> None:
-        """Act with these parameters from the next step on."""
+    def set_agent_states(
+        self, agent_states: Mapping[PolicyID, AgentState] | AgentState, version: int | None = None
+    ) -> None:
+        """Act with these parameters from the next step on. Rows name their `version`, by default the next number."""
         if isinstance(agent_states, AgentState):
             agent_states = {DEFAULT_POLICY: agent_states}
-        self.policies.set_states(agent_states)
+        self._version = self._version + 1 if version is None else version
+        self.policies.set_states(agent_states, self._version)
 
     def spaces_of(self, policy: PolicyID = DEFAULT_POLICY, agent: AgentID = SINGLE_AGENT) -> tuple[Space, Space]:
         """Return the spaces that a policy sees for an agent: those of the env, as the connectors change them."""
@@ -133,9 +144,30 @@ class EnvRunner:
         self._repair()
         if force_reset:
             self._force_reset()
-        num_rows = self._begin_sample(num_steps, num_episodes)
-        self._engine.run()
-        return self._end_sample(num_rows)
+        if self._fragments is None:
+            num_rows = self._begin_sample(num_steps, num_episodes)
+            self._engine.run()
+            return self._end_sample(num_rows)
+        if (num_steps, num_episodes) != (None, None):
+            raise InvalidInputError(
+                f"num_steps={num_steps} and num_episodes={num_episodes} are for runners without num_fragments: they "
+                "sample a number of fragments."
+            )
+        sample = self.sample_within(None)
+        assert sample is not None, "without a limit, a sample is complete"
+        return sample
+
+    def sample_within(self, seconds: float | None) -> Sample | None:
+        """Sample `num_fragments` fragments; None if they are not full within some seconds. What there is then stays."""
+        assert self._fragments is not None, "other samples are complete as soon as all envs have made their steps"
+        self._repair()
+        until = None if seconds is None else self._clock() + seconds
+        self._discard_old()
+        while self._engine.run(until):
+            self._discard_old()
+            if self._fragments.is_finished(self._engine.states):
+                return self._end_fragments()
+        return None
 
     def render(self, env: int) -> np.ndarray | None:
         """Render an env as an RGB array; None if it cannot be rendered. The time counts as rendering."""
@@ -148,12 +180,14 @@ class EnvRunner:
     def ledger(self) -> Ledger:
         """The account of all steps so far: taken, returned, discarded or pending."""
         self._repair()
-        taken, returned, discarded = self._engine.taken, self._returned, self._engine.discarded
-        pending = self._recorder.pending
-        return Ledger(
-            Account(taken.env_steps, returned.env_steps, discarded.env_steps, pending.env_steps),
-            Account(taken.rows, returned.rows, discarded.rows, pending.rows),
+        parts = (
+            self._engine.taken,
+            self._returned,
+            self._engine.discarded,
+            self._recorder.pending,
+            self._engine.abandoned,
         )
+        return Ledger(Account(*(part.env_steps for part in parts)), Account(*(part.rows for part in parts)))
 
     @property
     def num_lost_envs(self) -> int:
@@ -163,7 +197,7 @@ class EnvRunner:
     def get_state(self) -> dict[str, Any]:
         """Return what a later runner needs to go on in place of this one, without the state of simulators."""
         return {
-            "episode_counts": np.array(self._schedule.episode_counts),
+            "episode_counts": np.array((self._fragments or self._schedule).episode_counts),
             "num_acts": {policy: self.policies[policy].num_acts for policy in self.policies},
             "connectors": self._pipelines.get_state(),
         }
@@ -179,7 +213,7 @@ class EnvRunner:
             raise InvalidInputError(f"the state is that of {len(counts)} environments: this runner has {num_envs}.")
         num_acts_left_out = num_fragments * (self.config.rollout_fragment_length + 1)
         num_episodes_left_out = num_acts_left_out * (self.config.restart.max_restarts + 1)
-        self._schedule.episode_counts = (counts + num_episodes_left_out).tolist()
+        (self._fragments or self._schedule).episode_counts = (counts + num_episodes_left_out).tolist()
         for policy, num_acts in state["num_acts"].items():
             self.policies[policy].count_from(np.asarray(num_acts) + num_acts_left_out)
         self._pipelines.set_state(state["connectors"])
@@ -235,31 +269,54 @@ class EnvRunner:
         num_next_rows, whole_episodes = self.config.rollout_fragment_length, quota.unit in WHOLE_EPISODES
         fragment = self._recorder.take(num_rows, num_next_rows, whole_episodes, overdraft)
         self._forget(fragment)
-        sample = Sample(
+        sample = self._sample_of(fragment)
+        engine.begin(self._recorder, self._schedule)
+        self._schedule.end_sample(kept=overdraft)
+        self._close_sample(sample, fragment)
+        return sample
+
+    def _discard_old(self) -> None:
+        """Discard full fragments that are too old to learn from."""
+        if self.config.max_age is not None:
+            self._engine.discarded += self._recorder.discard_older(self._version - self.config.max_age)
+
+    def _end_fragments(self) -> Sample:
+        assert self.config.num_fragments is not None, "samples are a number of fragments"
+        self._is_torn = True
+        fragment = self._recorder.take_filled(self.config.num_fragments)
+        sample = self._sample_of(fragment)
+        self._engine.begin(self._recorder, self._engine.schedule)
+        self._close_sample(sample, fragment)
+        return sample
+
+    def _sample_of(self, fragment: Fragment) -> Sample:
+        return Sample(
             batch=MultiAgentBatch(batches=PyTreeDict(fragment.batches), env_steps=np.int32(fragment.steps.env_steps)),
             first_carries=fragment.first_carries,
-            episodes=[EpisodeMetric.of(episode, how) for episode, how in sorted(engine.ended, key=_number)],
-            faults=engine.faults,
+            episodes=[EpisodeMetric.of(episode, how) for episode, how in sorted(self._engine.ended, key=_number)],
+            faults=self._engine.faults,
             env_steps=fragment.steps.env_steps,
             agent_steps=fragment.steps.rows,
         )
-        engine.begin(self._recorder, self._schedule)
-        self._schedule.end_sample(kept=overdraft)
+
+    def _close_sample(self, sample: Sample, fragment: Fragment) -> None:
+        """Count a sample as returned."""
         self._returned = self._returned + fragment.steps
         self._is_torn = False
         if self._has_sample_hook:
             self._callbacks.on_sample_end(SampleEvent(self.base_env, sample))  # type: ignore[union-attr]
-        return sample
 
     def _repair(self) -> None:
         """After an interruption, discard all rows that were not returned, and begin new episodes in all envs."""
         if not self._is_torn and not self._engine.is_torn:
             return
         self._is_torn = True
+        if self._filled is not None:
+            self._filled.clear()
         self._recorder = self._make_recorder()
         self._engine.abandon(self._recorder)
         self._schedule.end_sample()
-        self._engine.discarded = self._engine.taken - self._returned
+        self._engine.discarded = self._engine.taken - self._returned - self._engine.abandoned
         self._is_torn = False
 
     def _forget(self, fragment: Fragment) -> None:
@@ -273,7 +330,8 @@ class EnvRunner:
         if policy_mapping_fn is None and not self.base_env.is_multi_agent:
             (policy,) = self.policies
             self._only_policy = policy
-            return SingleAgentRecorder(policy, self._make_policy_recorder(policy, SINGLE_AGENT, num_envs), num_envs)
+            recorder = self._make_policy_recorder(policy, SINGLE_AGENT, num_envs)
+            return SingleAgentRecorder(policy, recorder, num_envs, self._filled)
         if policy_mapping_fn is None:
             (only_policy,) = self.policies
             policy_mapping_fn = lambda agent, episode: only_policy  # noqa: E731
@@ -283,11 +341,13 @@ class EnvRunner:
             policy_mapping_fn,
             num_envs,
             self.base_env.is_multi_agent,
+            self._filled,
         )
 
     def _make_policy_recorder(self, policy: PolicyID, agent: AgentID, num_columns: int) -> PolicyRecorder:
         num_rows = self.config.rollout_fragment_length
-        return PolicyRecorder(self.policies[policy], self._pipelines.of(policy, agent), num_rows, num_columns)
+        pipeline, is_pooled = self._pipelines.of(policy, agent), self._filled is not None
+        return PolicyRecorder(self.policies[policy], pipeline, num_rows, num_columns, is_pooled)
 
 
 def _number(ended: tuple[LiveEpisode, End]) -> int:

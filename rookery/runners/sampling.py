@@ -22,6 +22,9 @@ class RunnerConfig:
     A sample has `rollout_fragment_length` steps of each env and cuts episodes there (`batch_mode="truncate_episodes"`)
     or goes on to their end ("complete_episodes"). `count_steps_by` counts steps of envs or of agents. On an invalid
     observation, reward or flag, abort the episode (`on_invalid="abort"`) or raise ("raise").
+
+    With `num_fragments`, a sample has that number of fragments of whichever envs fill theirs first, so that nobody is
+    waited for; `max_age` limits by how many versions of the parameters their oldest rows may lag.
     """
 
     rollout_fragment_length: int = 128
@@ -31,9 +34,15 @@ class RunnerConfig:
     on_invalid: str = ABORT
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     perf_decay: float | None = None
+    num_fragments: int | None = None
+    max_age: int | None = None
 
     def __post_init__(self) -> None:
         check_count("rollout_fragment_length", self.rollout_fragment_length)
+        if self.num_fragments is not None:
+            check_count("num_fragments", self.num_fragments)
+        if self.max_age is not None and (self.max_age < 0 or self.num_fragments is None):
+            raise InvalidInputError(f"max_age={self.max_age} must be at least 0, and needs num_fragments.")
         for name, choices in (
             ("batch_mode", (TRUNCATE, COMPLETE)),
             ("count_steps_by", (ENV_STEPS, AGENT_STEPS)),

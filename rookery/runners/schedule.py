@@ -10,6 +10,7 @@ from rookery.runners.envs.base_env import BaseEnv
 from rookery.runners.faults import Failed, Phase
 from rookery.runners.health import EnvStates
 from rookery.runners.quota import AGENT_STEPS, COMPLETE, ENV_STEPS, EPISODES, NO_LIMIT, WHOLE_EPISODES, Quota
+from rookery.runners.recording.filled import FilledFragments
 from rookery.runners.seeds import episode_seed
 
 NO_EPISODE = -1
@@ -65,18 +66,50 @@ class Schedule(ABC):
         """Note that an env is given up."""
 
 
-class QuotaSchedule(Schedule):
+class TrainingSchedule(Schedule):
+    """Samples for training: episodes follow one another."""
+
+    def __init__(self, base_env: BaseEnv, seed: int, runner_index: int) -> None:
+        self._num_envs = base_env.num_envs
+        self._seed, self._runner_index = seed, runner_index
+        self.episode_counts = [0] * base_env.num_envs
+        """How many episodes each env has begun, failed ones included: seeds depend on it."""
+
+    def may_restart(self, env: int) -> bool:
+        return True
+
+    def begin_episode(self, env: int) -> tuple[int, int]:
+        number = self.episode_counts[env] * self._num_envs + env
+        self.episode_counts[env] += 1
+        return number, episode_seed(self._seed, self._runner_index, number)
+
+
+class FragmentSchedule(TrainingSchedule):
+    """Plays until enough fragments are full, of whichever envs fill theirs first."""
+
+    trusts_steps = True
+
+    def __init__(self, base_env: BaseEnv, seed: int, runner_index: int, filled: FilledFragments, number: int) -> None:
+        super().__init__(base_env, seed, runner_index)
+        self._filled = filled
+        self._number = number
+
+    def is_finished(self, states: EnvStates) -> bool:
+        return len(self._filled) >= self._number
+
+    def may_begin(self, env: int) -> bool:
+        return True
+
+
+class QuotaSchedule(TrainingSchedule):
     """Samples for training: every env has a quota of steps or episodes, and episodes follow one another."""
 
     waits_for_resets = True
 
     def __init__(self, base_env: BaseEnv, seed: int, runner_index: int) -> None:
-        self._num_envs = base_env.num_envs
+        super().__init__(base_env, seed, runner_index)
         self._is_shared = base_env.is_external
         self._steps_together = base_env.steps_together
-        self._seed, self._runner_index = seed, runner_index
-        self.episode_counts = [0] * base_env.num_envs
-        """How many episodes each env has begun, failed ones included: seeds depend on it."""
         self.end_sample()
 
     def begin_sample(self, total: int, unit: str, has_fixed_shares: bool, states: EnvStates) -> int | None:
@@ -120,14 +153,6 @@ class QuotaSchedule(Schedule):
 
     def may_begin(self, env: int) -> bool:
         return self.quota.unit not in WHOLE_EPISODES or self.quota.has_left(env)
-
-    def may_restart(self, env: int) -> bool:
-        return True
-
-    def begin_episode(self, env: int) -> tuple[int, int]:
-        number = self.episode_counts[env] * self._num_envs + env
-        self.episode_counts[env] += 1
-        return number, episode_seed(self._seed, self._runner_index, number)
 
     def may_act(self, waiting: set[int]) -> set[int]:
         if self.quota.has_left_all or self._steps_together:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 
+from rookery.agent import Agent
 from rookery.distributed import check_memory
 from rookery.envs import AutoresetMode
 from rookery.envs.config import EnvConfig
@@ -17,19 +18,20 @@ from rookery.learners.policies import PolicyLearners, Snapshots
 from rookery.rollout import RolloutSource
 from rookery.runners.envs.base_env import BaseEnv
 from rookery.runners.group import Description, EnvSpec, LocalRunners, RunnerGroup, RunnerSpec
-from rookery.runners.host_envs import check_one_host, clips_rewards
+from rookery.runners.host_envs import check_one_host, clips_rewards, make_envs
 from rookery.runners.jobs import default_chunk_size
 from rookery.types import PyTreeDict
-from rookery.workflows.collector import FIELDS, RoundSettings, SingleAgentCollector
+from rookery.workflows.collector import FIELDS, Collector, RoundSettings, SingleAgentCollector
 from rookery.workflows.config import Settings, TrainConfig
 from rookery.workflows.device_training import DeviceTraining
 from rookery.workflows.evaluation import close_on_error, make_device_evaluator, make_env, make_evaluation_envs
+from rookery.workflows.external import ORIGIN_FIELDS, NoEpisodes, check_external
 from rookery.workflows.generations import REFERENCE_ENVS, DeviceGenerations, Evolution, HostGenerations
 from rookery.workflows.host_training import HostTraining
 from rookery.workflows.multi_agent_collector import MultiAgentCollector
 from rookery.workflows.policies import assign_policies, check_training
 from rookery.workflows.programs import Layout
-from rookery.workflows.training import Training
+from rookery.workflows.training import AgentEvaluator, Training
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ def make_gradient_training(
         )
     if train.env.has_several_agents:
         return _make_joint_training(settings, layout, learner, evaluation_episodes)
+    if train.env.is_external:
+        check_external(train, learner)
     with close_on_error() as opened:
         envs = open_envs(train.env, num_envs, evaluation_episodes, opened)
         group = make_group(settings, learner, envs, opened)
@@ -69,8 +73,7 @@ def make_gradient_training(
         collector = SingleAgentCollector(
             group, train.env, learner.agent, num_envs, learner.config.rollout_length, rounds
         )
-        runners = evaluation_source(group, collector)
-        evaluator = HostEvaluator(train.env, learner.agent, num_envs, opened=envs, source=runners)
+        evaluator = _make_evaluator(train.env, learner.agent, collector, envs)
         return HostTraining(collector, learner, settings.hyperparameters, layout, evaluator, train)
 
 
@@ -84,6 +87,8 @@ def _make_joint_training(
     if not isinstance(learner, OnPolicyLearner):
         raise several_agents_error(settings)
     train, agent, config = settings.train, learner.agent, learner.config
+    if train.env.is_external:
+        check_external(train, learner)
     with close_on_error() as opened:
         envs = open_envs(train.env, config.num_envs, evaluation_episodes, opened)
         group = make_group(settings, learner, envs, opened)
@@ -101,8 +106,7 @@ def _make_joint_training(
             pool = Snapshots(snapshot.of, tuple(assignment.members_of(snapshot.into)), snapshot.every)
         joint = PolicyLearners(agent=agent, config=config, learners=PyTreeDict(learners), frozen=frozen, snapshots=pool)
         joint.check(layout.num_shares)
-        source = evaluation_source(group, collector)
-        evaluator = HostEvaluator(train.env, agent, config.num_envs, assignment, opened=envs, source=source)
+        evaluator = _make_evaluator(train.env, agent, collector, envs)
         return HostTraining(collector, joint, settings.hyperparameters, layout, evaluator, train)
 
 
@@ -121,6 +125,11 @@ def make_generations(
     check_memory(
         f"agent.population_size={config.population_size} with agent.num_episodes={config.num_episodes}", 4 * num_jobs
     )
+    if train.env.is_external:
+        raise InvalidInputError(
+            f"{train.env.name} begins its episodes itself, so no episode can be asked of an individual: train it with "
+            "a method that learns from steps, such as ppo or sac."
+        )
     if train.env.has_several_agents:
         raise several_agents_error(settings)
     if train.max_staleness > 0:
@@ -181,7 +190,7 @@ def open_envs(
     check_one_host(env)
     if evaluation_episodes is None:
         return None
-    envs = make_evaluation_envs(env, num_envs, evaluation_episodes)
+    envs = make_envs(env, num_envs) if env.is_external else make_evaluation_envs(env, num_envs, evaluation_episodes)
     opened.callback(envs.close)
     return envs
 
@@ -192,12 +201,15 @@ def make_group(settings: Settings, learner: Learner, envs: BaseEnv | None, opene
     num_runners = train.num_env_runners
     check_divides(num_runners, config.num_envs)
     fields = (*FIELDS, "episode") if train.env.has_several_agents else FIELDS
+    is_external = train.env.is_external
     spec = RunnerSpec(
         EnvSpec(train.env, config.num_envs // max(num_runners, 1)),
         config.rollout_length,
         train.seed,
-        fields=fields,
+        fields=(*fields, *ORIGIN_FIELDS) if is_external else fields,
         clips_rewards=clips_rewards(train.env),
+        max_age=learner.max_staleness if is_external else None,
+        needs_log_prob=learner.needs_log_prob,
     )
     num_steps = spec.rollout_length * spec.envs.num_envs
     if num_runners > 0 and num_steps < MIN_STEPS_OF_REQUEST:
@@ -212,6 +224,14 @@ def make_group(settings: Settings, learner: Learner, envs: BaseEnv | None, opene
 def evaluation_source(group: RunnerGroup, source: EpisodeSource) -> EpisodeSource | None:
     """Return what plays the evaluations of a run: runners elsewhere, or nobody else."""
     return None if group.works_in_receive else source
+
+
+def _make_evaluator(env: EnvConfig, agent: Agent, collector: Collector, envs: BaseEnv | None) -> AgentEvaluator:
+    """Make what plays the evaluations of a learner; external simulators play none."""
+    if env.is_external:
+        return NoEpisodes(env)
+    source = evaluation_source(collector.group, collector)
+    return HostEvaluator(env, agent, collector.num_envs, collector.assignment, opened=envs, source=source)
 
 
 def _make_runners(

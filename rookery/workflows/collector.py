@@ -22,7 +22,7 @@ from rookery.runners.acting.assignment import Assignment
 from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID
 from rookery.runners.acting.roles import TRAIN, RoleID
 from rookery.runners.callbacks import FaultNotices
-from rookery.runners.envs.base_env import SINGLE_AGENT
+from rookery.runners.envs.base_env import SINGLE_AGENT, End
 from rookery.runners.episodes import Evaluated, EvaluationRequest
 from rookery.runners.evaluations import EpisodeDeal
 from rookery.runners.faults import FaultKind, fault_report
@@ -48,6 +48,7 @@ from rookery.runners.shortage import Shortage
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
 from rookery.types import PyTree, PyTreeDict
+from rookery.workflows.external import ages_of, num_logged, without_origin
 from rookery.workflows.programs import experience_specs
 
 logger = logging.getLogger(__name__)
@@ -146,6 +147,8 @@ class Collector(ABC):
         self._shortage = self._make_shortage()
         self._max_staleness = 0
         """The largest staleness since the last record."""
+        self._num_rows = self._num_logged = 0
+        """Rows since the last record, and those in which an external simulator acted itself."""
         self.seconds_waited = 0.0
         """The time that the learner has waited for rounds since the last record."""
         self._num_rounds = 0
@@ -180,8 +183,8 @@ class Collector(ABC):
 
     def publish(self, role: RoleID, agent_state: PyTree) -> None:
         """Let the agents of a role act with this state in the fragments that are asked for from now on."""
-        self._request = FragmentRequest(role, self.group.put(self.by_policy(agent_state)))
-        self._rounds.publish()
+        version = self._rounds.publish()
+        self._request = FragmentRequest(role, self.group.put(self.by_policy(agent_state)), version)
         if not self.is_started:
             starts = list(map(RunnerStart, self._states, self._num_begun))
             self.group.start(self._acting(), self._request, starts)
@@ -231,8 +234,10 @@ class Collector(ABC):
         round_ = self._rounds.take()
         self._num_rounds += 1
         samples = {index: self._marked(index, queued.fragment) for index, queued in round_.items()}
-        ages = [self._rounds.version - queued.version for queued in round_.values()]
-        self._max_staleness = max(self._max_staleness, *ages)
+        ages: Sequence[int] | np.ndarray = [self._rounds.version - queued.version for queued in round_.values()]
+        if self._env.is_external:
+            ages = ages_of(samples.values(), self._rounds.version)
+        self._max_staleness = max(self._max_staleness, int(np.max(ages)))
         return self.merge(samples, mean_of(ages)), sum(sample.env_steps for sample in samples.values())
 
     def collect(self, role: RoleID, agent_state: PyTree) -> tuple[Experience | JointExperience, int]:
@@ -264,8 +269,11 @@ class Collector(ABC):
         return joined(deal.evaluated, num_episodes, num_policies, "their runners were lost")
 
     def _marked(self, index: int, sample: Sample) -> Sample:
-        """Return a sample; if the one before it was discarded, its first rows continue nothing (`t` is 0)."""
-        if index not in self._have_gaps:
+        """Return a sample; its first rows continue nothing (`t` is 0) if the one before it was discarded.
+
+        The fragments of external simulators never continue each other.
+        """
+        if index not in self._have_gaps and not self._env.is_external:
             return sample
         self._have_gaps.discard(index)
         return without_past(sample)
@@ -312,6 +320,8 @@ class Collector(ABC):
         report |= {f"rollout/{name}": mean for name, mean in self._means.take().items()}
         report["rollout/staleness_max"], self._max_staleness = self._max_staleness, 0
         report["rollout/steps_sampled"] = self._counts["steps_sampled"]
+        if self._env.is_external:
+            report |= self._report_of_simulators()
         if not self.group.works_in_receive:
             report |= self._runner_report()
         phases = reports[0].milliseconds if reports else ()
@@ -406,6 +416,8 @@ class Collector(ABC):
             case Delivery(sample, report):
                 self._note_report(index, report)
                 self._counts["steps_sampled"] += sample.env_steps
+                if self._env.is_external:
+                    self._note_origin(sample)
                 for episode in sample.episodes:
                     self._means.add(episode.metrics)
                 for fault in sample.faults:
@@ -417,6 +429,23 @@ class Collector(ABC):
                     self._deal.deliver(index, reply)
             case RunnerFailed():
                 self._note_failure(index, reply)
+
+    def _note_origin(self, sample: Sample) -> None:
+        """Count the rows in which a simulator acted itself, and the episodes that it left."""
+        self._num_rows += sample.agent_steps
+        self._num_logged += num_logged(sample)
+        self._counts["episodes_abandoned"] += sum(episode.how is End.ABANDONED for episode in sample.episodes)
+
+    def _report_of_simulators(self) -> dict[str, float]:
+        counts, share = self._counted(), self._num_logged / max(self._num_rows, 1)
+        self._num_rows = self._num_logged = 0
+        pending = sum(report.ledger.env_steps.pending for report in self._reports.values())
+        return {
+            "rollout/logged_share": share,
+            "rollout/steps_pending": pending,
+            "rollout/steps_abandoned": counts["steps_abandoned"],
+            "rollout/episodes_abandoned": counts["episodes_abandoned"],
+        }
 
     def _note_report(self, index: int, report: RunnerReport) -> None:
         """Keep a report. Steps that the runner has discarded were sampled, too."""
@@ -487,6 +516,7 @@ class SingleAgentCollector(Collector):
 
     def merge(self, samples: Mapping[int, Sample], staleness: Mean) -> Experience:
         nothing = self._nothing.trajectory, self._nothing.first_carry
+        samples = {index: without_origin(sample) for index, sample in samples.items()}
         trajectory, first_carry = merge_columns(
             [
                 (samples[index].batch.batches[DEFAULT_POLICY], samples[index].first_carries[DEFAULT_POLICY])
@@ -527,12 +557,12 @@ def without_past(sample: Sample) -> Sample:
 
 def metrics_of(samples: Iterable[Sample]) -> dict[str, Mean]:
     """Return the mean return and the mean length of the episodes that did not fail."""
-    episodes = [episode for sample in samples for episode in sample.episodes if not episode.is_faulty]
+    episodes = [episode for sample in samples for episode in sample.episodes if episode.is_finished]
     returns = mean_of([episode.episode_return for episode in episodes])
     lengths = mean_of([episode.episode_length for episode in episodes])
     return episode_metrics(returns, lengths)
 
 
-def mean_of(values: Sequence[float]) -> Mean:
+def mean_of(values: Sequence[float] | np.ndarray) -> Mean:
     """Return the mean of Python or NumPy numbers."""
     return Mean(total=np.float32(np.sum(values)), weight=np.float32(len(values)))  # type: ignore[arg-type]

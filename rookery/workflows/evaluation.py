@@ -133,6 +133,11 @@ def make_env(env: EnvConfig, num_envs: int, autoreset_mode: AutoresetMode) -> Ve
 def make_evaluation_envs(env: EnvConfig, num_envs: int, num_episodes: int) -> BaseEnv:
     """Make the host environments of an evaluation of `num_episodes` episodes, at most `num_envs`."""
     check_one_host(env)
+    if env.is_external:
+        raise InvalidInputError(
+            f"{env.name} begins its episodes itself, so none can be played to evaluate a policy: evaluate on another "
+            "environment with the same spaces, open_run(path, env=...), or let the simulator ask run.policy."
+        )
     num_envs = num_evaluation_envs(env, num_envs, num_episodes)
     return make_envs(env, num_envs, is_evaluation=True, longest_episode=MAX_EPISODE_STEPS)
 

@@ -15,7 +15,6 @@ from rookery.compilation import run_once_options
 from rookery.distributed import SAME
 from rookery.distributed.collectives import sum_over_devices
 from rookery.errors import RookeryError
-from rookery.evaluators.host import HostEvaluator
 from rookery.hyperparameters import Hyperparameters
 from rookery.learners.learner import Learner, LearnerState
 from rookery.learning.counter import Counter
@@ -30,7 +29,7 @@ from rookery.types import Key, all_finite
 from rookery.workflows.collector import PATIENCE, Collector, check_not_traced
 from rookery.workflows.config import TrainConfig
 from rookery.workflows.programs import Layout, Program
-from rookery.workflows.training import REFILL, LearnerTraining, TrainingState
+from rookery.workflows.training import REFILL, AgentEvaluator, LearnerTraining, TrainingState
 
 Batch = Experience | JointExperience
 
@@ -42,7 +41,7 @@ class HostTraining(LearnerTraining):
     """Alternates between collecting a batch by runners and learning from it in a compiled program."""
 
     advance: "HostTrainingLoop"
-    evaluator: HostEvaluator
+    evaluator: AgentEvaluator
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class HostTraining(LearnerTraining):
         learner: Learner,
         hyperparameters: Hyperparameters,
         layout: Layout,
-        evaluator: HostEvaluator,
+        evaluator: AgentEvaluator,
         train: TrainConfig,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -310,12 +309,11 @@ class HostTrainingLoop:
 
     def _collect_until(self, update: Future, env_steps: int) -> None:
         """Let runners collect while an update runs. They are asked in any case: timing must not decide who acts."""
-        timeout = 0.0 if self._collector.group.works_in_receive else POLL_SECONDS
         while True:
             self._ask(env_steps, is_updating=True)
             if not self._collector.is_waiting:
                 return
-            self._receive(timeout)
+            self._receive(POLL_SECONDS)
             if update.done():
                 return
 

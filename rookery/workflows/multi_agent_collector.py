@@ -143,7 +143,7 @@ class MultiAgentCollector(Collector):
 
     def _returns_of(self, samples: Iterable[Sample]) -> dict[str, Mean]:
         """Return the mean return of each policy, summed over its agents, in the episodes in which it acted."""
-        finished = [episode for sample in samples for episode in sample.episodes if not episode.is_faulty]
+        finished = [episode for sample in samples for episode in sample.episodes if episode.is_finished]
         returns: dict[PolicyID, list[float]] = {name: [] for name in self.assignment.names}
         for episode in finished:
             totals: dict[PolicyID, float] = {}

@@ -24,7 +24,8 @@ from rookery.runners.acting.connectors import ClipActions, Unsquash
 from rookery.runners.callbacks import Callbacks, EpisodeEndEvent, EpisodeEvent, FaultEvent, SampleEvent
 from rookery.runners.envs.base_env import ALL, Actions, BaseEnv, End
 from rookery.runners.envs.conversion import to_base_env
-from rookery.runners.envs.external import ExternalBaseEnv, ExternalEnv
+from rookery.runners.envs.external import ExternalEnv
+from rookery.runners.envs.external_base_env import ExternalBaseEnv
 from rookery.runners.envs.multi_agent import MultiAgentBaseEnv
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
 from rookery.runners.envs.vector_env import VectorEnv, VectorStep

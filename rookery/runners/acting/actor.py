@@ -6,7 +6,7 @@ own number of acts, and the program is batch-invariant. So environments may act 
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,13 @@ NO_COLUMN = np.iinfo(np.int32).max
 """The column of rows that fill up a batch."""
 
 
+class Logged(NamedTuple):
+    """Actions that simulators chose themselves, and their log-probabilities, NaN where they gave none."""
+
+    actions: Any
+    log_prob: Any
+
+
 class Actor:
     """One agent with its state, compiled to act in some columns at a time.
 
@@ -51,11 +58,14 @@ class Actor:
         self._programs: dict[Any, Any] = next((other._programs for other in others if other.agent is agent), {})
         self._program: Any = None
         self._explores = explore
+        self.version = 0
+        """The number of the state that acts."""
         self._packings: dict[bool, tuple[Packing, Packing]] = {}
         """The packing of the actions, and of actions with extras; by whether the actions are logged."""
 
-    def set_state(self, agent_state: AgentState) -> None:
-        """Act with this state from now on."""
+    def set_state(self, agent_state: AgentState, version: int = 0) -> None:
+        """Act with this state from now on; `version` is its number."""
+        self.version = version
         self._state_leaves, self._state_treedef = jax.tree.flatten(agent_state)
         if self._state_treedef not in self._programs:
             packings: dict[bool, tuple[Packing, Packing]] = {}
@@ -103,7 +113,12 @@ class Actor:
         self._num_acts, self.carry = num_acts, carry
 
     def act(
-        self, obs: Any, num_rows: int, columns: np.ndarray | None, starts: np.ndarray | None, logged: Any = None
+        self,
+        obs: Any,
+        num_rows: int,
+        columns: np.ndarray | None,
+        starts: np.ndarray | None,
+        logged: Logged | None = None,
     ) -> PolicyOutput:
         """Act on observations `[N, ...]` of these columns (None: of all); `starts` is True where an episode begins.
 
@@ -167,10 +182,11 @@ class Actor:
             obs, logged, policy_extras = jax.tree.map(lambda leaf: leaf[None], (obs, logged, policy_extras))
             batch = SampleBatch(obs=obs, extras=PyTreeDict(policy_extras=policy_extras, env_extras=PyTreeDict()))
             if logged is not None and self._explores:
-                outputs = logged, self.agent.extras_of_logged(agent_state, batch, logged, act_key)
+                extras = self.agent.extras_of_logged(agent_state, batch, logged.actions, act_key, logged.log_prob)
+                outputs = logged.actions, extras
             else:
                 actions, extras = self._action_fn(agent_state, batch, act_key)
-                outputs = actions if logged is None else logged, extras
+                outputs = actions if logged is None else logged.actions, extras
             return jax.tree.map(lambda leaf: leaf[0], outputs)
 
         columns = jnp.arange(num_rows) if columns is None else columns

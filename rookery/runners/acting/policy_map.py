@@ -51,10 +51,10 @@ class PolicyMap:
             del self._removed[policy]
         return gone
 
-    def set_states(self, agent_states: Mapping[PolicyID, AgentState]) -> None:
-        """Set the states that policies act with."""
+    def set_states(self, agent_states: Mapping[PolicyID, AgentState], version: int = 0) -> None:
+        """Set the states that policies act with, and their number."""
         for policy, agent_state in agent_states.items():
-            self[policy].set_state(agent_state)
+            self[policy].set_state(agent_state, version)
 
     def check_may_begin(self, policy: PolicyID, used: Collection[PolicyID]) -> None:
         """Raise unless an agent may get this policy, in an episode that uses the policies `used`."""

@@ -6,7 +6,7 @@ from typing import Any
 from rookery.agent import Agent, AgentState, Carry
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Shape, Space
-from rookery.types import Key, PyTreeData, PyTreeDict, pytree_field
+from rookery.types import Array, Key, PyTreeData, PyTreeDict, pytree_field
 
 TRAIN, WARM_UP = "train", "warm_up"
 RoleID = str
@@ -36,8 +36,16 @@ class RoleAgent(Agent):
     def evaluate_actions(self, agent_state: Any, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
         return self.agents[agent_state.role].evaluate_actions(agent_state.agent_state, sample_batch, key)
 
-    def extras_of_logged(self, agent_state: Any, sample_batch: SampleBatch, actions: Any, key: Key) -> PyTreeDict:
-        return self.agents[agent_state.role].extras_of_logged(agent_state.agent_state, sample_batch, actions, key)
+    def extras_of_logged(
+        self,
+        agent_state: Any,
+        sample_batch: SampleBatch,
+        actions: Any,
+        key: Key,
+        log_prob: Array | None = None,
+    ) -> PyTreeDict:
+        agent = self.agents[agent_state.role]
+        return agent.extras_of_logged(agent_state.agent_state, sample_batch, actions, key, log_prob)
 
     def initial_carry(self, batch_shape: Shape = ()) -> Carry:
         return self.agents[TRAIN].initial_carry(batch_shape)

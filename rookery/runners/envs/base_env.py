@@ -37,6 +37,24 @@ class End(enum.IntEnum):
     GONE_TRUNCATED = 4
     """Truncated without a last observation."""
     FAULTY = 5
+    ABANDONED = 6
+    """The simulator left the episode; its last complete row is truncated."""
+
+
+WITHOUT_OBSERVATION = {
+    End.RUNNING: End.RUNNING,
+    End.TERMINATED: End.GONE_TERMINATED,
+    End.TRUNCATED: End.GONE_TRUNCATED,
+}
+"""How an agent ends that has no last observation."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedAction:
+    """An action that a simulator chose itself, and the log-probability with which it did, if it knows that."""
+
+    action: Any
+    log_prob: float | None = None
 
 
 @dataclass(slots=True)
@@ -66,8 +84,10 @@ class EnvOutputs:
     """The envs that made a step."""
     infos: Mapping[int, Mapping[AgentID, Mapping]] = field(default_factory=dict)
     """Infos by env and agent; empty infos are omitted."""
-    off_policy_actions: Mapping[int, Mapping[AgentID, Any]] = field(default_factory=dict)
+    off_policy_actions: Mapping[int, Mapping[AgentID, LoggedAction]] = field(default_factory=dict)
     """Actions that an external env chose itself on the observations of this poll, by env and agent."""
+    abandoned: Mapping[int, bool] = field(default_factory=dict)
+    """The envs whose simulator left the episode after these rows, and whether the complete rows are kept."""
     failed: Mapping[int, Failed] = field(default_factory=dict)
     """The failures by env; envs that failed have no rows."""
 
@@ -84,6 +104,8 @@ class Actions:
     actions: Any
     agents: Sequence[AgentID] | None = None
     row_envs: np.ndarray | None = None
+    version: int = 0
+    """The version of the parameters that chose the actions."""
 
 
 class BaseEnv(ABC):

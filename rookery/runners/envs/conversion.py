@@ -9,7 +9,8 @@ import gymnasium
 from rookery.errors import InvalidInputError, check_count
 from rookery.runners.envs.autoreset import AutoresetBaseEnv
 from rookery.runners.envs.base_env import BaseEnv
-from rookery.runners.envs.external import ExternalBaseEnv, ExternalEnv
+from rookery.runners.envs.external import ExternalEnv
+from rookery.runners.envs.external_base_env import ExternalBaseEnv
 from rookery.runners.envs.kinds import as_single_env, kind_of
 from rookery.runners.envs.multi_agent import MultiAgentBaseEnv
 from rookery.runners.envs.vector_base_env import VectorBaseEnv

@@ -1,12 +1,10 @@
 """External environments: simulators that begin and end episodes themselves and ask for actions."""
 
-import enum
 import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -14,15 +12,27 @@ import jax
 import numpy as np
 
 from rookery.errors import InvalidInputError, RookeryError, check_count
-from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, AgentID, BaseEnv, End, EnvOutputs
-from rookery.runners.envs.validation import ObsStacker, check_info, check_reward, row_of, zeros_of
-from rookery.runners.envs.vector_env import as_space, rows_of, split_actions
-from rookery.runners.faults import Failed, FaultKind, Phase
+from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, End
+from rookery.runners.envs.episode_book import EpisodeBook
+from rookery.runners.envs.episode_messages import (
+    Acted,
+    Answer,
+    Code,
+    Refused,
+    Report,
+    Stage,
+    StartRequest,
+    StepRequest,
+)
+from rookery.runners.envs.validation import ObsStacker, check_info, check_reward, row_of
+from rookery.runners.envs.vector_env import as_space
+from rookery.runners.faults import Failed
 from rookery.spaces import Dict, Space, Tuple, check_discrete_range
 from rookery.types import PyTreeDict
 
-CLOSE_TIMEOUT = 1.0
-"""Seconds that `close` waits for simulators; their threads do not keep the program alive."""
+OWNER = "this process"
+
+AnySpace = Space | gymnasium.Space
 
 
 class ExternalEnvClosedError(RookeryError):
@@ -30,90 +40,43 @@ class ExternalEnvClosedError(RookeryError):
 
 
 class EpisodeLostError(RookeryError):
-    """The runner has discarded an episode that the simulator still plays."""
-
-
-class _Stage(enum.Enum):
-    """Whose turn it is in a slot."""
-
-    QUIET = enum.auto()
-    """The runner has not asked for an episode."""
-    FREE = enum.auto()
-    """The simulator may begin one."""
-    PLAYING = enum.auto()
-    """The simulator computes."""
-    SHOWN = enum.auto()
-    """There is a row to poll."""
-    ASKED = enum.auto()
-    """The runner has seen an observation and chooses an action."""
-
-
-_AWAITED = (_Stage.FREE, _Stage.PLAYING, _Stage.ASKED)
-"""The stages in which the simulator acts next."""
-
-
-@dataclass(slots=True)
-class _Shown:
-    """An output of the simulator: a row of `EnvOutputs`."""
-
-    obs: Any
-    reward: float
-    end: End
-    is_reset: bool
-    info: dict[str, Any]
-    logged_action: Any = None
-
-
-@dataclass(eq=False, slots=True)
-class _Episode:
-    """An episode that the simulator plays."""
-
-    id: str
-    has_begun: bool = False
-    reward: float = 0.0
-    """The reward since the last observation."""
-    info: dict[str, Any] = field(default_factory=dict)
-    action: Any = None
-
-
-@dataclass(eq=False, slots=True)
-class _Slot:
-    """A place for one episode at a time."""
-
-    stage: _Stage = _Stage.QUIET
-    episode: _Episode | None = None
-    shown: _Shown | None = None
-
-    @property
-    def is_running(self) -> bool:
-        """Whether there is a row to poll of a running episode."""
-        return self.stage is _Stage.SHOWN and self.shown is not None and self.shown.end is End.RUNNING
-
-    def clear(self, stage: _Stage) -> None:
-        self.stage, self.episode, self.shown = stage, None, None
+    """The episode that the simulator plays was discarded, or has expired."""
 
 
 class ExternalEnv(ABC):
-    """A simulator that is in control: implement `run`, which plays episodes for ever, and pass it to `to_base_env`.
+    """A simulator that is in control: implement `run`, which plays episodes for ever.
 
     `run` is called in its own thread. In it, or in threads that it starts, the simulator calls `start_episode`, then
-    `get_action` or `log_action` at each step and `log_returns` for the rewards, and `end_episode`. If `run` raises or
-    returns, the open episodes fail, and it is called again. Up to `max_episodes` are played at once.
+    `get_action` or `log_action` at each step and `log_returns` for the rewards, and `end_episode`. It may leave an
+    episode at any time. If `run` raises or returns, the open episodes fail, and it is called again. Up to
+    `max_episodes` are played at once. After `lease` seconds without a call, an episode counts as left.
+
+    With spaces by agent, `{"left": space, "right": space}`, observations, rewards and actions are dicts by agent.
     """
 
     def __init__(
         self,
-        observation_space: Space | gymnasium.Space,
-        action_space: Space | gymnasium.Space,
+        observation_space: AnySpace | Mapping[AgentID, AnySpace],
+        action_space: AnySpace | Mapping[AgentID, AnySpace],
         max_episodes: int = 1,
+        lease: float | None = None,
     ) -> None:
         check_count("max_episodes", max_episodes)
-        self.observation_space = as_space(observation_space)
-        self.action_space = as_space(action_space)
-        self._slots = [_Slot() for _ in range(max_episodes)]
-        self._stacker = ObsStacker(self.observation_space)
-        self._changed = threading.Condition()
-        self._is_closed = False
+        if lease is not None and lease <= 0:
+            raise InvalidInputError(f"lease={lease} must be a positive number of seconds, or None.")
+        self.max_episodes = max_episodes
+        self.lease = lease
+        self.spaces = _spaces_by_agent(observation_space, action_space)
+        """The observation space and the action space of each agent."""
+        self.is_multi_agent = set(self.spaces) != {SINGLE_AGENT}
+        self.needs_log_prob = False
+        """Whether logged actions need their log-probability, because the method that trains would be biased."""
+        self._book = EpisodeBook(max_episodes, self.spaces)
+        self._stackers = {agent: ObsStacker(obs_space) for agent, (obs_space, _) in self.spaces.items()}
+        self._mutex = threading.Lock()
+        self._notify: Callable[[], None] = lambda: None
+        """Tells the runner that something was reported."""
+        self._on_stop: Callable[[], None] = lambda: None
         self._stopped: Failed | None = None
         self._thread: threading.Thread | None = None
 
@@ -122,225 +85,185 @@ class ExternalEnv(ABC):
         """Play episodes."""
 
     def start_episode(self, episode_id: str | None = None) -> str:
-        """Begin an episode as soon as the runner requests one; return its id."""
-        with self._changed:
-            episode = _Episode(uuid.uuid4().hex if episode_id is None else episode_id)
-            self._check_startable(episode.id)
-            self._wait_for(lambda: self._free_slot() is not None)
-            self._check_startable(episode.id)
-            slot = self._free_slot()
-            assert slot is not None
-            slot.stage, slot.episode = _Stage.PLAYING, episode
-            return episode.id
+        """Begin an episode; return its id."""
+        request = StartRequest(
+            uuid.uuid4().hex if episode_id is None else episode_id, lease=self.lease, may_repeat=False
+        )
+        with self._mutex:
+            _checked(self._book.start(OWNER, request, time.monotonic()))
+        return request.id
 
     def get_action(self, episode_id: str, obs: Any) -> Any:
-        """Return the action of the policy on an observation."""
-        with self._changed:
-            slot, episode = self._open(episode_id)
-            self._show(slot, episode, obs)
-            self._wait_for(lambda: slot.stage is _Stage.PLAYING, slot, episode)
-            return episode.action
+        """Return the action of the policy on an observation, or on those of some agents."""
+        with self._mutex:
+            reports = {agent: Report(obs=seen) for agent, seen in self._observed(obs).items()}
+        actions = self._ask(episode_id, reports)
+        return actions if self.is_multi_agent else actions[SINGLE_AGENT]
 
-    def log_action(self, episode_id: str, obs: Any, action: Any) -> None:
-        """Log the action that the simulator chose itself on an observation."""
-        action = jax.tree.map(np.asarray, action)
-        self.action_space.check(action, "the logged action")
-        check_discrete_range(self.action_space, action, "the logged action")
-        action = _as_policies_act(self.action_space, action)
-        with self._changed:
-            self._show(*self._open(episode_id), obs, logged_action=action)
-
-    def log_returns(self, episode_id: str, reward: float, info: Mapping[str, Any] | None = None) -> None:
-        """Log the reward of the last action; rewards until the next observation are summed up."""
-        number = check_reward(reward)
-        check_info(info or {})
-        with self._changed:
-            _, episode = self._open(episode_id)
-            if not episode.has_begun:
-                raise InvalidInputError(
-                    f"episode {episode_id!r} gets a reward before its first observation: it can be for no action."
-                )
-            episode.reward += number
-            episode.info.update(info or {})
-
-    def end_episode(self, episode_id: str, obs: Any, truncated: bool = False) -> None:
-        """End an episode with its last observation; `truncated` if it could have gone on."""
-        with self._changed:
-            slot, episode = self._open(episode_id)
-            if episode.has_begun:
-                self._show(slot, episode, obs, end=End.TRUNCATED if truncated else End.TERMINATED)
-                slot.episode = None
-            else:
-                slot.clear(_Stage.FREE)
-
-    def _show(
-        self, slot: _Slot, episode: _Episode, obs: Any, end: End = End.RUNNING, logged_action: Any = None
-    ) -> None:
-        """Show a row to the runner, after it has answered the one before."""
-        stacked, errors = self._stacker.stack([obs])
-        for error in errors.values():
-            raise error
-        self._wait_for(lambda: slot.stage is _Stage.PLAYING, slot, episode)
-        is_reset = not episode.has_begun
-        slot.shown = _Shown(row_of(stacked, 0), episode.reward, end, is_reset, episode.info, logged_action)
-        slot.stage = _Stage.SHOWN
-        episode.has_begun, episode.reward, episode.info = True, 0.0, {}
-        self._changed.notify_all()
-
-    def _wait_for(self, is_so: Callable[[], bool], slot: _Slot | None = None, episode: _Episode | None = None) -> None:
-        """Wait; raise if the env is closed meanwhile or the episode is given up."""
-
-        def is_lost() -> bool:
-            return slot is not None and slot.episode is not episode
-
-        self._changed.wait_for(lambda: self._is_closed or is_lost() or is_so())
-        if self._is_closed:
-            raise ExternalEnvClosedError("the environment was closed: end the simulator.")
-        if is_lost():
-            assert episode is not None
-            raise EpisodeLostError(f"the runner has discarded episode {episode.id!r}: start another.")
-
-    def _open(self, episode_id: str) -> tuple[_Slot, _Episode]:
-        for slot in self._slots:
-            if slot.episode is not None and slot.episode.id == episode_id:
-                return slot, slot.episode
-        raise InvalidInputError(f"no open episode {episode_id!r}: it was never started, has ended or was discarded.")
-
-    def _free_slot(self) -> _Slot | None:
-        return next((slot for slot in self._slots if slot.stage is _Stage.FREE), None)
-
-    def _check_startable(self, episode_id: str) -> None:
-        open_ids = [slot.episode.id for slot in self._slots if slot.episode is not None]
-        if episode_id in open_ids:
-            raise InvalidInputError(f"episode {episode_id!r} is open already: end it first, or choose another id.")
-        if len(open_ids) == len(self._slots):
+    def log_action(self, episode_id: str, obs: Any, action: Any, log_prob: Any = None) -> None:
+        """Log the action that the simulator chose itself on an observation, and its log-probability."""
+        actions, log_probs = self._by_agent(action), self._by_agent(log_prob)
+        chosen = {agent: self._chosen(agent, given) for agent, given in actions.items()}
+        if self.needs_log_prob and any(log_probs.get(agent) is None for agent in chosen):
             raise InvalidInputError(
-                f"max_episodes={len(self._slots)} episodes are open already: end one first, or allow more."
+                "log_prob_needed: the method that trains compares probabilities, so an action that the simulator chose "
+                "needs the log-probability of that choice: log_action(..., log_prob=...); or train a replay method, "
+                "such as sac or dqn."
             )
+        with self._mutex:
+            reports = {
+                agent: Report(obs=seen, action=chosen[agent], log_prob=_as_log_prob(log_probs.get(agent)))
+                for agent, seen in self._observed(obs).items()
+            }
+        self._ask(episode_id, reports)
 
-
-class ExternalBaseEnv(BaseEnv):
-    """External simulators as a `BaseEnv`: each episode that they may play at once is an env.
-
-    A requested episode begins when a simulator begins it. Seeds have no effect. Actions on observations for which the
-    simulator chose itself are ignored.
-    """
-
-    is_external = True
-
-    def __init__(self, envs: Sequence[ExternalEnv], name: str | None = None) -> None:
-        first = envs[0]
-        for env in envs:
-            if (env.observation_space, env.action_space) != (first.observation_space, first.action_space):
-                raise InvalidInputError("external environments that are sampled together must have the same spaces.")
-        self.name = name or type(first).__name__
-        self._envs = envs
-        self._changed = threading.Condition()
-        for env in envs:
-            env._changed = self._changed
-        self._slots = [slot for env in envs for slot in env._slots]
-        self._owners = [env for env in envs for _ in env._slots]
-        self.num_envs = len(self._slots)
-        self._was_polled = False
-
-    @property
-    def spaces(self) -> Mapping[AgentID, tuple[Space, Space]]:
-        return {SINGLE_AGENT: (self._envs[0].observation_space, self._envs[0].action_space)}
-
-    def poll(self, timeout: float | None = None) -> EnvOutputs:
-        with self._changed:
-            if not self._was_polled:
-                self._was_polled = True
-                for index in range(self.num_envs):
-                    self.try_restart(index, None)
-            self._changed.wait_for(lambda: self._envs[0]._is_closed or self._shown() or self._failed(), timeout)
-            if self._envs[0]._is_closed:
-                raise ExternalEnvClosedError(f"{self.name} was closed.")
-            shown, failed = self._shown(), self._failed()
-            for index, row in shown.items():
-                self._slots[index].stage = _Stage.ASKED if row.end is End.RUNNING else _Stage.QUIET
-            for index in failed:
-                self._slots[index].clear(_Stage.QUIET)
-            return self._polled(shown, failed)
-
-    def send_actions(self, actions: Actions) -> None:
-        envs = actions.envs.tolist()
-        with self._changed:
-            for index in envs:
-                if self._slots[index].stage is not _Stage.ASKED:
-                    raise InvalidInputError(f"env {index} of {self.name} has not asked for an action: poll first.")
-            for index, action in zip(
-                envs, split_actions(self.spaces[SINGLE_AGENT][1], actions.actions, len(envs)), strict=True
-            ):
-                slot = self._slots[index]
-                if slot.episode is not None:
-                    slot.episode.action = action
-                slot.stage = _Stage.PLAYING
-            self._changed.notify_all()
-
-    def try_reset(self, env: int, seed: int | None) -> None:
-        if self._was_polled:
-            with self._changed:
-                self._slots[env].clear(_Stage.FREE)
-                self._changed.notify_all()
-
-    def try_restart(self, env: int, seed: int | None) -> None:
-        with self._changed:
-            self.try_reset(env, seed)
-            owner = self._owners[env]
-            if owner._thread is None or owner._stopped is not None:
-                owner._stopped = None
-                owner._thread = threading.Thread(target=_run, args=(owner,), name=self.name, daemon=True)
-                owner._thread.start()
-
-    def close(self) -> None:
-        with self._changed:
-            for env in self._envs:
-                env._is_closed = True
-            self._changed.notify_all()
-        deadline = time.monotonic() + CLOSE_TIMEOUT
-        for env in self._envs:
-            if env._thread is not None:
-                env._thread.join(max(0.0, deadline - time.monotonic()))
-
-    def _shown(self) -> dict[int, _Shown]:
-        """Return the rows to poll, without those of episodes whose simulator has stopped."""
-        return {
-            index: slot.shown
-            for index, (slot, owner) in enumerate(zip(self._slots, self._owners, strict=True))
-            if slot.stage is _Stage.SHOWN and slot.shown is not None and not (owner._stopped and slot.is_running)
+    def log_returns(self, episode_id: str, reward: Any, info: Mapping[Any, Any] | None = None) -> None:
+        """Log the reward of the last action; rewards until the next observation are summed up."""
+        infos = self._by_agent(info) if info else {}
+        for agent_info in infos.values():
+            check_info(agent_info)
+        reports = {
+            agent: Report(reward=check_reward(given), info=infos.get(agent))
+            for agent, given in self._by_agent(reward).items()
         }
+        self._tell(episode_id, StepRequest(reports, asks=False))
 
-    def _failed(self) -> dict[int, Failed]:
-        """Return the failures of slots that wait for a simulator that has stopped."""
-        failed = {}
-        for index, (slot, owner) in enumerate(zip(self._slots, self._owners, strict=True)):
-            if owner._stopped is not None and (slot.stage in _AWAITED or slot.is_running):
-                phase = Phase.RESET if slot.stage is _Stage.FREE else Phase.STEP
-                failed[index] = replace(owner._stopped, phase=phase)
-        return failed
+    def end_agents(self, episode_id: str, obs: Mapping[AgentID, Any], truncated: bool = False) -> None:
+        """End some agents in the next step, with their last observations, or None; the others go on."""
+        end = End.TRUNCATED if truncated else End.TERMINATED
+        with self._mutex:
+            seen = self._observed({agent: last for agent, last in obs.items() if last is not None})
+        reports = {agent: Report(obs=seen.get(agent), end=end) for agent in obs}
+        self._tell(episode_id, StepRequest(reports, asks=False))
 
-    def _polled(self, shown: dict[int, _Shown], failed: dict[int, Failed]) -> EnvOutputs:
-        rows = list(shown.values())
-        obs_space = self._envs[0].observation_space
-        return EnvOutputs(
-            envs=np.fromiter(shown, np.int64, len(rows)),
-            agents=None,
-            obs=rows_of([row.obs for row in rows]) if rows else zeros_of(obs_space, 0),
-            rewards=np.array([row.reward for row in rows], np.float64),
-            ends=np.array([row.end for row in rows], np.uint8),
-            is_reset=np.array([row.is_reset for row in rows], np.bool_),
-            resets=[index for index, row in shown.items() if row.is_reset],
-            over=[index for index, row in shown.items() if row.end is not End.RUNNING],
-            stepped=[index for index, row in shown.items() if not row.is_reset],
-            infos={index: {SINGLE_AGENT: row.info} for index, row in shown.items() if row.info},
-            off_policy_actions={
-                index: {SINGLE_AGENT: row.logged_action}
-                for index, row in shown.items()
-                if row.logged_action is not None
-            },
-            failed=failed,
-        )
+    def end_episode(self, episode_id: str, obs: Any = None, truncated: bool = False) -> None:
+        """End an episode with its last observation; `truncated` if it could have gone on."""
+        end = End.TRUNCATED if truncated else End.TERMINATED
+        with self._mutex:
+            seen = {} if obs is None else self._observed(obs)
+        self._tell(episode_id, StepRequest({agent: Report(obs=last) for agent, last in seen.items()}, end))
+
+    def leave_episode(self, episode_id: str, keep: bool = True) -> None:
+        """Leave an episode that does not go on. Its complete steps are kept, and the last of them is truncated."""
+        with self._mutex:
+            _checked(self._book.leave(OWNER, episode_id, keep, time.monotonic()))
+            self._notify()
+
+    def _ask(self, episode_id: str, reports: Mapping[AgentID, Report]) -> Any:
+        """Report a step; wait for the actions."""
+        call = _Call()
+        with self._mutex:
+            self._book.step(OWNER, episode_id, StepRequest(reports), time.monotonic(), call)
+            self._notify()
+        answer = _checked(call.wait())
+        assert isinstance(answer, Acted)
+        return answer.actions
+
+    def _tell(self, episode_id: str, request: StepRequest) -> None:
+        """Report what is answered at once."""
+        answers: list[Answer] = []
+        with self._mutex:
+            self._book.step(OWNER, episode_id, request, time.monotonic(), answers.append)
+            if request.end is not End.RUNNING:
+                self._notify()
+        _checked(answers[0])
+
+    def _open(self, mutex: threading.Lock, notify: Callable[[], None], on_stop: Callable[[], None]) -> None:
+        """Begin to play for a runner, without the episodes of an earlier one."""
+        self._mutex, self._notify, self._on_stop = mutex, notify, on_stop
+        self._book = EpisodeBook(self.max_episodes, self.spaces)
+        self._stopped = self._thread = None
+        self.needs_log_prob = False
+
+    def _stop(self, reason: Failed) -> None:
+        """Note that `run` has ended."""
+        with self._mutex:
+            self._stopped = reason
+            self._on_stop()
+
+    def _by_agent(self, given: Any) -> Mapping[AgentID, Any]:
+        if not self.is_multi_agent:
+            return {SINGLE_AGENT: given}
+        if given is None:
+            return {}
+        if not isinstance(given, Mapping):
+            raise InvalidInputError(f"{given!r:.80} must be a dict by agent: {list(self.spaces)}.")
+        unknown = [agent for agent in given if agent not in self.spaces]
+        if unknown:
+            raise InvalidInputError(f"there is no agent {unknown[0]!r}: the agents are {list(self.spaces)}.")
+        return given
+
+    def _observed(self, obs: Any) -> Mapping[AgentID, Any]:
+        """Return copies of observations in the form of their spaces: the simulator may overwrite the originals."""
+        seen = {}
+        for agent, given in self._by_agent(obs).items():
+            stacked, errors = self._stackers[agent].stack([given])
+            for error in errors.values():
+                raise error
+            seen[agent] = row_of(stacked, 0)
+        return seen
+
+    def _chosen(self, agent: AgentID, action: Any) -> Any:
+        """Return an action that the simulator chose, as policies give it."""
+        space = self.spaces[agent][1]
+        action = jax.tree.map(np.asarray, action)
+        space.check(action, "the logged action")
+        check_discrete_range(space, action, "the logged action")
+        return _as_policies_act(space, action)
+
+
+class _Call:
+    """A request that waits for its answer, in the thread of its caller."""
+
+    __slots__ = ("_answer", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def __call__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._lock.release()
+
+    def wait(self) -> Answer:
+        self._lock.acquire()
+        return self._answer
+
+
+def _checked(answer: Any) -> Any:
+    """Return an answer; raise if the request was refused."""
+    if not isinstance(answer, Refused):
+        return answer
+    if answer.code is Code.CLOSED:
+        raise ExternalEnvClosedError(answer.message)
+    if answer.outcome in (Stage.LOST, Stage.EXPIRED):
+        raise EpisodeLostError(answer.message)
+    raise InvalidInputError(answer.message)
+
+
+def _spaces_by_agent(observation_space: Any, action_space: Any) -> dict[AgentID, tuple[Space, Space]]:
+    """Return the spaces of each agent."""
+    are_several = [
+        isinstance(space, Mapping) and not isinstance(space, gymnasium.Space)
+        for space in (observation_space, action_space)
+    ]
+    if not any(are_several):
+        return {SINGLE_AGENT: (as_space(observation_space), as_space(action_space))}
+    if not all(are_several) or set(observation_space) != set(action_space):
+        raise InvalidInputError("the observation spaces and the action spaces of several agents must have their names.")
+    return {
+        agent: (as_space(obs_space), as_space(action_space[agent])) for agent, obs_space in observation_space.items()
+    }
+
+
+def _as_log_prob(log_prob: Any) -> float | None:
+    """Return a log-probability as a number; raise if it is none."""
+    if log_prob is None:
+        return None
+    number = float(log_prob)
+    if not np.isfinite(number):
+        raise InvalidInputError(f"log_prob={log_prob} must be finite: an action of probability 0 cannot be chosen.")
+    return number
 
 
 def _as_policies_act(space: Space, action: Any) -> Any:
@@ -351,15 +274,3 @@ def _as_policies_act(space: Space, action: Any) -> Any:
         case Tuple():
             return tuple(_as_policies_act(part, item) for part, item in zip(space.spaces, action, strict=True))
     return action.astype(space.sample_dtype)  # type: ignore[attr-defined]
-
-
-def _run(env: ExternalEnv) -> None:
-    """Run a simulator, and keep the reason why it ended."""
-    try:
-        env.run()
-        stopped = Failed(FaultKind.EXITED, Phase.STEP, "run() returned")
-    except BaseException as error:
-        stopped = Failed.by_exception(error, Phase.STEP)
-    with env._changed:
-        env._stopped = stopped
-        env._changed.notify_all()

@@ -83,6 +83,8 @@ def make_host_env(
         make_vector_env = partial(make_fn, env_name, num_envs, episode_length, render, kwargs)
         if not processes:
             vector_env = make_vector_env()
+            if isinstance(vector_env, BaseEnv):
+                return vector_env
             if isinstance(vector_env, VectorEnv):
                 return VectorBaseEnv(vector_env, name)
             return AutoresetBaseEnv(vector_env, name, make_vector_env, sample_bounds)

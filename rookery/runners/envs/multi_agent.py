@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from rookery.errors import EnvironmentCheckError, InvalidInputError
-from rookery.runners.envs.base_env import ALL, COMMON, Actions, AgentID, BaseEnv, End, EnvOutputs
+from rookery.runners.envs.base_env import ALL, COMMON, WITHOUT_OBSERVATION, Actions, AgentID, BaseEnv, End, EnvOutputs
 from rookery.runners.envs.validation import (
     InvalidFlagError,
     InvalidInfoError,
@@ -185,15 +185,10 @@ class MultiAgentBaseEnv(BaseEnv):
         self.transport.wait(timeout)
 
     def send_actions(self, actions: Actions) -> None:
-        assert actions.agents is not None, "actions of several agents are rows"
-        assert actions.row_envs is not None, "actions of several agents are rows"
-        by_env: dict[int, dict[AgentID, Any]] = {env: {} for env in actions.envs.tolist()}
-        for env in by_env:
+        for env in actions.envs.tolist():
             if (stage := self._episodes[env].stage) is not _Stage.WAITING:
                 raise InvalidInputError(f"env {env} of {self.name} cannot take actions: it {stage.value}.")
-        for env, agent, action in zip(actions.row_envs.tolist(), actions.agents, actions.actions, strict=True):
-            one_row = jax.tree.map(lambda leaf: np.asarray(leaf)[None], action)
-            by_env[env][agent] = split_actions(self._spaces[agent][1], one_row, 1)[0]
+        by_env = actions_by_env(self._spaces, actions)
         self.transport.send_steps(list(by_env), list(by_env.values()))
         for env in by_env:
             self._episodes[env].stage = _Stage.STEPPING
@@ -315,11 +310,17 @@ class MultiAgentBaseEnv(BaseEnv):
 
 OTHER_ENTRIES = {"terminateds": {ALL}, "truncateds": {ALL}, "infos": {COMMON}}
 """The entries of dicts that are for no agent."""
-WITHOUT_OBSERVATION = {
-    End.RUNNING: End.RUNNING,
-    End.TERMINATED: End.GONE_TERMINATED,
-    End.TRUNCATED: End.GONE_TRUNCATED,
-}
+
+
+def actions_by_env(spaces: Mapping[AgentID, tuple[Space, Space]], actions: Actions) -> dict[int, dict[AgentID, Any]]:
+    """Split the actions of several agents by env and agent, in the form of Gymnasium."""
+    assert actions.agents is not None, "actions of several agents are rows"
+    assert actions.row_envs is not None, "actions of several agents are rows"
+    by_env: dict[int, dict[AgentID, Any]] = {env: {} for env in actions.envs.tolist()}
+    for env, agent, action in zip(actions.row_envs.tolist(), actions.agents, actions.actions, strict=True):
+        one_row = jax.tree.map(lambda leaf: np.asarray(leaf)[None], action)
+        by_env[env][agent] = split_actions(spaces[agent][1], one_row, 1)[0]
+    return by_env
 
 
 def _end_of(agent: AgentID, terminateds: Mapping[AgentID, bool], truncateds: Mapping[AgentID, bool]) -> End:

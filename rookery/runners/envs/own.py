@@ -8,10 +8,11 @@ from typing import Any
 import gymnasium
 
 from rookery.envs.env import Env
-from rookery.envs.own import AGENTS, DEVICE, HOST, VECTOR, give_name, maker_of
+from rookery.envs.own import AGENTS, DEVICE, EXTERNAL, EXTERNAL_AGENTS, HOST, VECTOR, give_name, maker_of
 from rookery.errors import InvalidInputError
 from rookery.runners.envs.conversion import ACCEPTED
 from rookery.runners.envs.external import ExternalEnv
+from rookery.runners.envs.external_base_env import ExternalBaseEnv
 from rookery.runners.envs.kinds import as_single_env, kind_of
 from rookery.runners.envs.pettingzoo import as_dict_env, is_pettingzoo
 from rookery.runners.envs.time_limit import TimeLimitedDictEnv
@@ -24,10 +25,14 @@ def name_own_env(env: Any) -> str:
     """Return a name for an environment: a class or function that makes it, or an object, which is copied.
 
     One environment is made to find out its kind. A function may take the index of the environment; one that makes
-    vector environments takes their number, `num_envs`.
+    vector environments takes their number, `num_envs`. A simulator in control is neither copied nor made again.
     """
+    if isinstance(env, ExternalEnv):
+        return _name_external_env(env, env)
     make_fn = _copying(env) if _is_object(env) else env
     first = make_fn(num_envs=1) if _takes(make_fn, "num_envs") else _maker(make_fn, {})(0)
+    if isinstance(first, ExternalEnv):
+        return _name_external_env(env, first)
     try:
         return give_name(_library_of(first), _title_of(env, first), make_fn)
     finally:
@@ -81,8 +86,52 @@ def make_own_vector_env(
     return vector_env
 
 
+def make_own_external_env(
+    name: str, num_envs: int, episode_length: int | None, render: bool, kwargs: dict[str, Any]
+) -> ExternalBaseEnv:
+    """Return the simulator of a program with one agent; it has as many envs as it may play episodes at once."""
+    return _external_env(EXTERNAL, name, episode_length, render, kwargs)
+
+
+def make_own_external_agents(
+    name: str, num_envs: int, episode_length: int | None, render: bool, kwargs: dict[str, Any]
+) -> ExternalBaseEnv:
+    """Return the simulator of a program with several agents."""
+    return _external_env(EXTERNAL_AGENTS, name, episode_length, render, kwargs)
+
+
+def _external_env(
+    library: str, name: str, episode_length: int | None, render: bool, kwargs: dict[str, Any]
+) -> ExternalBaseEnv:
+    for setting, value in (("episode_length", episode_length), ("kwargs", kwargs), ("render", render)):
+        if value:
+            raise InvalidInputError(f"env.{setting}={value}: {library}/{name} is in control, and sets that itself.")
+    return ExternalBaseEnv([maker_of(f"{library}/{name}")()], name)
+
+
+def _name_external_env(given: Any, env: ExternalEnv) -> str:
+    library = EXTERNAL_AGENTS if env.is_multi_agent else EXTERNAL
+    return give_name(library, _title_of(given, env), _Always(env))
+
+
+class _Always:
+    """Makes an environment by returning the one that there is."""
+
+    def __init__(self, env: ExternalEnv) -> None:
+        self._env = env
+
+    def __call__(self) -> ExternalEnv:
+        return self._env
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Always) and other._env is self._env
+
+    def __hash__(self) -> int:
+        return hash(id(self._env))
+
+
 def _is_object(env: Any) -> bool:
-    kinds = (Env, gymnasium.Env, gymnasium.vector.VectorEnv, VectorEnv, ExternalEnv)
+    kinds = (Env, gymnasium.Env, gymnasium.vector.VectorEnv, VectorEnv)
     return not isinstance(env, type) and (
         isinstance(env, kinds) or hasattr(env, "possible_agents") or not callable(env)
     )
@@ -121,8 +170,6 @@ def _library_of(env: Any) -> str:
         return DEVICE
     if isinstance(env, (VectorEnv, gymnasium.vector.VectorEnv)):
         return VECTOR
-    if isinstance(env, ExternalEnv):
-        raise InvalidInputError(f"{type(env).__name__} is an ExternalEnv, which cannot be trained on yet.")
     kind = kind_of(as_single_env(env))
     if kind.refused:
         raise InvalidInputError(f"expected a device Env, {ACCEPTED}, or what makes one; got {kind.refused}.")

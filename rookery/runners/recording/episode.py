@@ -77,6 +77,11 @@ class EpisodeMetric:
     def is_faulty(self) -> bool:
         return self.how is End.FAULTY
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether it was played to its end, so that its return counts."""
+        return self.how not in (End.FAULTY, End.ABANDONED)
+
 
 class EpisodeMeans:
     """The means of the metrics that environments and callbacks report of their episodes, over those that have them."""

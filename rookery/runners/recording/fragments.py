@@ -21,10 +21,9 @@ ALL_COLUMNS = slice(None)
 """All columns, in order."""
 
 TERMINATED = (End.TERMINATED, End.GONE_TERMINATED)
-TRUNCATED = (End.TRUNCATED, End.GONE_TRUNCATED)
+TRUNCATED = (End.TRUNCATED, End.GONE_TRUNCATED, End.ABANDONED)
 
-
-ROW_FIELDS = ("rewards", "episode_returns", "ends", "times", "episodes")
+ROW_FIELDS = ("rewards", "episode_returns", "ends", "times", "episodes", "versions", "are_logged")
 
 
 @dataclass(slots=True)
@@ -99,6 +98,8 @@ class FragmentBuffer:
         self.ends = np.zeros((num_rows, num_columns), np.uint8)
         self.times = np.zeros((num_rows, num_columns), np.int32)
         self.episodes = np.zeros((num_rows, num_columns), np.int32)
+        self.versions = np.zeros((num_rows, num_columns), np.int32)
+        self.are_logged = np.zeros((num_rows, num_columns), np.bool_)
         self.cursor = np.zeros(num_columns, np.int64)
         self._most = 0
         """An upper bound on the rows of a column."""
@@ -125,7 +126,11 @@ class FragmentBuffer:
             return self.row, columns
         if isinstance(columns, slice):
             return self.cursor, np.arange(self.num_columns)
-        return self.cursor[columns], columns
+        return self.cursor[columns], self._places_of(columns)
+
+    def _places_of(self, columns: Any) -> Any:
+        """Return where the rows of these columns are."""
+        return columns
 
     def observe(self, columns: ColumnIndex, obs: Tree) -> None:
         """Write the observations that are acted on next."""
@@ -145,20 +150,33 @@ class FragmentBuffer:
         leaves = self.obs.read(self._now(columns))
         return leaves[0] if self._is_one_array else self._obs_treedef.unflatten(leaves)
 
-    def act(self, columns: ColumnIndex, acts: "PolicyOutput", times: np.ndarray, episodes: np.ndarray) -> None:
-        """Write the actions, with the step and the number of their episodes."""
+    def act(
+        self,
+        columns: ColumnIndex,
+        acts: "PolicyOutput",
+        times: np.ndarray,
+        episodes: np.ndarray,
+        version: int = 0,
+        are_logged: bool = False,
+    ) -> None:
+        """Write the actions, with the step and the number of their episodes.
+
+        `version` is that of the parameters that acted; `are_logged` if simulators acted themselves.
+        """
         now = self._now(columns)
         self._packing = acts.packing
         self.acts.write(now, acts.arrays)
         self.times[now] = times
         self.episodes[now] = episodes
+        self.versions[now] = version
+        self.are_logged[now] = are_logged
 
     def last_actions(self, columns: Any) -> Tree | None:
         """Return the last actions of these columns, whose rows must be open; None if nobody ever acted."""
         if self._packing is None:
             return None
         rows = np.minimum(self.cursor[columns], self.num_rows - 1)
-        return self._packing.unpack([np.array(array) for array in self.acts.read((rows, columns))])[0]
+        return self._packing.unpack([np.array(array) for array in self.acts.read((rows, self._places_of(columns)))])[0]
 
     def has_room(self, columns: ColumnIndex) -> bool:
         """Return whether these columns have a row left."""
@@ -169,7 +187,7 @@ class FragmentBuffer:
     def extras_at(self, rows: np.ndarray, columns: np.ndarray) -> PyTreeDict:
         """Return the policy extras of some rows."""
         assert self._packing is not None, "nobody has acted yet"
-        return self._packing.unpack(self.acts.read((rows, columns)))[1]
+        return self._packing.unpack(self.acts.read((rows, self._places_of(columns))))[1]
 
     def complete(
         self, columns: ColumnIndex, rewards: np.ndarray, ends: np.ndarray, episode_returns: np.ndarray
@@ -196,6 +214,12 @@ class FragmentBuffer:
     def end_episode(self, columns: Any) -> None:
         """Note that the next rows of these columns belong to another episode."""
         self.episode_begin[columns] = self.cursor[columns]
+
+    def truncate(self, column: int) -> None:
+        """Note that the running episode is not gone on with after its last complete row."""
+        row, place = int(self.cursor[column]) - 1, self._places_of(column)
+        if row >= self.episode_begin[column] and self.ends[row, place] == End.RUNNING:
+            self.ends[row, place] = End.ABANDONED
 
     def discard(self, column: int) -> int:
         """Discard the rows of the running episode; return their number."""
@@ -247,10 +271,9 @@ class FragmentBuffer:
         next_num_rows = max(next_num_rows, int(num_kept.max(initial=0)) + 1)
         old = {name: getattr(self, name) for name in ROW_FIELDS}
         old_obs, old_next_obs, old_acts = self.obs, self.next_obs, self.acts
-        self.cursor = given
         batch = None
         if old_acts.arrays is not None:
-            batch = self._batch(max(int(given.max(initial=0)), num_rows or 0))
+            batch = self.batch_of(max(int(given.max(initial=0)), num_rows or 0), ALL_COLUMNS, given)
         obs = old_obs.like(next_num_rows + 1, self.num_columns)
         next_obs, acts = (block.like(next_num_rows, self.num_columns) for block in (old_next_obs, old_acts))
         self._begin(next_num_rows, obs, next_obs, acts)
@@ -271,9 +294,10 @@ class FragmentBuffer:
         self.row = 0 if not num_kept.any() else None
         return batch, int(given.sum())
 
-    def _batch(self, length: int) -> SampleBatch:
-        is_live = np.arange(length)[:, None] < self.cursor[None, :]  # [T, columns]
-        ends = self.ends[:length]
+    def batch_of(self, length: int, places: ColumnIndex, num_rows: np.ndarray) -> SampleBatch:
+        """Return a trajectory `[length, columns]` of the first `num_rows` rows at some places."""
+        is_live = np.arange(length)[:, None] < num_rows[None, :]  # [T, columns]
+        ends = self.ends[:length, places]
         terminated, truncated = np.isin(ends, TERMINATED) & is_live, np.isin(ends, TRUNCATED) & is_live
         assert self._packing is not None
         assert self.obs.arrays is not None
@@ -286,7 +310,7 @@ class FragmentBuffer:
 
         def given(array: np.ndarray) -> np.ndarray:
             """Return the rows of an array, with zeros in dead rows."""
-            rows = array[:length]
+            rows = array[:length, places]
             if is_live.all():
                 return rows
             return np.where(is_live.reshape(*is_live.shape, *(1,) * (rows.ndim - 2)), rows, rows.dtype.type(0))
@@ -304,6 +328,8 @@ class FragmentBuffer:
             episode=given(self.episodes),
             episode_return=given(self.episode_returns),
             end=given(self.ends),
+            version=given(self.versions),
+            logged=given(self.are_logged),
         )
         return SampleBatch(
             obs=self._obs_treedef.unflatten([given(array) for array in self.obs.arrays]),

@@ -1,6 +1,6 @@
 """Recording of environments with agents that come and go, act in turns and have different policies."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,12 +9,13 @@ import numpy as np
 
 from rookery.runners.acting.assignment import PolicyMappingFn
 from rookery.runners.acting.policy_map import PolicyID, PolicyMap
-from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, AgentID, End, EnvOutputs
+from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, AgentID, End, EnvOutputs, LoggedAction
 from rookery.runners.ledger import Steps
 from rookery.runners.perf import Perf, Stage
 from rookery.runners.recording.episode import LiveEpisode
+from rookery.runners.recording.filled import FilledFragment, FilledFragments
 from rookery.runners.recording.policy_recorder import PolicyRecorder
-from rookery.runners.recording.recorder import Fragment, FragmentRecorder, Tree, some_rows, stacked
+from rookery.runners.recording.recorder import Fragment, FragmentRecorder, Tree, some_rows, stack_logged, stacked
 
 
 @dataclass(slots=True)
@@ -51,16 +52,18 @@ class MultiAgentRecorder(FragmentRecorder):
         policy_mapping_fn: PolicyMappingFn,
         num_envs: int,
         is_multi_agent: bool,
+        filled: FilledFragments | None = None,
     ) -> None:
         self._policies = policies
         self._make_recorder = make_recorder
         self._policy_mapping_fn = policy_mapping_fn
         self._is_multi_agent = is_multi_agent
+        self._filled = filled
         self._recorders: dict[PolicyID, PolicyRecorder] = {}
         self._tracks: list[dict[AgentID, Track]] = [{} for _ in range(num_envs)]
         self._used: list[set[PolicyID]] = [set() for _ in range(num_envs)]
         """The policies that the running episode of each env has used."""
-        self._logged: dict[tuple[int, AgentID], Tree] = {}
+        self._logged: dict[tuple[int, AgentID], LoggedAction] = {}
         """Actions that envs chose themselves and that are not stored yet."""
         self._columns: dict[tuple[PolicyID, int], list[int]] = {}
         """The columns of a policy in an env."""
@@ -90,7 +93,26 @@ class MultiAgentRecorder(FragmentRecorder):
                 completed.append(env)
         for policy, rows in written.items():
             self._write(self._recorders[policy], rows)
+        if self._filled is not None:
+            self._keep_full(polled.stepped, self._filled)
         return completed
+
+    def _keep_full(self, envs: Iterable[int], filled: FilledFragments) -> None:
+        """Let the envs go on in another fragment that have filled theirs."""
+        for env in [env for env in envs if self._env_steps[env] == filled.length]:
+            self._env_steps[env] = self._episode_env_steps[env] = 0
+            full = {
+                policy: [self._recorders[policy].next_fragment(column) for column in self._with_rows(policy, columns)]
+                for (policy, owner), columns in self._columns.items()
+                if owner == env
+            }
+            num_rows = sum(column.num_rows for columns in full.values() for column in columns)
+            filled.add(FilledFragment(Steps(filled.length, num_rows), full))
+
+    def _with_rows(self, policy: PolicyID, columns: Iterable[int]) -> list[int]:
+        """Return those of the columns of a policy that have a complete row."""
+        cursor = self._recorders[policy].buffer.cursor
+        return [column for column in columns if cursor[column]]
 
     def _observe_one(
         self,
@@ -149,7 +171,7 @@ class MultiAgentRecorder(FragmentRecorder):
         columns, num_envs = self._columns.setdefault((policy, env), []), len(self._tracks)
         column = len(columns) * num_envs + env
         recorder = self._recorders[policy]
-        if column >= recorder.buffer.num_columns:
+        if column >= recorder.num_columns:
             recorder.reserve((len(columns) + 1) * num_envs)
         columns.append(column)
         return column
@@ -183,7 +205,7 @@ class MultiAgentRecorder(FragmentRecorder):
         sent: list[tuple[int, AgentID, Tree]] = []
         for (policy, is_logged), group in waiting.items():
             recorder = self._recorders[policy]
-            logged = stacked([self._logged.pop((env, agent)) for env, agent, _ in group]) if is_logged else None
+            logged = stack_logged([self._logged.pop((env, agent)) for env, agent, _ in group]) if is_logged else None
             columns = np.array([track.column for *_, track in group])
             starts = np.array([track.num_steps == 0 for *_, track in group])
             times = np.array([episodes[env].length for env, *_ in group], np.int32)
@@ -214,6 +236,14 @@ class MultiAgentRecorder(FragmentRecorder):
                 self._recorders[policy].buffer.end_episode(columns)
         num_steps, self._episode_env_steps[env] = int(self._episode_env_steps[env]), 0
         return num_steps
+
+    def abandon(self, env: int) -> Steps:
+        open_tracks = [track for track in self._tracks[env].values() if not track.is_waiting]
+        for track in self._tracks[env].values():
+            recorder = self._recorders[track.policy]
+            recorder.is_open[track.column] = False
+            recorder.buffer.truncate(track.column)
+        return Steps(int(bool(open_tracks)), len(open_tracks))
 
     def discard(self, env: int) -> Steps:
         self._release(env)
@@ -268,6 +298,30 @@ class MultiAgentRecorder(FragmentRecorder):
         taken.forgotten = self._forget()
         return taken
 
+    def take_filled(self, num_fragments: int) -> Fragment:
+        assert self._filled is not None, "fragments follow each other in a pool"
+        fragments = self._filled.take(num_fragments)
+        taken = Fragment({}, {}, sum((fragment.steps for fragment in fragments), Steps()))
+        for policy, recorder in self._recorders.items():
+            by_fragment = [fragment.columns.get(policy, ()) for fragment in fragments]
+            num_columns = max(map(len, by_fragment))
+            columns = [
+                columns[number] if number < len(columns) else None
+                for number in range(num_columns)
+                for columns in by_fragment
+            ]
+            if columns:
+                taken.batches[policy], taken.first_carries[policy] = recorder.take_columns(columns)
+        return taken
+
+    def discard_older(self, version: int) -> Steps:
+        assert self._filled is not None, "fragments follow each other in a pool"
+        older = self._filled.take_older(version)
+        for fragment in older:
+            for policy, columns in fragment.columns.items():
+                self._recorders[policy].release(columns)
+        return sum((fragment.steps for fragment in older), Steps())
+
     def _of_columns(self, policy: PolicyID, numbers: np.ndarray | None) -> np.ndarray | None:
         """Return the number of each column's env, for the columns of a policy."""
         if numbers is None:
@@ -296,7 +350,7 @@ class MultiAgentRecorder(FragmentRecorder):
     @property
     def pending(self) -> Steps:
         num_rows = sum(int(recorder.buffer.cursor.sum()) for recorder in self._recorders.values())
-        return Steps(int(self._env_steps.sum()), num_rows)
+        return Steps(int(self._env_steps.sum()), num_rows) + (Steps() if self._filled is None else self._filled.steps)
 
 
 def _final_obs(recorder: PolicyRecorder, column: int, obs: Tree | None, reward: float) -> Tree | None:

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from rookery.runners.acting.actor import Logged
 from rookery.runners.acting.policy_map import PolicyID
-from rookery.runners.envs.base_env import Actions, EnvOutputs
+from rookery.runners.envs.base_env import Actions, EnvOutputs, LoggedAction
 from rookery.runners.ledger import Steps
 from rookery.runners.perf import Perf
 from rookery.runners.recording.episode import LiveEpisode
@@ -32,6 +33,10 @@ class EpisodeRecorder(ABC):
     @abstractmethod
     def end_episode(self, episode: LiveEpisode) -> int:
         """Update the figures of an episode that is over; return its steps in this fragment."""
+
+    @abstractmethod
+    def abandon(self, env: int) -> Steps:
+        """Truncate the running episode of an env after its complete rows; return how much is dropped after them."""
 
     @abstractmethod
     def discard(self, env: int) -> Steps:
@@ -63,6 +68,14 @@ class FragmentRecorder(EpisodeRecorder):
         env, which were not asked for.
         """
 
+    @abstractmethod
+    def take_filled(self, num_fragments: int) -> "Fragment":
+        """Return the oldest full fragments, `[T, columns]`: column k of every fragment before column k + 1 of any."""
+
+    @abstractmethod
+    def discard_older(self, version: int) -> Steps:
+        """Discard full fragments with rows of parameters before this version; return how much that is."""
+
     @property
     @abstractmethod
     def env_steps(self) -> np.ndarray:
@@ -88,6 +101,12 @@ class Fragment:
 def stacked(trees: Sequence[Tree]) -> Tree:
     """Stack trees along a new first axis; None if there are none."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees) if trees else None
+
+
+def stack_logged(logged: Sequence[LoggedAction]) -> Logged:
+    """Stack actions that simulators chose."""
+    log_probs = [np.nan if action.log_prob is None else action.log_prob for action in logged]
+    return Logged(stacked([action.action for action in logged]), np.array(log_probs, np.float32))
 
 
 def some_rows(tree: Tree, rows: np.ndarray) -> Tree:

@@ -50,6 +50,9 @@ class ReturnsRecorder(EpisodeRecorder):
         self.lengths[number] = self._env_lengths[env]
         return self.discard(env).env_steps
 
+    def abandon(self, env: int) -> Steps:
+        return Steps()
+
     def discard(self, env: int) -> Steps:
         num_steps = int(self._env_lengths[env])
         self._env_returns[env], self._env_lengths[env] = 0.0, 0

@@ -6,30 +6,35 @@ from typing import Any
 import jax
 import numpy as np
 
+from rookery.runners.acting.actor import Logged
 from rookery.runners.acting.policy_map import PolicyID
-from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, EnvOutputs
+from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, EnvOutputs, LoggedAction
 from rookery.runners.ledger import Steps
 from rookery.runners.perf import Perf, Stage
 from rookery.runners.recording.episode import LiveEpisode
+from rookery.runners.recording.filled import FilledFragment, FilledFragments
 from rookery.runners.recording.fragments import ALL_COLUMNS
 from rookery.runners.recording.policy_recorder import PolicyRecorder
-from rookery.runners.recording.recorder import Fragment, FragmentRecorder, Tree, some_rows, stacked
+from rookery.runners.recording.recorder import Fragment, FragmentRecorder, Tree, some_rows, stack_logged
 
 
 class SingleAgentRecorder(FragmentRecorder):
     """Records one agent in every env, all with the same policy: column i is env i."""
 
-    def __init__(self, policy: PolicyID, recorder: PolicyRecorder, num_envs: int) -> None:
+    def __init__(
+        self, policy: PolicyID, recorder: PolicyRecorder, num_envs: int, filled: FilledFragments | None = None
+    ) -> None:
         self._policy = policy
         self._recorder = recorder
         self._num_envs = num_envs
+        self._filled = filled
         self.times = np.zeros(num_envs, np.int32)
         self.returns = np.zeros(num_envs)
         self.numbers = np.zeros(num_envs, np.int32)
         self._everyone = np.arange(num_envs)
         self._acted: np.ndarray | None = None
         """The envs of the last actions if these were all envs, which mostly answer next."""
-        self._logged: dict[int, Tree] = {}
+        self._logged: dict[int, LoggedAction] = {}
         """Actions that envs chose themselves and that are not stored yet."""
 
     def _columns_of(self, envs: np.ndarray) -> Any:
@@ -66,7 +71,16 @@ class SingleAgentRecorder(FragmentRecorder):
         buffer.complete(columns, rewards, ends, self.returns[columns])
         buffer.observe(columns, obs)
         recorder.is_open[columns] = False
+        if self._filled is not None:
+            self._keep_full(envs, self._filled)
         return envs  # type: ignore[return-value]
+
+    def _keep_full(self, envs: np.ndarray, filled: FilledFragments) -> None:
+        """Let the envs go on in another fragment that have filled theirs."""
+        length = filled.length
+        for env in envs[self._recorder.buffer.cursor[envs] == length].tolist():
+            columns = {self._policy: [self._recorder.next_fragment(env)]}
+            filled.add(FilledFragment(Steps(length, length), columns))
 
     def _start(self, envs: np.ndarray, obs: Tree, episodes: Sequence[LiveEpisode]) -> None:
         for env in envs.tolist():
@@ -81,7 +95,7 @@ class SingleAgentRecorder(FragmentRecorder):
             return self._act_with_logged(envs, perf)
         return Actions(envs, self._act(envs, None, perf))
 
-    def _act(self, envs: np.ndarray, logged: Tree, perf: Perf) -> Tree:
+    def _act(self, envs: np.ndarray, logged: Logged | None, perf: Perf) -> Tree:
         recorder, columns = self._recorder, ALL_COLUMNS if len(envs) == self._num_envs else envs
         self._acted = envs if columns is ALL_COLUMNS else None
         starts = self.times[columns] == 0 if recorder.actor.is_recurrent else None
@@ -94,8 +108,10 @@ class SingleAgentRecorder(FragmentRecorder):
     def _act_with_logged(self, envs: np.ndarray, perf: Perf) -> Actions:
         """Act where the envs did not choose themselves; logged actions are sent back unchanged."""
         is_logged = np.array([env in self._logged for env in envs.tolist()])
-        logged = stacked([self._logged.pop(env) for env in envs[is_logged].tolist()])
-        parts = [self._act(envs[is_logged], logged, perf)] if is_logged.any() else []
+        parts = []
+        if is_logged.any():
+            logged = stack_logged([self._logged.pop(env) for env in envs[is_logged].tolist()])
+            parts.append(self._act(envs[is_logged], logged, perf))
         if not is_logged.all():
             parts.append(self._act(envs[~is_logged], None, perf))
         order = np.argsort(np.concatenate([np.flatnonzero(is_logged), np.flatnonzero(~is_logged)]))
@@ -108,6 +124,13 @@ class SingleAgentRecorder(FragmentRecorder):
         buffer.end_episode(env)
         self.times[env], self.returns[env] = 0, 0.0
         return num_steps
+
+    def abandon(self, env: int) -> Steps:
+        self._logged.pop(env, None)
+        num_open = int(self._recorder.is_open[env])
+        self._recorder.is_open[env] = False
+        self._recorder.buffer.truncate(env)
+        return Steps(num_open, num_open)
 
     def discard(self, env: int) -> Steps:
         self._logged.pop(env, None)
@@ -135,6 +158,20 @@ class SingleAgentRecorder(FragmentRecorder):
         batches = {} if batch is None else {self._policy: batch}
         return Fragment(batches, {self._policy: first_carry}, Steps(num_complete, num_complete))
 
+    def take_filled(self, num_fragments: int) -> Fragment:
+        assert self._filled is not None, "fragments follow each other in a pool"
+        taken = self._filled.take(num_fragments)
+        batch, first_carry = self._recorder.take_columns([fragment.columns[self._policy][0] for fragment in taken])
+        steps = sum((fragment.steps for fragment in taken), Steps())
+        return Fragment({self._policy: batch}, {self._policy: first_carry}, steps)
+
+    def discard_older(self, version: int) -> Steps:
+        assert self._filled is not None, "fragments follow each other in a pool"
+        older = self._filled.take_older(version)
+        for fragment in older:
+            self._recorder.release(fragment.columns[self._policy])
+        return sum((fragment.steps for fragment in older), Steps())
+
     @property
     def env_steps(self) -> np.ndarray:
         return self._recorder.buffer.cursor
@@ -142,4 +179,4 @@ class SingleAgentRecorder(FragmentRecorder):
     @property
     def pending(self) -> Steps:
         num_rows = int(self._recorder.buffer.cursor.sum())
-        return Steps(num_rows, num_rows)
+        return Steps(num_rows, num_rows) + (Steps() if self._filled is None else self._filled.steps)

@@ -12,7 +12,8 @@ from rookery.errors import InvalidInputError
 from rookery.runners.envs.autoreset import AutoresetBaseEnv
 from rookery.runners.envs.base_env import SINGLE_AGENT, BaseEnv
 from rookery.runners.envs.conversion import to_base_env
-from rookery.runners.envs.external import ExternalBaseEnv, ExternalEnv
+from rookery.runners.envs.external import ExternalEnv
+from rookery.runners.envs.external_base_env import ExternalBaseEnv
 from rookery.runners.envs.multi_agent import MultiAgentBaseEnv, MultiAgentDictEnv
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
 from rookery.runners.envs.vector_env import VectorEnv

@@ -10,11 +10,15 @@ import gymnasium
 import numpy as np
 import pytest
 
+from rookery.agents.policy import PolicyAgent
 from rookery.errors import InvalidInputError, RookeryError
-from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, End, EnvOutputs
-from rookery.runners.envs.external import EpisodeLostError, ExternalBaseEnv, ExternalEnv, ExternalEnvClosedError
+from rookery.networks.policy import PolicyConfig
+from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, End, EnvOutputs, LoggedAction
+from rookery.runners.envs.external import EpisodeLostError, ExternalEnv, ExternalEnvClosedError
+from rookery.runners.envs.external_base_env import ExternalBaseEnv
 from rookery.runners.envs.validation import InvalidObservationError, InvalidRewardError
 from rookery.runners.faults import FaultKind, Phase
+from tests.runner_envs import make_runner, rows_of
 
 TIMEOUT = 30.0
 """Seconds after which a test fails instead of waiting for ever."""
@@ -27,8 +31,10 @@ def seen(number: int) -> np.ndarray:
 class Simulator(ExternalEnv):
     """Runs a function of the env; exceptions that its calls raise are kept."""
 
-    def __init__(self, play_fn: Callable[["Simulator"], None], max_episodes: int = 1) -> None:
-        super().__init__(gymnasium.spaces.Box(0, 1000, (1,)), gymnasium.spaces.Discrete(1000), max_episodes)
+    def __init__(
+        self, play_fn: Callable[["Simulator"], None], max_episodes: int = 1, lease: float | None = None
+    ) -> None:
+        super().__init__(gymnasium.spaces.Box(0, 1000, (1,)), gymnasium.spaces.Discrete(1000), max_episodes, lease)
         self.play_fn = play_fn
         self.errors: queue.Queue[RookeryError] = queue.Queue()
 
@@ -179,7 +185,7 @@ def test_logged_actions_come_with_their_observations_one_after_the_other(base_en
         assert len(base_env.poll(timeout=0).envs) == 0, "the next row must wait until this one is answered"
         answer(base_env, {0: action})
     logged = [polled.off_policy_actions for polled in heard]
-    assert logged == [{0: {SINGLE_AGENT: 7}}, {0: {SINGLE_AGENT: 8}}, {}]
+    assert logged == [{0: {SINGLE_AGENT: LoggedAction(7)}}, {0: {SINGLE_AGENT: LoggedAction(8)}}, {}]
     assert [float(polled.rewards[0]) for polled in heard] == [0, 1, 2]
     assert answers.get(timeout=TIMEOUT) == 102
 
@@ -238,7 +244,7 @@ def test_a_wrong_episode_id_is_an_error_for_that_client_alone(base_env_of: Calla
     assert "no open episode 'never'" in messages[0]
     assert "episode 'mine' is open already" in messages[1]
     assert "max_episodes=1 episodes are open already" in messages[2]
-    assert "no open episode 'mine': it was never started, has ended" in messages[3]
+    assert "no open episode 'mine': it has ended" in messages[3]
     assert not base_env.poll(timeout=0).failed
 
 
@@ -341,3 +347,149 @@ def test_an_action_that_was_not_asked_for_is_refused(base_env_of: Callable) -> N
     base_env = base_env_of(Simulator(wait_for_ever))
     with pytest.raises(InvalidInputError, match="env 0 of Simulator has not asked for an action"):
         answer(base_env, {0: 1})
+
+
+def test_a_left_episode_keeps_its_complete_steps_and_its_env(base_env_of: Callable) -> None:
+    def play(simulator: Simulator) -> None:
+        for number in range(7):  # more often than an env may fail
+            episode = simulator.start_episode()
+            for step in range(3):
+                simulator.get_action(episode, seen(10 * number + step))
+                simulator.log_returns(episode, 1.0)
+            simulator.leave_episode(episode, keep=number != 3)
+            simulator.attempt(simulator.get_action, episode, seen(0))
+        play_episode(simulator, length=1, offset=100)
+        wait_for_ever(simulator)
+
+    runner = make_runner(base_env_of(Simulator(play)), rollout_fragment_length=15)
+    sample = runner.sample(num_steps=15)
+    *rows, _ = rows_of(sample)
+    assert [row.obs for row in rows] == [10 * number + step for number in (0, 1, 2, 4, 5, 6) for step in range(2)]
+    assert [row.truncation for row in rows] == [0.0, 1.0] * 6
+    assert [row.successor - row.obs for row in rows] == [1.0] * 12
+    assert (sample.faults, runner.num_lost_envs) == ([], 0)
+    account = runner.ledger.env_steps
+    assert account.is_exact
+    assert (account.returned, account.discarded, account.abandoned) == (13, 2, 6)
+    ends = [(episode.how, episode.is_finished) for episode in sample.episodes]
+    assert ends == [(End.ABANDONED, False)] * 7 + [(End.TERMINATED, True)]
+
+
+def test_silence_for_the_time_of_a_lease_abandons_the_episode(base_env_of: Callable) -> None:
+    def play(simulator: Simulator) -> None:
+        episode = simulator.start_episode()
+        simulator.get_action(episode, seen(0))
+        simulator.is_expired.wait(TIMEOUT)
+        simulator.attempt(simulator.get_action, episode, seen(1))
+        wait_for_ever(simulator)
+
+    simulator = Simulator(play, lease=0.1)
+    simulator.is_expired = threading.Event()
+    base_env = base_env_of(simulator)
+    poll(base_env)
+    answer(base_env, {0: 0})
+    assert base_env.poll(TIMEOUT).abandoned == {0: True}
+    simulator.is_expired.set()
+    base_env.try_reset(0, seed=None)
+    assert list(poll(base_env)[0].resets) == [0]
+    assert isinstance(simulator.errors.get(timeout=TIMEOUT), EpisodeLostError)
+
+
+def test_the_log_probability_of_a_simulator_is_stored_as_it_is(base_env_of: Callable) -> None:
+    def play(simulator: Simulator) -> None:
+        episode = simulator.start_episode()
+        for step, log_prob in enumerate([-0.5, None, -1.5]):
+            simulator.log_action(episode, seen(step), 7, log_prob)
+        simulator.attempt(simulator.log_action, episode, seen(3), 7, -np.inf)
+        simulator.end_episode(episode, seen(3))
+        wait_for_ever(simulator)
+
+    agent = PolicyAgent(config=PolicyConfig(hidden_sizes=(4,)))
+    runner = make_runner(base_env_of(Simulator(play)), agent)
+    extras = runner.sample(num_steps=3).batch.batches.default.extras
+    log_probs = extras.policy_extras.log_prob[:3, 0]
+    assert log_probs[[0, 2]].tolist() == [-0.5, -1.5]
+    assert abs(log_probs[1] + np.log(1000)) < 1.0
+    assert extras.env_extras.logged[:3, 0].all()
+
+
+class Team(ExternalEnv):
+    """Plays with agents `a` and `b`."""
+
+    def __init__(self, play_fn: Callable[["Team"], None]) -> None:
+        box = gymnasium.spaces.Box(0, 1000, (1,))
+        super().__init__({"a": box, "b": box}, dict.fromkeys("ab", gymnasium.spaces.Discrete(1000)))
+        self.play_fn = play_fn
+
+    def run(self) -> None:
+        self.play_fn(self)
+        threading.Event().wait()
+
+
+def test_agents_that_are_silent_late_or_gone_have_the_rows_of_the_rules(base_env_of: Callable) -> None:
+    def play(team: Team) -> None:
+        episode = team.start_episode()
+        team.get_action(episode, {"a": seen(0)})
+        team.log_returns(episode, {"a": 1.0, "b": 5.0})  # b is not there yet: it counts in its return
+        team.get_action(episode, {"a": seen(1), "b": seen(11)})
+        team.log_returns(episode, {"a": 1.0, "b": 3.0})
+        team.get_action(episode, {"a": seen(2)})  # b is silent
+        team.log_returns(episode, {"b": 4.0})
+        team.get_action(episode, {"b": seen(13)})  # a is silent
+        team.log_returns(episode, {"a": 2.0, "b": 1.0})
+        team.end_agents(episode, {"a": seen(4)})
+        team.get_action(episode, {"b": seen(14)})
+        team.log_returns(episode, {"b": 2.0})
+        team.end_episode(episode, truncated=True)  # without a last observation
+
+    runner = make_runner(base_env_of(Team(play)), rollout_fragment_length=5)
+    sample = runner.sample(num_episodes=1)
+    by_agent = {int(row.obs) // 10: [] for row in rows_of(sample)}
+    for row in rows_of(sample):
+        by_agent[int(row.obs) // 10].append((row.t, row.obs, row.successor, row.reward, row.end))
+    assert by_agent[0] == [
+        (0, 0, 1, 1.0, End.RUNNING),
+        (1, 1, 2, 1.0, End.RUNNING),
+        (2, 2, 4, 2.0, End.TERMINATED),
+    ]
+    assert by_agent[1] == [
+        (1, 11, 13, 7.0, End.RUNNING),
+        (3, 13, 14, 1.0, End.RUNNING),
+        (4, 14, 14, 2.0, End.GONE_TRUNCATED),
+    ]
+    assert sample.episodes[0].agent_returns == {"a": 4.0, "b": 15.0}
+    assert runner.ledger.is_exact
+
+
+def test_a_team_that_leaves_keeps_the_complete_rows_of_each_agent(base_env_of: Callable) -> None:
+    def play(team: Team) -> None:
+        episode = team.start_episode()
+        team.get_action(episode, {"a": seen(0), "b": seen(10)})
+        team.get_action(episode, {"a": seen(1)})
+        team.leave_episode(episode)
+        episode = team.start_episode()
+        team.get_action(episode, {"a": seen(5)})
+        team.end_episode(episode, {"a": seen(6)})
+
+    runner = make_runner(base_env_of(Team(play)), rollout_fragment_length=5)
+    rows = rows_of(runner.sample(num_steps=2))
+    assert [(row.obs, row.end) for row in rows] == [(0, End.ABANDONED), (5, End.TERMINATED)]
+    ledger = runner.ledger
+    assert ledger.is_exact
+    assert (ledger.env_steps.abandoned, ledger.rows.abandoned) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda t, e: t.get_action(e, seen(0)), "must be a dict by agent"),
+        (lambda t, e: t.get_action(e, {"c": seen(0)}), "there is no agent 'c'"),
+        (lambda t, e: t.log_returns(e, {"a": 1.0}), "before its first observation"),
+    ],
+)
+def test_what_a_team_gives_is_checked(base_env_of: Callable, call: Callable, message: str) -> None:
+    team = Team(lambda team: None)
+    base_env_of(team)
+    episode = team.start_episode()
+    with pytest.raises(InvalidInputError, match=message):
+        call(team, episode)

@@ -1,7 +1,6 @@
 """Environments without a name: classes, functions and objects of a program."""
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -180,15 +179,18 @@ def test_a_vector_object_of_another_size_asks_for_a_function() -> None:
         make_host_env(name, 2)
 
 
-def test_an_external_environment_is_refused_for_now() -> None:
-    class Simulator(ExternalEnv):
-        def run(self) -> None:
-            raise AssertionError
+class Simulator(ExternalEnv):
+    def __init__(self) -> None:
+        super().__init__(gymnasium.spaces.Box(-1.0, 1.0, (1,)), gymnasium.spaces.Discrete(2), max_episodes=3)
 
-    def make() -> ExternalEnv:
-        box, discrete = gymnasium.spaces.Box(-1.0, 1.0, (1,)), gymnasium.spaces.Discrete(2)
-        return Simulator(box, discrete)
+    def run(self) -> None:
+        raise AssertionError
 
-    maker: Callable = make
-    with pytest.raises(InvalidInputError, match="ExternalEnv"):
-        name_own_env(maker)
+
+def test_a_simulator_in_control_is_made_once_and_has_an_env_for_each_episode_at_once() -> None:
+    simulator = Simulator()
+    name = name_own_env(simulator)
+    assert name == name_own_env(simulator) == "own_external/Simulator"
+    assert name_own_env(Simulator) == name_own_env(lambda: Simulator())[: len(name)] + "-2"
+    base_env = make_host_env(name, num_envs=8)
+    assert (base_env.num_envs, base_env.is_external) == (3, True)

@@ -1,0 +1,429 @@
+"""The book of outside episodes: which are open, whose they are, what they report, and what they are answered.
+
+It has no sockets, threads or clock: its callers wait, and pass the time. Threads of this process and clients elsewhere
+play by the same rules.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rookery.runners.envs.base_env import WITHOUT_OBSERVATION, AgentID, End
+from rookery.runners.envs.episode_messages import (
+    Acted,
+    Answer,
+    AnswerFn,
+    Code,
+    Ended,
+    Mode,
+    Noted,
+    Refused,
+    Report,
+    Row,
+    Stage,
+    Started,
+    StartRequest,
+    StepRequest,
+)
+
+TOMBSTONE_SECONDS = 600.0
+"""How long the outcome of an episode is known."""
+MAX_TOMBSTONES = 100_000
+MAX_JOINED = 4
+"""The number of requests that may wait for the same answer."""
+
+
+@dataclass(eq=False, slots=True)
+class _Episode:
+    """An open episode."""
+
+    owner: Hashable
+    request: StartRequest
+    env: int | None
+    heard_at: float
+    stage: Stage = Stage.OPEN
+    row: Row | None = None
+    """The last step, until the runner takes it."""
+    is_known: bool = False
+    """Whether the runner has taken the first step."""
+    seq: int = -1
+    digest: int = 0
+    answer: Answer | None = None
+    """The last answer; None while it is to come."""
+    waiting: list[AnswerFn] = field(default_factory=list)
+    pending: dict[AgentID, Report] = field(default_factory=dict)
+    """What was reported since the last step."""
+    running: set[AgentID] = field(default_factory=set)
+    """The agents that have an observation and have not ended."""
+    ended: set[AgentID] = field(default_factory=set)
+    episode_return: float = 0.0
+    num_rows: int = 0
+
+    def reply(self, answer: Answer) -> None:
+        """Answer all requests that wait."""
+        waiting, self.waiting, self.answer = self.waiting, [], answer
+        for answer_fn in waiting:
+            answer_fn(answer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tombstone:
+    """An episode that is over."""
+
+    owner: Hashable
+    outcome: Stage
+    seq: int
+    digest: int
+    answer: Answer | None
+    over_at: float
+
+
+@dataclass(slots=True)
+class _Place:
+    """An env of the runner, for one episode at a time."""
+
+    episode: _Episode | None = None
+    is_requested: bool = False
+    """Whether the runner waits for an episode here."""
+    is_failed: bool = False
+    """Whether no episode may begin here before the runner requests one."""
+
+
+class EpisodeBook:
+    """The state machine of the episodes that simulators begin and end.
+
+    An episode that learns takes one of `num_envs` envs of the runner. Its steps become rows, which the runner takes and
+    answers. Every request is answered once, at once or later, by the function that came with it.
+    """
+
+    def __init__(self, num_envs: int, agents: Collection[AgentID]) -> None:
+        self.counts: Counter[str] = Counter()
+        """Episodes `started` and by outcome, `steps`, `repeated` requests, and refusals by code."""
+        self._agents = frozenset(agents)
+        self._places = [_Place() for _ in range(num_envs)]
+        self._open: dict[str, _Episode] = {}
+        self._over: OrderedDict[str, _Tombstone] = OrderedDict()
+        self._ready: dict[Mode, dict[_Episode, Row]] = {mode: {} for mode in Mode}
+        self._num_asked = 0
+        self._is_closed = False
+
+    # For simulators.
+
+    def start(self, owner: Hashable, request: StartRequest, now: float) -> Started | Refused:
+        """Begin an episode."""
+        found = self._open.get(request.id)
+        if self._is_closed:
+            return self._refuse_closed()
+        if found is not None and request.may_repeat and (found.owner, found.request) == (owner, request):
+            self.counts["repeated"] += 1
+            return Started(request.id, found.env)
+        if found is not None:
+            return self._refuse(
+                Code.TAKEN, f"episode {request.id!r} is open already: end it first, or choose another id."
+            )
+        env = None
+        if request.mode is Mode.LEARN:
+            env = self._free_env()
+            if env is None:
+                return self._refuse(
+                    Code.FULL,
+                    f"max_episodes={len(self._places)} episodes are open already: end one first, or allow more.",
+                )
+        self._over.pop(request.id, None)
+        episode = self._open[request.id] = _Episode(owner, request, env, now)
+        if env is not None:
+            self._places[env].episode = episode
+        self.counts["started"] += 1
+        return Started(request.id, env)
+
+    def step(self, owner: Hashable, episode_id: str, request: StepRequest, now: float, answer: AnswerFn) -> None:
+        """Take in a step of an episode."""
+        episode = self._find(owner, episode_id)
+        if isinstance(episode, Refused):
+            answer(self._answer_of_the_last(owner, episode_id, request) or episode)
+            return
+        episode.heard_at = now
+        if request.seq is not None and request.seq == episode.seq:
+            self._repeat(episode, request, answer)
+            return
+        refused = self._check(episode, request)
+        if refused is not None:
+            answer(refused)
+            return
+        if request.seq is not None:
+            episode.seq, episode.digest = request.seq, request.digest
+        episode.waiting.append(answer)
+        episode.answer = None
+        self._take_in(episode, request, now)
+
+    def leave(self, owner: Hashable, episode_id: str, keep: bool, now: float) -> Refused | None:
+        """Leave an episode before its end; with `keep`, its complete rows stay."""
+        episode = self._find(owner, episode_id)
+        if isinstance(episode, Refused):
+            return episode
+        self._abandon(episode, Stage.LEFT, keep, now)
+        return None
+
+    def expire(self, now: float) -> list[str]:
+        """End the episodes whose simulators were silent for the time of their lease; return their ids."""
+        expired = [episode for episode in self._open.values() if _is_silent(episode, now)]
+        for episode in expired:
+            self._abandon(episode, Stage.EXPIRED, True, now)
+        return [episode.request.id for episode in expired]
+
+    # For the runner.
+
+    def request(self, env: int, now: float) -> None:
+        """Ask for the next episode of an env. One that is played there is lost."""
+        place = self._places[env]
+        if place.episode is not None and place.episode.is_known:
+            self.lose(env, now)
+        place.is_requested, place.is_failed = True, False
+        if place.episode is not None and place.episode.row is not None:
+            self._offer(place.episode, place.episode.row)
+
+    def lose(self, env: int, now: float, is_failed: bool = False) -> None:
+        """Give up the episode of an env. If the env has failed, none begins there before the next request."""
+        place = self._places[env]
+        place.is_failed = is_failed
+        place.is_requested = place.is_requested and not is_failed
+        if (episode := place.episode) is not None:
+            self._drop_row(episode)
+            self._finish(episode, Stage.LOST, now)
+
+    def awaited(self, env: int) -> Stage | None:
+        """Return what the runner waits for in an env: an `OPEN` episode, a step of one, or nothing."""
+        place = self._places[env]
+        if place.is_requested:
+            return Stage.OPEN
+        if place.episode is not None and place.episode.is_known:
+            return place.episode.stage
+        return None
+
+    def take_rows(self, mode: Mode = Mode.LEARN) -> list[Row]:
+        """Return the steps that were reported since the last call; they wait for actions unless they are the last."""
+        ready, self._ready[mode] = self._ready[mode], {}
+        for episode, row in ready.items():
+            episode.row, episode.is_known = None, True
+            if row.is_reset and row.env is not None:
+                self._places[row.env].is_requested = False
+        return list(ready.values())
+
+    def answer(self, episode_id: str, actions: Mapping[AgentID, Any], version: int, now: float) -> None:
+        """Answer a step that was taken; an episode that is over meanwhile needs no answer."""
+        episode = self._open.get(episode_id)
+        if episode is None or episode.stage is not Stage.ASKED or episode.row is not None:
+            return
+        self._num_asked -= 1
+        episode.stage, episode.heard_at = Stage.ANSWERED, now
+        episode.reply(Acted(actions, version))
+
+    def close(self) -> None:
+        """Refuse all requests from now on, also those that wait."""
+        self._is_closed = True
+        for episode in self._open.values():
+            episode.reply(self._refuse_closed())
+
+    @property
+    def num_ready(self) -> int:
+        """The number of rows to take from episodes that learn."""
+        return len(self._ready[Mode.LEARN])
+
+    @property
+    def num_acting(self) -> int:
+        """The number of open episodes that do not wait for an action."""
+        return len(self._open) - self._num_asked
+
+    # Steps.
+
+    def _check(self, episode: _Episode, request: StepRequest) -> Refused | None:
+        """Return why a new request is refused."""
+        name = episode.request.id
+        if request.seq is not None and request.seq != episode.seq + 1:
+            return self._refuse(
+                Code.SEQUENCE, f"episode {name!r} got seq {request.seq}; expected {episode.seq + 1}, the next one."
+            )
+        if episode.stage is Stage.ASKED:
+            return self._refuse(Code.PENDING, f"episode {name!r} waits for its action: report the next step after it.")
+        for agent, report in request.reports.items():
+            if agent not in self._agents:
+                known = ", ".join(sorted(map(repr, self._agents)))
+                return self._refuse(Code.AGENT, f"episode {name!r} has no agent {agent!r}: its agents are {known}.")
+            if agent in episode.ended:
+                what = "a reward" if report.obs is None else "an observation"
+                return self._refuse(
+                    Code.AGENT, f"agent {agent!r} of episode {name!r} gets {what}, but has ended before."
+                )
+            if not episode.num_rows and report.reward:
+                return self._refuse(
+                    Code.REWARD,
+                    f"episode {name!r} gets a reward before its first observation: it can be for no action.",
+                )
+        return None
+
+    def _repeat(self, episode: _Episode, request: StepRequest, answer: AnswerFn) -> None:
+        """Answer a request with the number of the last one."""
+        if request.digest != episode.digest:
+            answer(self._refuse_other_content(request, episode.request.id))
+            return
+        if episode.answer is None and len(episode.waiting) >= MAX_JOINED:
+            answer(self._refuse(Code.PENDING, f"{MAX_JOINED} requests wait for this answer already."))
+            return
+        self.counts["repeated"] += 1
+        if episode.answer is None:
+            episode.waiting.append(answer)
+        else:
+            answer(episode.answer)
+
+    def _answer_of_the_last(self, owner: Hashable, episode_id: str, request: StepRequest) -> Answer | None:
+        """Return the answer of the last request of an episode that is over, if this is the same request."""
+        stone = self._over.get(episode_id)
+        if stone is None or stone.owner != owner or request.seq is None or request.seq != stone.seq:
+            return None
+        if request.digest != stone.digest:
+            return self._refuse_other_content(request, episode_id)
+        self.counts["repeated"] += stone.answer is not None
+        return stone.answer
+
+    def _take_in(self, episode: _Episode, request: StepRequest, now: float) -> None:
+        for agent, report in request.reports.items():
+            episode.episode_return += report.reward
+            before = episode.pending.get(agent)
+            episode.pending[agent] = report if before is None else _joined(before, report)
+        if not request.asks and request.end is End.RUNNING:
+            episode.reply(Noted())
+            return
+        row = self._row_of(episode, request.end)
+        if not row.is_over:
+            episode.stage = Stage.ASKED
+            self._num_asked += 1
+        if not (row.is_over and row.is_reset):  # an episode without a step leaves no trace
+            self._offer(episode, row)
+        if row.is_over:
+            episode.reply(Ended(episode.episode_return, episode.num_rows - 1))
+            self._finish(episode, Stage.ENDED, now)
+
+    def _row_of(self, episode: _Episode, end: End) -> Row:
+        """Make the next row of what was reported."""
+        reports, episode.pending = episode.pending, {}
+        if end is not End.RUNNING:
+            reports |= {agent: Report() for agent in sorted(episode.running - reports.keys(), key=str)}
+        reports = {agent: self._with_end(episode, agent, report, end) for agent, report in reports.items()}
+        is_over = end is not End.RUNNING or episode.ended >= self._agents
+        is_reset = episode.num_rows == 0
+        episode.num_rows += 1
+        self.counts["steps"] += not is_reset
+        return Row(episode.request.id, episode.env, reports, is_reset, is_over)
+
+    @staticmethod
+    def _with_end(episode: _Episode, agent: AgentID, report: Report, end: End) -> Report:
+        """Return how an agent goes on; its own end counts before that of the episode."""
+        end = end if report.end is End.RUNNING else report.end
+        is_seen = report.obs is not None and (end is End.RUNNING or agent in episode.running)
+        if end is not End.RUNNING:
+            episode.running.discard(agent)
+            episode.ended.add(agent)
+        elif is_seen:
+            episode.running.add(agent)
+        if is_seen:
+            return report if end is report.end else replace(report, end=end)
+        return replace(report, obs=None, end=WITHOUT_OBSERVATION[end])
+
+    def _offer(self, episode: _Episode, row: Row) -> None:
+        """Let the runner take a row, once it has requested the episode."""
+        episode.row = row
+        if row.env is None or not row.is_reset or self._places[row.env].is_requested:
+            self._ready[episode.request.mode][episode] = row
+
+    # Ends.
+
+    def _abandon(self, episode: _Episode, outcome: Stage, is_kept: bool, now: float) -> None:
+        """End an episode with which its simulator does not go on."""
+        if not episode.is_known:
+            self._drop_row(episode)
+        else:
+            row = episode.row or Row(episode.request.id, episode.env, {}, is_step=False)
+            row.is_abandoned, row.is_kept = True, is_kept
+            self._offer(episode, row)
+        self._finish(episode, outcome, now)
+
+    def _drop_row(self, episode: _Episode) -> None:
+        self._ready[episode.request.mode].pop(episode, None)
+        episode.row = None
+
+    def _finish(self, episode: _Episode, outcome: Stage, now: float) -> None:
+        """Close an episode, free its env and leave a tombstone."""
+        self._num_asked -= episode.stage is Stage.ASKED
+        episode.stage = outcome
+        self.counts[outcome] += 1
+        del self._open[episode.request.id]
+        if episode.env is not None:
+            self._places[episode.env].episode = None
+        answer = episode.answer if outcome is Stage.ENDED else None
+        stone = _Tombstone(episode.owner, outcome, episode.seq, episode.digest, answer, now)
+        self._over[episode.request.id] = stone
+        if episode.waiting:
+            episode.reply(self._refuse_over(episode.request.id, outcome))
+        while len(self._over) > MAX_TOMBSTONES or now - next(iter(self._over.values())).over_at > TOMBSTONE_SECONDS:
+            self._over.popitem(last=False)
+
+    def _free_env(self) -> int | None:
+        """Return an env without an episode; first those where the runner waits for one."""
+        free = [env for env, place in enumerate(self._places) if place.episode is None and not place.is_failed]
+        return next((env for env in free if self._places[env].is_requested), free[0] if free else None)
+
+    # Refusals.
+
+    def _find(self, owner: Hashable, episode_id: str) -> _Episode | Refused:
+        """Return the open episode of an owner; those of others are as good as unknown."""
+        if self._is_closed:
+            return self._refuse_closed()
+        episode, stone = self._open.get(episode_id), self._over.get(episode_id)
+        if episode is not None and episode.owner == owner:
+            return episode
+        if episode is None and stone is not None and stone.owner == owner:
+            return self._refuse_over(episode_id, stone.outcome)
+        return self._refuse(Code.UNKNOWN, f"no open episode {episode_id!r}: it was never started.")
+
+    def _refuse(self, code: Code, message: str, outcome: Stage | None = None) -> Refused:
+        self.counts[code] += 1
+        return Refused(code, message, outcome)
+
+    def _refuse_over(self, episode_id: str, outcome: Stage) -> Refused:
+        return self._refuse(Code.OVER, f"no open episode {episode_id!r}: it {OUTCOMES[outcome]}.", outcome)
+
+    def _refuse_other_content(self, request: StepRequest, episode_id: str) -> Refused:
+        return self._refuse(
+            Code.SEQUENCE, f"episode {episode_id!r} got seq {request.seq} before, with other content: count on."
+        )
+
+    def _refuse_closed(self) -> Refused:
+        return self._refuse(Code.CLOSED, "the environment was closed: end the simulator.")
+
+
+OUTCOMES = {
+    Stage.ENDED: "has ended",
+    Stage.LEFT: "was left",
+    Stage.EXPIRED: "has expired after silence for the time of its lease; start another",
+    Stage.LOST: "was discarded by the runner; start another",
+}
+
+
+def _joined(before: Report, report: Report) -> Report:
+    """Return the report of an agent since its last observation, of two parts."""
+    later = before if report.obs is None else report
+    return Report(
+        obs=later.obs,
+        reward=before.reward + report.reward,
+        end=before.end if report.end is End.RUNNING else report.end,
+        action=later.action,
+        log_prob=later.log_prob,
+        info={**before.info, **report.info} if before.info and report.info else before.info or report.info,
+    )
+
+
+def _is_silent(episode: _Episode, now: float) -> bool:
+    """Return whether a simulator that is not waited for has said nothing for the time of its lease."""
+    lease = episode.request.lease
+    return lease is not None and episode.stage is not Stage.ASKED and now - episode.heard_at >= lease

@@ -1,0 +1,84 @@
+"""What training on external simulators needs: checks, the origin of rows, and an evaluator without episodes."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+
+from rookery.agent import AgentState
+from rookery.envs.config import EnvConfig
+from rookery.errors import InvalidInputError
+from rookery.evaluators.host import HostEvaluateMetric
+from rookery.evaluators.playback import RenderError
+from rookery.learners.learner import Learner
+from rookery.learners.replay import ReplayLearner
+from rookery.runners.sampling import Sample
+from rookery.sample_batch import SampleBatch
+from rookery.types import Key, PyTreeDict
+from rookery.workflows.config import TrainConfig
+
+ORIGIN_FIELDS = ("version", "logged")
+"""The entries of `env_extras` that tell who acted."""
+
+
+def check_external(train: TrainConfig, learner: Learner) -> None:
+    """Raise if a method cannot learn from fragments of external simulators."""
+    name, length = train.env.name, learner.config.rollout_length
+    if train.num_env_runners > 0:
+        raise InvalidInputError(
+            f"num_env_runners={train.num_env_runners}: {name} is a simulator of this process, which has one runner; "
+            "use num_env_runners=0."
+        )
+    if isinstance(learner, ReplayLearner) and length < learner.config.window_length:
+        raise InvalidInputError(
+            f"agent.rollout_length={length} holds no window of {learner.config.window_length} steps, and fragments of "
+            f"{name} do not continue each other: use agent.rollout_length={learner.config.window_length} or more."
+        )
+
+
+def ages_of(samples: Iterable[Sample], version: int) -> np.ndarray:
+    """Return by how many versions of the parameters each row lags."""
+    rows = [
+        version - batch.extras.env_extras.version[batch.extras.env_extras.autoreset == 0]
+        for sample in samples
+        for batch in sample.batch.batches.values()
+    ]
+    return np.concatenate(rows) if rows else np.zeros(0, np.int32)
+
+
+def num_logged(sample: Sample) -> int:
+    """Return in how many rows the simulator acted itself."""
+    return sum(int(batch.extras.env_extras.logged.sum()) for batch in sample.batch.batches.values())
+
+
+def without_origin(sample: Sample) -> Sample:
+    """Return a sample without the entries that tell who acted, which learners do not know."""
+    batches = {policy: _without_origin(batch) for policy, batch in sample.batch.batches.items()}
+    return replace(sample, batch=sample.batch.replace(batches=PyTreeDict(batches)))
+
+
+def _without_origin(batch: SampleBatch) -> SampleBatch:
+    env_extras = PyTreeDict({name: leaf for name, leaf in batch.extras.env_extras.items() if name not in ORIGIN_FIELDS})
+    return batch.replace(extras=batch.extras.replace(env_extras=env_extras))
+
+
+class NoEpisodes:
+    """Stands for the evaluator: simulators begin the episodes, so there are none to play."""
+
+    max_episode_steps = 0
+
+    def __init__(self, env: EnvConfig) -> None:
+        self._name = env.name
+
+    def evaluate(self, agent_state: AgentState, key: Key, num_episodes: int) -> HostEvaluateMetric:
+        """Return no episodes."""
+        return HostEvaluateMetric(
+            episode_returns=jnp.zeros(0), episode_lengths=jnp.zeros(0, jnp.int32), num_left_out=0, reported=PyTreeDict()
+        )
+
+    def frames(self, agent_state: AgentState, key: Key, max_steps: int) -> Iterator[np.ndarray]:
+        raise RenderError(f"{self._name} is in control of its episodes: none can be played to render it.")
+
+    def close(self) -> None:
+        """Close nothing."""
