@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rookery.configs import compose, with_values
-from rookery.configs.composition import GROUPS
+from rookery.configs.composition import GROUPS, full_key
 from rookery.configuration import from_mapping, plain, to_mapping
 from rookery.errors import InvalidInputError, check_count
 from rookery.runners.ray.settings import RaySettings
 from rookery.runs.interruption import Interrupted
-from rookery.runs.search_directory import SearchDirectory
+from rookery.runs.search_directory import SearchDirectory, is_search
 from rookery.runs.trial_results import DIVERGED, TrialResult, best_of, ranked
 from rookery.tuning.batches import BatchTrainer, program_of
 from rookery.tuning.config import OPTUNA_ROUND, TuneConfig
@@ -36,7 +37,7 @@ class Search:
         check_count("num_seeds", self.num_seeds)
         self.config = config
         self.space = TuneSpace.of(self.base, space)
-        self._given = dict(space)
+        self._given = {full_key(self.base, name): entry for name, entry in space.items()}
         self.ray = ray
         self._train = settings_of(self.base, {}).train
         _check(self._train, config)
@@ -60,6 +61,19 @@ class Search:
         """Everything that the search depends on, as plain data."""
         tune = to_mapping(replace(self.config, search_dir=None))
         return {"config": {**self.base, "num_seeds": self.num_seeds}, "space": self._given, "tune": tune}
+
+    def directory(self, path: str) -> SearchDirectory:
+        """Create the directory of the search, or open the one that is there; raise if it has another search."""
+        if not is_search(Path(path)):
+            return SearchDirectory.create(path, self.description)
+        directory = SearchDirectory.open(path)
+        if (before := Search.reopened(directory).description) != self.description:
+            other = next(name for name in before if before[name] != self.description[name])
+            raise InvalidInputError(
+                f"the search in {path} has another {other}: choose another search_dir, or continue that search with "
+                f"`{directory.resume_command}`."
+            )
+        return directory
 
     def run(self, directory: SearchDirectory, say: Callable[[str], object]) -> list[TrialResult]:
         """Run the search in its directory, from where it is; return the last result of each trial, the best first."""

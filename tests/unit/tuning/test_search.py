@@ -162,8 +162,8 @@ def test_settings_without_a_meaning_in_a_search_are_refused(
 
 
 def test_choices_that_do_not_fit_together_are_refused_before_the_first_trial() -> None:
-    own = search({"agent.num_minibatches": [2, 16], "agent.num_envs": [2, 4]}, "agent=ppo", trials=4)
-    with pytest.raises(InvalidInputError, match="agent.num_minibatches=16 does not divide 8 samples"):
+    own = search({"agent.num_minibatches": [2, 8], "agent.num_envs": [2, 4]}, "agent=ppo", trials=4)
+    with pytest.raises(InvalidInputError, match="num_minibatches=8 leaves one sample per minibatch"):
         own.check()
 
 
