@@ -24,6 +24,7 @@ BENCHMARKS = (
     "dqn",
     "replay",
     "evolution",
+    "pbt",
     "scale",
     "runner",
     "runner_memory",

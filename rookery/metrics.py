@@ -50,6 +50,15 @@ class Mean(PyTreeData):
         """The mean; NaN without samples."""
         return self.total / self.weight
 
+    def add(self, other: Self) -> Self:
+        """Combine two means."""
+        return jax.tree.map(jnp.add, self, other)
+
+    def over_members(self) -> Self:
+        """Combine the means `[P]` of a population; those that are not finite do not count."""
+        is_finite = jnp.isfinite(self.total)
+        return jax.tree.map(lambda leaf: jnp.sum(jnp.where(is_finite, leaf, 0.0)), self)
+
     def since_record(self) -> "RunningMean":
         """Start a running mean with this one."""
         return RunningMean(total=TwoFloat.of(self.total), weight=TwoFloat.of(self.weight))
@@ -94,6 +103,12 @@ class Latest(PyTreeData):
     def add(self, later: Self) -> Self:
         """Return the later value, if it is known."""
         return jax.tree.map(lambda old, new: jnp.where(later.is_known, new, old), self, later)
+
+    def over_members(self) -> Self:
+        """Return the mean of the known values `[P]` of a population."""
+        num_known = jnp.sum(self.is_known, dtype=jnp.float32)
+        total = jnp.sum(jnp.where(self.is_known, self.value, 0.0))
+        return self.replace(value=total / jnp.maximum(num_known, 1.0), is_known=num_known > 0)
 
     def value_of(self, seed_index: int) -> float | None:
         """Return the value of a seed, on the host; None if it is unknown."""

@@ -36,6 +36,7 @@ AGENTS = {
     "ga": "rookery.algorithms.evolution.ga:GAWorkflow",
     "evosax": "rookery.algorithms.evolution.evosax_methods:EvosaxWorkflow",
     "nsga2": "rookery.algorithms.evolution.nsga2:NSGA2Workflow",
+    "pbt": "rookery.populations.pbt:PBTWorkflow",
     "map_elites": "rookery.algorithms.evolution.map_elites:MAPElitesWorkflow",
 }
 """The module and class of the workflow of each method."""

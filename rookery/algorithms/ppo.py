@@ -6,6 +6,7 @@ their norm, and a truncated episode bootstraps from its true last state. Optiona
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -167,3 +168,10 @@ class PPOWorkflow(OnPolicyWorkflow):
     config_class = PPOConfig
     hyperparameters_class = PPOHyperparameters
     learner_class = PPO
+    search_space: ClassVar = {
+        "learning_rate": {"low": 1e-5, "high": 3e-2, "scale": "log"},
+        "entropy_coefficient": {"low": 1e-4, "high": 0.1, "scale": "log"},
+        "discount": {"low": 0.9, "high": 0.999, "scale": "complement"},
+        "gae_lambda": {"low": 0.8, "high": 0.99, "scale": "complement"},
+        "clip_ratio": {"low": 0.05, "high": 0.5},
+    }

@@ -8,7 +8,7 @@ uniform.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -224,3 +224,9 @@ class SACWorkflow(OffPolicyWorkflow):
     config_class = SACConfig
     hyperparameters_class = SACHyperparameters
     learner_class = SAC
+    search_space: ClassVar = {
+        "actor_learning_rate": {"low": 1e-5, "high": 1e-2, "scale": "log"},
+        "critic_learning_rate": {"low": 1e-5, "high": 1e-2, "scale": "log"},
+        "temperature_learning_rate": {"low": 1e-5, "high": 1e-2, "scale": "log"},
+        "discount": {"low": 0.9, "high": 0.999, "scale": "complement"},
+    }

@@ -32,6 +32,7 @@ def load(
     policy: str | None = None,
     seed: int | None = None,
     individual: str | None = None,
+    member: int | None = None,
     agent: type[Agent] | Agent | None = None,
     network: type | None = None,
     warm_up: tuple[int, ...] = (),
@@ -41,12 +42,13 @@ def load(
 
     `path` is the run directory, or the folder of one checkpoint, in its run or copied. No environment is built, and no
     module that the run names is imported. A run with several policies needs the name of one; `seed` chooses one of
-    several seeds, by default the first. `individual="best"` is the fittest individual of evolution. A policy of own
-    classes needs them, `agent=MyAgent` and `network=MyEncoder`, or your `trust`, with which the modules that the run
-    names are imported. `warm_up` compiles `predict` for batches of these sizes.
+    several seeds, by default the first. `individual="best"` is the fittest individual of evolution; `member=3` is a
+    member of a population, whose policy is otherwise that of the best. A policy of own classes needs them,
+    `agent=MyAgent` and `network=MyEncoder`, or your `trust`, with which the modules that the run names are imported.
+    `warm_up` compiles `predict` for batches of these sizes.
     """
     checkpoint = _opened(Path(path), step, best)
-    name = _chosen(checkpoint, PolicyName(policy, seed, individual))
+    name = _chosen(checkpoint, PolicyName(policy, seed, individual_of(individual, member)))
     try:
         with contextlib.nullcontext() if trust else strangers_config():
             result = read_policy(checkpoint, name, agent, network)
@@ -58,6 +60,17 @@ def load(
         ) from error
     result.warm_up(*warm_up)
     return result
+
+
+def individual_of(individual: str | None, member: int | None) -> str | None:
+    """Return the name of the individual that is a member of a population, or the given one."""
+    if member is None:
+        return individual
+    if individual is not None:
+        raise InvalidInputError(f"individual={individual} and member={member}: choose one.")
+    if member < 0:
+        raise InvalidInputError(f"member={member} must be an integer of at least 0.")
+    return str(member)
 
 
 def _opened(path: Path, step: int | None, best: bool) -> Checkpoint:

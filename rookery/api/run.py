@@ -280,7 +280,7 @@ class Run:
     def _parts(self) -> list[PolicyPart]:
         """Return the policies of the last state."""
         training, state = self.workflow.training, self.state
-        agents, env_steps = gather(training.agents(state)), gather(state.env_steps)
+        agents, env_steps = gather(training.individuals(state)), gather(state.env_steps)
         return list(policy_parts(self.workflow.settings, training, agents, env_steps))
 
     def _teams(self) -> list[Team]:

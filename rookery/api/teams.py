@@ -34,10 +34,16 @@ def read_teams(
         unsorted = _read_older_format(run, checkpoint, individual)
     teams = dict(sorted(unsorted.items()))
     if not teams:
-        raise InvalidInputError(f"{run.path} has no {individual} individual: leave out the individual.")
+        raise InvalidInputError(f"{run.path} has no individual {individual}: {_known(checkpoint)}.")
     if policy is not None:
         teams = {seed: _only(policy, team) for seed, team in teams.items()}
     return checkpoint.step, teams
+
+
+def _known(checkpoint: Checkpoint) -> str:
+    """Say which individuals there are."""
+    names = [name.individual for name in policy_names(checkpoint) if name.individual is not None]
+    return f"choose one of {', '.join(dict.fromkeys(names))}" if names else "leave it out"
 
 
 def _read_files(

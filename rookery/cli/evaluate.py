@@ -41,12 +41,16 @@ def add_evaluate(commands: "argparse._SubParsersAction") -> None:
     command.add_argument(
         "--individual", choices=["best"], help="evolution: evaluate the fittest individual instead of the center"
     )
+    command.add_argument(
+        "--member", type=int, metavar="N", help="population: evaluate member N, from 0, instead of the best"
+    )
     command.add_argument("--seed", type=int, default=0, metavar="K", help="seed of the episodes (default: 0)")
     add_trust(command)
     command.set_defaults(run_fn=run_evaluate)
 
 
 def run_evaluate(arguments: argparse.Namespace) -> int:
+    from rookery.api.loading import individual_of
     from rookery.api.teams import read_teams
     from rookery.cli.training import prepare_jax
     from rookery.configs.evaluation import evaluated_env, split_overrides
@@ -70,7 +74,8 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
     env = evaluated_env(config, overrides)
     prepare_jax({"env": {"name": env.name}})
     agent = own_agent(own["agent"]) if "agent" in own else None
-    choice = (arguments.step, arguments.best, arguments.policy, arguments.individual)
+    individual = individual_of(arguments.individual, arguments.member)
+    choice = (arguments.step, arguments.best, arguments.policy, individual)
     step, teams = read_teams(run, *choice, agent, own.get("network"))
     first_team, key = next(iter(teams.values())), make_key(arguments.seed)
     num_envs, pool_sizes = num_envs_of(config, env), pool_sizes_of(config)

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 MODULE = "rookery.configs"
 GROUPS = ("agent", "env")
-OPEN_MAPPING = "env.kwargs"
-"""Its keys are arguments of an environment library, so any key is valid."""
+OPEN_MAPPINGS = ("env.kwargs", "agent.member", "agent.space")
+"""Their keys depend on another setting, the environment or the method of the members, and are checked at build."""
+OPEN_KEYS = tuple(f"{mapping}." for mapping in OPEN_MAPPINGS)
 POLICIES = "env.policies"
 """Its first pattern that matches counts, so another mapping replaces it as a whole."""
 NETWORK = "agent.network"
@@ -99,7 +100,7 @@ def full_key(config: Mapping[str, Any], name: str) -> str:
     """Return the key of a config that a name means; raise if there is none."""
     known = list(_keys(config))
     key = name if name in known or "." in name else f"agent.{name}"
-    if key not in known and not key.startswith(f"{OPEN_MAPPING}."):
+    if key not in known and not key.startswith(OPEN_KEYS):
         raise unknown_key(name, known)
     return key
 
@@ -222,7 +223,7 @@ def _with_sign(override: "Override") -> str:
     lacks.
     """
     text, key = str(override.input_line), override.get_key_element()
-    may_add = key.startswith(OPEN_MAPPING) or (isinstance(override.value(), dict) and key[0] not in "+~")
+    may_add = key.startswith(OPEN_MAPPINGS) or (isinstance(override.value(), dict) and key[0] not in "+~")
     return f"++{text}" if may_add and key not in GROUPS else text
 
 
@@ -233,7 +234,7 @@ def _check_keys(overrides: Sequence["Override"]) -> None:
     known = list(_keys(_compose(choices)))
     for override in changes:
         key = override.key_or_group
-        if override.package is None and key not in known and not key.startswith(OPEN_MAPPING):
+        if override.package is None and key not in known and not key.startswith(OPEN_MAPPINGS):
             raise unknown_key(key, known)
 
 

@@ -2,13 +2,14 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
 from rookery.errors import InvalidInputError
+from rookery.types import PyTree
 
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 LOOPS = ("scan", "while")
@@ -32,6 +33,11 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def bytes_of_tree(tree: PyTree) -> int:
+    """Return the bytes of all arrays of a tree, or of their shapes."""
+    return _bytes_of_shapes(jax.tree.leaves(tree))
+
+
 def bytes_of_program(jaxpr: Any) -> int:
     """Return a lower bound of the bytes that a program needs: its results, or the largest loop within."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
@@ -51,7 +57,11 @@ def _bytes_of_loops(jaxpr: Any) -> Iterator[int]:
 
 def _bytes_of(variables: Any) -> int:
     avals = [variable.aval for variable in variables]
-    return sum(math.prod(aval.shape) * _item_bytes(aval.dtype) for aval in avals if hasattr(aval, "shape"))
+    return _bytes_of_shapes(aval for aval in avals if hasattr(aval, "shape"))
+
+
+def _bytes_of_shapes(shapes: Iterable[Any]) -> int:
+    return sum(math.prod(shape.shape) * _item_bytes(shape.dtype) for shape in shapes)
 
 
 def _item_bytes(dtype: Any) -> int:

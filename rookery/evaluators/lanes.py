@@ -48,6 +48,8 @@ class Queue(PyTreeData):
     first_agent: Array
     num_episodes: int = pytree_field(static=True)
     num_jobs: int = pytree_field(static=True)
+    paired: bool = pytree_field(static=True, default=False)
+    """Whether the key of an episode depends on its index alone, not on the agent."""
 
     def agent_of(self, job: Array) -> Array:
         """Return the agent of a job; for a job past the queue, any agent."""
@@ -55,8 +57,10 @@ class Queue(PyTreeData):
 
     def key_of(self, job: Array) -> Key:
         """Return the key of a job."""
-        agent_key = jax.random.fold_in(self.key, self.first_agent + self.agent_of(job))
-        return jax.random.fold_in(agent_key, job % self.num_episodes)
+        key = self.key
+        if not self.paired:
+            key = jax.random.fold_in(key, self.first_agent + self.agent_of(job))
+        return jax.random.fold_in(key, job % self.num_episodes)
 
 
 def load_agents(loaded: AgentState, agent_states: AgentState, needed: Array, agent: Array) -> AgentState:

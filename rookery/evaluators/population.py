@@ -68,17 +68,25 @@ class PopulationEvaluator(PyTreeNode):
         return EvaluateMetric(episode_returns=episodes.episode_returns, episode_lengths=episodes.episode_lengths)
 
     def play(
-        self, agent_states: AgentState, key: Key, num_episodes: int = 1, first_agent: Array | int = 0
+        self,
+        agent_states: AgentState,
+        key: Key,
+        num_episodes: int = 1,
+        first_agent: Array | int = 0,
+        paired: bool = False,
     ) -> PopulationEpisodes:
         """Play and return all results; `first_agent` is the index of the first agent in the whole population.
 
-        The episodes of an agent depend on its index, so they are the same in whichever part it is evaluated.
+        The episodes of an agent depend on its index, so they are the same in whichever part it is evaluated. If
+        `paired`, they depend only on the index of the episode: all agents play from the same starts.
         """
         check_count("num_episodes", num_episodes)
-        return self._play(agent_states, as_one_key(key), num_episodes, jnp.asarray(first_agent, jnp.int32))
+        return self._play(agent_states, as_one_key(key), num_episodes, jnp.asarray(first_agent, jnp.int32), paired)
 
-    @partial(batch_invariant_jit, static_argnames=("num_episodes",))
-    def _play(self, agent_states: AgentState, key: Key, num_episodes: int, first_agent: Array) -> PopulationEpisodes:
+    @partial(batch_invariant_jit, static_argnames=("num_episodes", "paired"))
+    def _play(
+        self, agent_states: AgentState, key: Key, num_episodes: int, first_agent: Array, paired: bool
+    ) -> PopulationEpisodes:
         population_size = population_size_of(agent_states)
         queue = Queue(
             agent_states=agent_states,
@@ -86,6 +94,7 @@ class PopulationEvaluator(PyTreeNode):
             first_agent=first_agent,
             num_episodes=num_episodes,
             num_jobs=population_size * num_episodes,
+            paired=paired,
         )
         played, shape = self._play_all(queue), (population_size, num_episodes)
         statistics = played.obs_statistics

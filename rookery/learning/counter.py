@@ -40,6 +40,14 @@ class Counter(PyTreeData):
         carry = (low < increment).astype(jnp.uint32)
         return self.replace(low=low, high=self.high + carry)
 
+    def sum(self) -> "Counter":
+        """Return the sum of up to 2^16 counters, along the first axis."""
+        half = jnp.uint32(0xFFFF)
+        lower = jnp.sum(self.low & half, axis=0, dtype=jnp.uint32)
+        upper = jnp.sum(self.low >> 16, axis=0, dtype=jnp.uint32) + (lower >> 16)
+        high = jnp.sum(self.high, axis=0, dtype=jnp.uint32) + (upper >> 16)
+        return Counter(low=(upper << 16) | (lower & half), high=high)
+
     def is_below(self, other: "Counter") -> Bool[Array, "..."]:
         """Tell whether this count is less than `other`."""
         return (self.high < other.high) | ((self.high == other.high) & (self.low < other.low))

@@ -1,4 +1,4 @@
-"""Final populations of evolution, read from `population.json` and validated."""
+"""Final populations, read from `population.json` and validated."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rookery.errors import InvalidInputError
+from rookery.report.member_history import MemberHistory, parse_member_history
 from rookery.runs.records import LARGEST
 
 
@@ -45,9 +46,12 @@ class Archive:
         return float(np.nansum(self.fitness + self.qd_offset))
 
 
-def parse_populations(entries: Sequence[Any]) -> tuple[Front | Archive, ...]:
+Population = Front | Archive | MemberHistory
+
+
+def parse_populations(entries: Sequence[Any]) -> tuple[Population, ...]:
     """Parse the entries of all seeds; errors name the damaged entry."""
-    populations: list[Front | Archive] = []
+    populations: list[Population] = []
     for number, entry in enumerate(entries):
         try:
             populations.append(_parse(entry))
@@ -59,7 +63,7 @@ def parse_populations(entries: Sequence[Any]) -> tuple[Front | Archive, ...]:
     return tuple(populations)
 
 
-def _parse(entry: Any) -> Front | Archive:
+def _parse(entry: Any) -> Population:
     if not isinstance(entry, Mapping):
         raise ValueError(f"it is {entry!r:.80}, expected an object")
     match entry["kind"]:
@@ -67,8 +71,10 @@ def _parse(entry: Any) -> Front | Archive:
             return _parse_front(entry)
         case "archive":
             return _parse_archive(entry)
+        case "members":
+            return parse_member_history(entry)
         case kind:
-            raise ValueError(f"its kind is {kind!r:.80}, expected 'front' or 'archive'")
+            raise ValueError(f"its kind is {kind!r:.80}, expected 'front', 'archive' or 'members'")
 
 
 def _parse_front(entry: Mapping[str, Any]) -> Front:

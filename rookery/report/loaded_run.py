@@ -9,7 +9,7 @@ import numpy as np
 
 from rookery.errors import InvalidInputError
 from rookery.report.curves import Series, diverged_seeds, read_series
-from rookery.report.fronts_and_archives import Archive, Front, parse_populations
+from rookery.report.fronts_and_archives import Population, parse_populations
 from rookery.report.statistics import bootstrap_interval, interquartile_mean
 from rookery.runs.directory import RunDirectory
 from rookery.runs.records import LARGEST, MAX_COUNT, Records
@@ -50,7 +50,8 @@ class BestRecord:
 class LoadedRun:
     """The contents of a run directory; `style` is the color of its curves.
 
-    `populations` has the final population of each seed of evolution; `population_problem` explains why it is unusable.
+    `populations` has the final population of each seed, of evolution or of members; `population_problem` explains
+    why it is unusable.
     """
 
     name: str
@@ -60,7 +61,7 @@ class LoadedRun:
     timing: Mapping[str, float] | None
     series: Mapping[str, Series]
     episode: bytes | None
-    populations: tuple[Front | Archive, ...]
+    populations: tuple[Population, ...]
     population_problem: str
     diverged: Mapping[int, int]
     """The seeds that diverged, and the env steps at which that was found."""
@@ -169,7 +170,7 @@ def _load(directory: RunDirectory, name: str, style: int) -> LoadedRun:
 
     records = read(directory.read_records, Records([], ()))
     left_out += [f"{directory.metrics_path}: {what}" for what in records.left_out]
-    populations: tuple[Front | Archive, ...] = ()
+    populations: tuple[Population, ...] = ()
     population_problem = ""
     try:
         populations = parse_populations(directory.read_populations())

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from rookery.configuration import from_mapping
@@ -57,8 +58,8 @@ def _axis_of_setting(key: str, given: Any, values: Sequence[Any]) -> UprightAxis
     name = key.removeprefix("agent.")
     if isinstance(given, Mapping):
         own = from_mapping(SearchRange, given, key)
-        numbers = np.array([shown_number(value) for value in values], np.float32)
-        ticks = {place: format_number(float(own.from_unit(np.float32(place)))) for place in TICKS}
+        numbers = jnp.float32([shown_number(value) for value in values])
+        ticks = {place: format_number(float(own.from_unit(jnp.float32(place)))) for place in TICKS}
         return UprightAxis(name, ticks, tuple(np.asarray(own.to_unit(numbers)).tolist()))
     indices = {json.dumps(choice): index for index, choice in enumerate(given)}
     num_gaps = max(1, len(given) - 1)

@@ -23,6 +23,7 @@ from rookery.report.layout import (
 )
 from rookery.report.loaded_run import LoadedRun
 from rookery.report.markup import Markup
+from rookery.report.member_history import MemberHistory
 from rookery.report.planes import Group, front_figure, path_figure
 from rookery.report.plots import NUM_STYLES, Line, line_figure
 from rookery.runs.records import ITERATIONS
@@ -84,6 +85,8 @@ def _at(series: Series, generations: Series) -> Series:
 
 
 def _has_evolved(run: LoadedRun) -> bool:
+    if run.populations and isinstance(run.populations[0], MemberHistory):
+        return False
     return bool(run.populations or run.population_problem) or any(name.startswith(PREFIX) for name in run.series)
 
 

@@ -16,6 +16,7 @@ from rookery.report.loaded_run import (
     LoadedRun,
 )
 from rookery.report.markup import Content, Markup, element
+from rookery.report.members import members
 from rookery.report.plots import share_bar
 from rookery.report.policies import by_policy, policies
 from rookery.report.population import population
@@ -143,6 +144,7 @@ SECTIONS: tuple[Section, ...] = (
     policies,
     episodes,
     population,
+    members,
     updates,
     throughput,
     runners,

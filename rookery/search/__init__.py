@@ -1,6 +1,17 @@
 """Search for hyper-parameters: the space to search, and what a member of a population takes over from another."""
 
 from rookery.search.inheritance import inherit, inheritance
+from rookery.search.searches import SEARCHES, Search, SearchHyperparameters, Selection
 from rookery.search.space import Numbers, SearchRange, SearchSpace
 
-__all__ = ["Numbers", "SearchRange", "SearchSpace", "inherit", "inheritance"]
+__all__ = [
+    "SEARCHES",
+    "Numbers",
+    "Search",
+    "SearchHyperparameters",
+    "SearchRange",
+    "SearchSpace",
+    "Selection",
+    "inherit",
+    "inheritance",
+]

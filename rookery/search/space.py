@@ -95,12 +95,14 @@ class SearchSpace:
 
     def sample(self, key: Key) -> Numbers:
         """Draw all numbers of a member, each uniformly on its scale."""
-        return {name: own.sample(_key_of(key, name)) for name, own in self.ranges}
+        return {name: own.sample(key_of(key, name)) for name, own in self.ranges}
 
-    def perturb(self, numbers: Numbers, key: Key, factor: float, resample_probability: float = 0.0) -> Numbers:
+    def perturb(
+        self, numbers: Numbers, key: Key, factor: Array | float, resample_probability: Array | float = 0.0
+    ) -> Numbers:
         """Multiply or divide each number by `factor`, independently, or with a probability draw it again."""
         return {
-            name: _perturbed(own, numbers[name], _key_of(key, name), factor, resample_probability)
+            name: _perturbed(own, numbers[name], key_of(key, name), factor, resample_probability)
             for name, own in self.ranges
         }
 
@@ -164,11 +166,14 @@ def _start_of(value: Any) -> Any:
     return value.start if isinstance(value, LinearSchedule) else value
 
 
-def _key_of(key: Key, name: str) -> Key:
+def key_of(key: Key, name: str) -> Key:
+    """Derive the key of one searched number from that of its member."""
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
-def _perturbed(own: SearchRange, number: Array, key: Key, factor: float, resample_probability: float) -> Array:
+def _perturbed(
+    own: SearchRange, number: Array, key: Key, factor: Array | float, resample_probability: Array | float
+) -> Array:
     direction_key, choice_key, sample_key = jax.random.split(key, 3)
     factors = jnp.float32(factor), 1.0 / jnp.float32(factor)
     perturbed = own.perturb(number, jnp.where(jax.random.bernoulli(direction_key), *factors))

@@ -45,7 +45,7 @@ def make_gradient_training(
     If `evaluation_episodes` is given, the run is only evaluated and no host environments for training are started.
     """
     train = settings.train
-    num_devices, num_envs = layout.mesh.size, learner.config.num_envs
+    num_devices, num_envs = layout.num_shares, learner.config.num_envs
     learner.check(num_devices)
     num_rows = num_envs * learner.config.rollout_length
     check_memory(f"agent.num_envs={num_envs} with agent.rollout_length={learner.config.rollout_length}", 4 * num_rows)
@@ -99,7 +99,7 @@ def _make_joint_training(
         if snapshot.of is not None:
             pool = Snapshots(snapshot.of, tuple(assignment.members_of(snapshot.into)), snapshot.every)
         joint = PolicyLearners(agent=agent, config=config, learners=PyTreeDict(learners), frozen=frozen, snapshots=pool)
-        joint.check(layout.mesh.size)
+        joint.check(layout.num_shares)
         evaluator = HostEvaluator(train.env, agent, config.num_envs, assignment, opened=envs)
         return HostTraining(collector, joint, settings.hyperparameters, layout, evaluator, train)
 

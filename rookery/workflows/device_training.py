@@ -86,7 +86,7 @@ class DeviceTraining(OnDevice, LearnerTraining):
 
     def _start_envs(self, key: Key) -> RolloutState:
         """Start this device's environments; the keys do not depend on the number of devices."""
-        num_devices, num_envs = self.layout.mesh.size, self.source.num_envs
+        num_devices, num_envs = self.layout.num_shares, self.source.num_envs
         env_keys = jax.random.split(key, num_devices * num_envs).reshape(num_devices, num_envs)
         return self.source.init(env_keys[jax.lax.axis_index(DEVICE_AXIS)])
 

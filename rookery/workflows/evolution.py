@@ -31,6 +31,7 @@ class ECWorkflow(Workflow):
     """Whether 2, 4, 8, ... cores compute the same numbers as one, to the bit: then a run uses all by default."""
     # One population fills the device. With `vmap`, the lanes of one seed would wait for those of another.
     vectorize_seeds = False
+    iterations_per_round = 4
     compiler_options = batch_invariant_options
 
     def __init_subclass__(cls, **kwargs: object) -> None:

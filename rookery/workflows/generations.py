@@ -126,11 +126,11 @@ class Generations(Training):
         self.config = config = evolution.config
         self.layout = layout
         self._hyperparameters = evolution.hyperparameters
-        check_divides("agent.population_size", config.population_size, layout.mesh.size)
-        whole = layout.mesh.size * optimizer.group_size
+        check_divides("agent.population_size", config.population_size, layout.num_shares)
+        whole = layout.num_shares * optimizer.group_size
         if config.population_size % whole:
             raise InvalidInputError(
-                f"agent.population_size={config.population_size} does not split into pairs over {layout.mesh.size} "
+                f"agent.population_size={config.population_size} does not split into pairs over {layout.num_shares} "
                 f"devices: use a multiple of {whole}."
             )
 
@@ -274,7 +274,7 @@ class DeviceGenerations(OnDevice, Generations):
             agent_fn=agent.compute_actions if config.explore else agent.evaluate_actions,
             initial_carry_fn=agent.initial_carry,
             max_episode_steps=evaluator.max_episode_steps,
-            num_lanes=min(config.num_lanes, config.population_size * config.num_episodes // layout.mesh.size),
+            num_lanes=min(config.num_lanes, config.population_size * config.num_episodes // layout.num_shares),
             measures=evolution.measures,
             track_obs=config.tracks_obs,
             axis_name=DEVICE_AXIS,

@@ -81,7 +81,7 @@ class RecordEvent:
     def policies(self) -> list[PolicyPart]:
         """Return all policies at this moment, as copies on the host."""
         state = self._state
-        agents, env_steps = gather(jax.tree.map(jnp.copy, (self._training.agents(state), state.env_steps)))
+        agents, env_steps = gather(jax.tree.map(jnp.copy, (self._training.individuals(state), state.env_steps)))
         return list(policy_parts(self._settings, self._training, agents, env_steps))
 
     def stop(self, reason: str = "a hook stopped the run") -> None:

@@ -151,11 +151,11 @@ class HostTraining(LearnerTraining):
         return self.layout.program(self._store, (self._specs, self._given), self._specs)
 
     def _acting(self, agent_state: AgentState) -> AgentState:
-        return on_one_device(agent_state) if self.layout.mesh.size > 1 else agent_state
+        return on_one_device(agent_state) if self.layout.num_shares > 1 else agent_state
 
     def place(self, experience: Batch) -> Batch:
         """Split experience over the devices; with one device, return it unchanged."""
-        num_devices = self.layout.mesh.size
+        num_devices = self.layout.num_shares
         if num_devices == 1:
             return experience
         # Programs sum the metrics over the devices.

@@ -14,6 +14,7 @@ class OffPolicyWorkflow(Workflow):
     """Trains a replay learner; `init` takes the `warmup_steps`, so that every iteration can learn."""
 
     learner_class: ClassVar[type[ReplayLearner]]
+    iterations_per_round = 1024
     is_split_by_devices = True  # the replay buffer is
 
     def make_training(self) -> Training:

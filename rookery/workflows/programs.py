@@ -32,6 +32,11 @@ class Layout:
     enable_jit: bool = True
     compiler_options: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def num_shares(self) -> int:
+        """The number of devices that split the environments or individuals of one training."""
+        return self.mesh.shape[DEVICE_AXIS]
+
     def program(
         self,
         function: Callable,
@@ -81,13 +86,13 @@ class Layout:
             sharding = NamedSharding(self.mesh, spec)
             return jax.tree.map(lambda leaf: _put(leaf, sharding), subtree)
 
-        return jax.tree.map(put, self._with_seeds(specs), tree, is_leaf=_is_spec)
+        return jax.tree.map(put, self._with_seeds(specs), tree, is_leaf=is_spec)
 
     def _with_seeds(self, specs: PyTree) -> PyTree:
         """Shift the split axis by one if the first axis is that of the seeds."""
         if self.num_seeds == 1:
             return specs
-        return jax.tree.map(lambda spec: PartitionSpec(None, *spec) if len(spec) else spec, specs, is_leaf=_is_spec)
+        return jax.tree.map(lambda spec: PartitionSpec(None, *spec) if len(spec) else spec, specs, is_leaf=is_spec)
 
 
 def specs_of(cls: type[Tree], **specs: PyTree) -> Tree:
@@ -100,7 +105,8 @@ def experience_specs() -> Experience:
     return specs_of(Experience, trajectory=PartitionSpec(None, DEVICE_AXIS), first_carry=SPLIT, metrics=SAME)
 
 
-def _is_spec(node: object) -> bool:
+def is_spec(node: object) -> bool:
+    """Tell whether a node of a tree of specs is a spec."""
     return isinstance(node, PartitionSpec)
 
 

@@ -11,11 +11,11 @@ from rookery.agent import Agent, AgentState
 from rookery.errors import InvalidInputError
 from rookery.learning.counter import Counter
 from rookery.policy import Policy
-from rookery.runs.policy_files import BEST_INDIVIDUAL, PolicyName, policy_files
+from rookery.runs.policy_files import PolicyName, policy_files
 from rookery.spaces import Dict, Space
 from rookery.types import index_tree
 from rookery.workflows.config import Settings
-from rookery.workflows.training import CENTER, Training, TrainingState
+from rookery.workflows.training import Training, TrainingState
 
 
 class PolicyPart(NamedTuple):
@@ -29,17 +29,16 @@ class PolicyPart(NamedTuple):
 
 
 def policy_parts(
-    settings: Settings, training: Training, agents: Mapping[str, AgentState], env_steps: Counter
+    settings: Settings, training: Training, individuals: Mapping[str, AgentState], env_steps: Counter
 ) -> Iterator[PolicyPart]:
-    """Iterate over the policies of `Training.agents` on the host."""
+    """Iterate over the policies of `Training.individuals` on the host."""
     train = settings.train
     is_one = train.num_seeds == 1
-    for prefix, of_seeds in agents.items():
-        individual = None if prefix == CENTER else BEST_INDIVIDUAL
+    for individual, of_seeds in individuals.items():
         for index, seed in enumerate(train.seeds):
             agent_state, counter = (of_seeds, env_steps) if is_one else index_tree((of_seeds, env_steps), index)
             for policy, policy_state, spaces in by_policy(agent_state, training.spaces):
-                name = PolicyName(policy, None if is_one else seed, individual)
+                name = PolicyName(policy, None if is_one else seed, individual or None)
                 yield PolicyPart(name, policy_state, spaces, int(counter), seed)
 
 
@@ -66,7 +65,7 @@ def saved_policies(
     versions = {"rookery": rookery.__version__, "jax": jax.__version__}
     about = {"method": settings.agent_name, "env": settings.train.env.name, "versions": versions}
     files: dict[str, bytes] = {}
-    for part in policy_parts(settings, training, training.agents(state), state.env_steps):
+    for part in policy_parts(settings, training, training.individuals(state), state.env_steps):
         more = about | {"seed": part.seed}
         if part.name.individual is None and part.seed in evaluations:
             more["evaluation"] = evaluations[part.seed]

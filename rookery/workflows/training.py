@@ -19,6 +19,7 @@ from rookery.hyperparameters import Hyperparameters
 from rookery.learners.learner import Learner, LearnerState
 from rookery.learning.counter import Counter
 from rookery.metrics import Metrics, RunningMetrics, accumulate, running_shapes
+from rookery.runs.policy_files import BEST_INDIVIDUAL
 from rookery.spaces import Space
 from rookery.types import Array, Key, PyTree, PyTreeDict, State
 from rookery.workflows.programs import Layout, Program, specs_of
@@ -215,6 +216,10 @@ class Training(ABC):
         """Return the agents to evaluate, by the prefix of their metrics."""
         return {CENTER: state.agent_state}
 
+    def individuals(self, state: TrainingState) -> dict[str, AgentState]:
+        """Return the agents of a state that become policies, by individual; the trained one has an empty name."""
+        return {"" if prefix == CENTER else BEST_INDIVIDUAL: agent for prefix, agent in self.agents(state).items()}
+
     def evaluate(self, state: TrainingState) -> tuple[PyTreeDict, TrainingState]:
         """Play episodes with the greedy policy."""
         metrics, eval_key = self.evaluation(self.agents(state), state.eval_key)
@@ -271,14 +276,15 @@ class LearnerTraining(Training):
         """Make the first state of the learner, for one seed on one device."""
 
     @functools.cached_property
-    def _learner_shape(self) -> LearnerState:
+    def learner_shape(self) -> LearnerState:
+        """The shapes of the state of the learner, for one seed on one device."""
         return jax.eval_shape(self.start_learner, jax.random.key(0), self._hyperparameters)
 
     def agent_shape(self) -> AgentState:
-        return self._learner_shape.agent_state
+        return self.learner_shape.agent_state
 
     def specs(self) -> TrainingState:
-        return state_specs(self.learner.specs(self._learner_shape))
+        return state_specs(self.learner.specs(self.learner_shape))
 
     def with_agent(self, state: TrainingState, agent_state: AgentState) -> TrainingState:
         return state.replace(learner=self.learner.with_agent(state.learner, agent_state))
@@ -291,6 +297,10 @@ class OnDevice(Training):
     """Training with environments in the compiled program; all iterations between two records are one call."""
 
     environments = NoEnvironments()
+    start: Callable[[Key, Hyperparameters], TrainingState]
+    """Makes the first state of one seed, on one device's share."""
+    iterate: Callable[[TrainingState], tuple[Metrics, TrainingState]]
+    """Runs one iteration of one seed, on one device's share."""
     _step: Program
 
     def init(self, key: Key, hyperparameters: Hyperparameters | None = None) -> TrainingState:
@@ -304,6 +314,7 @@ class OnDevice(Training):
 
     def _make_programs(self, start: Callable, iterate: Callable) -> None:
         """Make the programs from functions of one seed and one device's share."""
+        self.start, self.iterate = start, iterate
         layout, specs = self.layout, self.specs()
         iterate_all = layout.over_seeds(iterate)
         if layout.enable_jit:

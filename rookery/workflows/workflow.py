@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from rookery.agent import Agent, AgentState
-from rookery.distributed import check_memory, device_mesh
+from rookery.distributed import DEVICE_AXIS, check_memory, device_mesh
 from rookery.errors import InvalidInputError
 from rookery.hyperparameters import Hyperparameters
 from rookery.learning.counter import Counter
@@ -45,6 +46,12 @@ class Workflow(ABC):
     """If True, vectorize seeds with `vmap`; otherwise loop over them."""
     is_split_by_devices: ClassVar[bool] = False
     """Whether the shapes of a state depend on the number of devices."""
+    mesh_axis: ClassVar[str] = DEVICE_AXIS
+    """The axis of the mesh along which the devices of a run lie."""
+    iterations_per_round: ClassVar[int] = 16
+    """The iterations of a member between two exchanges of a population, by default."""
+    search_space: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """The hyper-parameters that a search varies by default, as in `agent.space`."""
     compiler_options: ClassVar[Callable[[], Mapping[str, str]]] = dict
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -64,12 +71,14 @@ class Workflow(ABC):
         enable_jit: bool,
         evaluation_episodes: int | None = None,
         cluster: Cluster | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
+        """Build the training of a run on `num_devices` devices, or on those of `mesh`."""
         train = settings.train
         self.settings = settings
         self.config = settings.method
         self.layout = Layout(
-            mesh=device_mesh(num_devices),
+            mesh=mesh or device_mesh(num_devices, self.mesh_axis),
             num_seeds=train.num_seeds,
             vectorize_seeds=self.vectorize_seeds,
             enable_jit=enable_jit,

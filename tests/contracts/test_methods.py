@@ -22,7 +22,8 @@ from rookery.workflows.off_policy import OffPolicyWorkflow
 from rookery.workflows.on_policy import OnPolicyWorkflow
 from rookery.workflows.workflow import Workflow
 
-METHODS = sorted(AGENTS)
+METHODS = sorted(set(AGENTS) - {"pbt"})
+"""PBT trains members of the others: `tests/unit/populations/test_pbt.py`."""
 EVOLUTION = [method for method in METHODS if issubclass(workflow_class(method), ECWorkflow)]
 ON_POLICY = [method for method in METHODS if issubclass(workflow_class(method), OnPolicyWorkflow)]
 OFF_POLICY = [method for method in METHODS if issubclass(workflow_class(method), OffPolicyWorkflow)]

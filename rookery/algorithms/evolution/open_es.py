@@ -4,7 +4,7 @@ Departures from the paper: individuals of equal fitness share their ranks, and n
 instead of read from a table.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import optax
@@ -85,4 +85,8 @@ class OpenESWorkflow(ECWorkflow):
 
     agent_name = "openes"
     is_same_on_devices = True
+    search_space: ClassVar = {
+        "noise_std": {"low": 1e-3, "high": 1.0, "scale": "log"},
+        "learning_rate": {"low": 1e-4, "high": 1.0, "scale": "log"},
+    }
     optimizer_class = OpenES

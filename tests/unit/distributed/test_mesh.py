@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import rookery
-from rookery.distributed import DEVICE_AXIS, check_divides, device_mesh, replicate, shard_leading_axis
+from rookery.distributed import DEVICE_AXIS, POPULATION_AXIS, check_divides, device_mesh, replicate, shard_leading_axis
 from rookery.errors import InvalidInputError
 
 FOUR_DEVICES_PROGRAM = """
@@ -18,13 +18,15 @@ import jax
 import numpy as np
 import pytest
 
-from rookery.distributed import DEVICE_AXIS, device_mesh, replicate, shard_leading_axis
+from rookery.distributed import DEVICE_AXIS, POPULATION_AXIS, device_mesh, replicate, shard_leading_axis
 from rookery.errors import InvalidInputError
 
 devices = jax.devices()
 assert len(devices) == 4
-assert list(device_mesh().devices) == devices
-assert list(device_mesh(2).devices) == devices[:2]
+assert list(device_mesh().devices.flat) == devices
+assert list(device_mesh(2).devices.flat) == devices[:2]
+assert dict(device_mesh(2).shape) == {"pop": 1, "dp": 2}
+assert dict(device_mesh(4, POPULATION_AXIS).shape) == {"pop": 4, "dp": 1}
 with pytest.raises(InvalidInputError, match="devices=5: JAX has 4 of kind cpu"):
     device_mesh(5)
 
@@ -54,8 +56,8 @@ with pytest.raises(InvalidInputError, match=r"the first axis of \\['obs'\\]=6 do
 
 def test_a_laptop_has_a_mesh_of_length_one() -> None:
     mesh = device_mesh(1)
-    assert (mesh.axis_names, mesh.size) == ((DEVICE_AXIS,), 1)
-    assert mesh.devices.tolist() == jax.devices()[:1]
+    assert (mesh.axis_names, mesh.size) == ((POPULATION_AXIS, DEVICE_AXIS), 1)
+    assert list(mesh.devices.flat) == jax.devices()[:1]
 
 
 @pytest.mark.parametrize("num_devices", [0, -1, 10_000])

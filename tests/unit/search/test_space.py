@@ -48,6 +48,13 @@ def test_a_perturbation_multiplies_the_number_on_the_scale_log_and_the_complemen
     assert SearchRange(**DISCOUNT).perturb(jnp.float32(0.99), jnp.float32(1.25)) == pytest.approx(0.9875)
 
 
+def test_a_temperature_is_multiplied_and_not_its_logarithm() -> None:
+    """A peer multiplies `log_alpha`: near a temperature of 1 nothing changes, and below it up and down swap."""
+    own = SearchRange(low=1e-3, high=10.0, scale="log")
+    assert own.perturb(jnp.float32(1.0), jnp.float32(1.25)) == pytest.approx(1.25)
+    assert own.perturb(jnp.float32(0.5), jnp.float32(1.25)) == pytest.approx(0.625)
+
+
 @pytest.mark.parametrize(
     ("low", "high", "start", "expected"),
     [(0.05, 0.5, 0.2, (0.16, 0.25)), (-2.0, -0.5, -1.0, (-1.25, -0.8)), (0.0, 0.5, 0.0, (0.0, 0.05))],

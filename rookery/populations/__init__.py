@@ -1,0 +1,1 @@
+"""Methods that train a population of members of any other method."""

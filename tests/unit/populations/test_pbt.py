@@ -1,0 +1,287 @@
+"""Population-based training through its workflow: rounds, inheritance, divergence, checkpoints, and its errors."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rookery
+from rookery.configs import compose
+from rookery.errors import RookeryError
+from rookery.registry import build_workflow
+from rookery.runs.directory import RunDirectory
+from rookery.runs.divergence import DivergedError
+from rookery.workflows.population_state import PopulationState
+from rookery.workflows.workflow import Workflow
+from tests.equivalence.interrupted_runs import assert_equal, records_of
+
+SIZE, ITERATIONS = 4, 2
+MEMBER = {"num_envs": 2, "rollout_length": 8, "network": {"hidden_sizes": [4]}, "num_epochs": 1, "num_minibatches": 2}
+ROUND = SIZE * ITERATIONS * 16
+SPACE = {"learning_rate": {"low": 1e-4, "high": 1e-1, "scale": "log"}, "clip_ratio": {"low": 0.05, "high": 0.5}}
+
+
+def config_of(**changes: Any) -> dict[str, Any]:
+    agent: dict[str, Any] = {"name": "pbt", "method": "ppo", "member": MEMBER, "space": SPACE, "num_episodes": 2}
+    agent |= {"population_size": SIZE, "iterations_per_round": ITERATIONS, "top": 0.25, "bottom": 0.25}
+    return {
+        "agent": agent | changes.pop("agent", {}),
+        "env": {"name": "probe/cue_reward", "episode_length": 5},
+        "total_timesteps": 4 * ROUND,
+        "record_interval": ROUND,
+        "evaluation": {"num_episodes": 2, "interval": 2 * ROUND},
+        "recorders": [],
+        **changes,
+    }
+
+
+def build(**changes: Any) -> Workflow:
+    return build_workflow(config_of(**changes))
+
+
+@functools.cache
+def workflow_of(search: str) -> Workflow:
+    return build(agent={"search": search})
+
+
+def population_of(state: Any) -> PopulationState:
+    assert isinstance(state.learner, PopulationState)
+    return state.learner
+
+
+def key_data(tree: Any) -> np.ndarray:
+    return np.asarray(jax.random.key_data(tree))
+
+
+def test_a_round_trains_every_member_and_counts_the_steps_of_all() -> None:
+    workflow = workflow_of("truncation")
+    state = workflow.init(workflow.make_key())
+    metrics, after = workflow.step(state)
+    assert (int(after.env_steps), int(after.iterations)) == (ROUND, 1)
+    np.testing.assert_array_equal(population_of(after).members.env_steps.low, ROUND // SIZE)
+    assert int(after.num_updates) == SIZE * ITERATIONS * 2
+    assert np.isfinite(float(metrics["train/loss"]))
+    for name in ("learning_rate", "clip_ratio"):
+        low, middle, high = (float(metrics[f"population/{name}_{kind}"]) for kind in ("min", "median", "max"))
+        assert SPACE[name]["low"] <= low < middle < high <= SPACE[name]["high"]
+
+
+def test_members_start_with_keys_networks_environments_and_numbers_of_their_own() -> None:
+    workflow = workflow_of("truncation")
+    members = population_of(workflow.init(workflow.make_key())).members
+    for leaves in (key_data(members.key), members.hyperparameters.learning_rate, members.hyperparameters.clip_ratio):
+        assert len(np.unique(np.asarray(leaves), axis=0)) == SIZE
+    kernel = jax.tree.leaves(members.agent_state.params)[-1]
+    assert len(np.unique(np.asarray(kernel).reshape(SIZE, -1), axis=0)) == SIZE
+
+
+def test_an_heir_keeps_its_own_key_environments_and_counters() -> None:
+    """A peer copies the whole state, so that an heir sees the same resets, noise and minibatches as its parent."""
+    workflow = workflow_of("truncation")
+    state = workflow.init(workflow.make_key())
+    for _ in range(3):
+        _, state = workflow.step(state)
+        population = population_of(state)
+        members, row = population.members, int(population.iterations) - 1
+        parents = np.asarray(population.history.parents)[row]
+        (heir,) = np.flatnonzero(parents != np.arange(SIZE))
+        parent = parents[heir]
+        for leaf in jax.tree.leaves(members.agent_state.params):
+            np.testing.assert_array_equal(leaf[heir], leaf[parent])
+        assert np.any(key_data(members.key)[heir] != key_data(members.key)[parent])
+        for name in SPACE:
+            number = np.asarray(getattr(members.hyperparameters, name))
+            assert number[heir] != number[parent]
+    assert int(population.num_heirs) == 3
+    obs = np.asarray(members.source_state.env_state.obs)
+    assert len(np.unique(obs.reshape(SIZE, -1), axis=0)) == SIZE
+
+
+def test_the_agent_of_a_run_is_that_of_the_best_member() -> None:
+    workflow = workflow_of("truncation")
+    _, state = workflow.step(workflow.init(workflow.make_key()))
+    population = population_of(state)
+    best = int(population.best_member)
+    assert best == int(np.nanargmax(population.fitness))
+    of_best = jax.tree.map(lambda leaf: leaf[best], population.members.agent_state)
+    assert_equal(state.agent_state, of_best)
+
+
+MEMBERS = {
+    "ppo": MEMBER,
+    "sac": {"num_envs": 2, "rollout_length": 2, "batch_size": 4, "warmup_steps": 8, "network": {"hidden_sizes": [4]}},
+    "openes": {"population_size": 4, "network": {"hidden_sizes": [4]}},
+}
+
+
+@pytest.mark.parametrize("method", MEMBERS)
+def test_a_changed_number_acts_in_the_next_iterations_for_every_name(method: str) -> None:
+    """In a peer, rates that are baked into an optimizer stay what they were."""
+    env = {"name": "classic/pendulum", "episode_length": 5}
+    agent = {"method": method, "member": MEMBERS[method], "space": {}, "search": "none"}
+    training = build(agent=agent, env=env).training
+    member = training.member.init(jax.random.key(0))
+    space = training.search.space
+
+    def trained(name: str | None) -> list[np.ndarray]:
+        numbers = space.numbers_of(member.hyperparameters)
+        if name is not None:
+            numbers[name] = numbers[name] * 0.5 + 1e-3
+        state = member.replace_learner(hyperparameters=space.with_numbers(member.hyperparameters, numbers))
+        for _ in range(2):
+            _, state = training.member.step(state)
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(state.agent_state.params)]
+
+    unchanged = trained(None)
+    for name in space.names:
+        assert any(np.any(one != other) for one, other in zip(trained(name), unchanged, strict=True)), name
+
+
+def test_observation_statistics_come_with_the_policy() -> None:
+    """A peer throws away those of the parent, so an heir would see its parent's policy other observations."""
+    workflow = build(agent={"member": MEMBER | {"normalize_obs": True}})
+    _, state = workflow.step(workflow.init(workflow.make_key()))
+    population = population_of(state)
+    parents = np.asarray(population.history.parents)[0]
+    (heir,) = np.flatnonzero(parents != np.arange(SIZE))
+    for leaf in jax.tree.leaves(population.members.agent_state.obs_preprocessor_state):
+        np.testing.assert_array_equal(leaf[heir], leaf[parents[heir]])
+    means = jax.tree.leaves(population.members.agent_state.obs_preprocessor_state.mean)[0]
+    assert len(np.unique(np.asarray(means).reshape(SIZE, -1), axis=0)) == SIZE - 1
+
+
+def test_all_members_play_the_same_starts() -> None:
+    workflow = workflow_of("truncation")
+    state = workflow.init(workflow.make_key())
+    one = jax.tree.map(lambda leaf: leaf[:1], population_of(state).members.agent_state)
+    copies = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (SIZE, *leaf.shape[1:])), one)
+    fitness = workflow.training._fitness(copies, jax.random.key(1))
+    assert len(np.unique(np.asarray(fitness))) == 1
+
+
+def poisoned(state: Any, *places: int) -> Any:
+    """Make the parameters of members NaN."""
+    population = population_of(state)
+    params = jax.tree.map(
+        lambda leaf: leaf.at[jnp.array(places)].set(jnp.nan), population.members.learner.agent_state.params
+    )
+    learner = population.members.learner
+    learner = learner.replace(agent_state=learner.agent_state.replace(params=params))
+    return state.replace(learner=population.replace(members=population.members.replace(learner=learner)))
+
+
+def test_a_member_that_diverged_is_counted_replaced_and_never_the_best() -> None:
+    workflow = workflow_of("truncation")
+    metrics, state = workflow.step(poisoned(workflow.init(workflow.make_key()), 0, 1))
+    population = population_of(state)
+    np.testing.assert_array_equal(np.isnan(population.fitness), [True, True, False, False])
+    assert int(population.num_diverged) == 2
+    assert int(population.best_member) in (2, 3)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(population.members.agent_state.params))
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_a_run_goes_on_with_members_that_diverged_and_stops_when_all_have() -> None:
+    workflow = workflow_of("none")
+    state = workflow.init(workflow.make_key())
+    after = workflow.learn(poisoned(state, 1))
+    assert int(after.iterations) == 4
+    assert int(population_of(after).num_diverged) == 4
+    with pytest.raises(DivergedError, match="its parameters are not finite"):
+        workflow.learn(poisoned(state, *range(SIZE)))
+
+
+def test_random_search_is_the_members_alone() -> None:
+    workflow = workflow_of("none")
+    state = workflow.init(workflow.make_key())
+    _, after = workflow.step(state)
+    alone = jax.tree.map(lambda leaf: leaf[1], population_of(state).members)
+    member = workflow.training.member
+    for _ in range(ITERATIONS):
+        _, alone = member.step(alone)
+    in_population = jax.tree.map(lambda leaf: leaf[1], population_of(after).members)
+    compare = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    jax.tree.map(compare, in_population.agent_state.params, alone.agent_state.params)
+    np.testing.assert_array_equal(key_data(in_population.key), key_data(alone.key))
+
+
+def test_nobody_takes_over_during_the_warmup() -> None:
+    workflow = build(agent={"warmup_rounds": 2})
+    state, num_heirs = workflow.init(workflow.make_key()), []
+    for _ in range(3):
+        _, state = workflow.step(state)
+        num_heirs.append(int(population_of(state).num_heirs))
+    assert num_heirs == [0, 0, 1]
+
+
+def test_a_run_records_evaluates_saves_all_members_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    recorders = {"recorders": ["jsonl"]}
+    workflow = build(run_dir=str(whole), **recorders)
+    expected = workflow.learn(workflow.init(workflow.make_key()))
+    stopping = build(run_dir=str(part), **recorders)
+
+    def stop(event: Any) -> None:
+        if int(event.state.iterations) == 2:
+            event.stop()
+
+    stopping.learn(stopping.init(stopping.make_key()), stop)
+    resumed = build_workflow(RunDirectory.open(part).config | {"run_dir": str(part)}).resume()
+    assert_equal(resumed, expected)
+    assert records_of(part) == records_of(whole)
+    last = records_of(whole)[-1]
+    assert last["population/num_heirs"] == 4
+    assert {"population/fitness_median", "population/best_member", "eval/mean_reward"} <= set(last)
+
+    best = population_of(expected).best_member
+    policies = {member: rookery.load(whole, member=member) for member in range(SIZE)}
+    assert_equal(policies[int(best)].agent_state, rookery.load(whole).agent_state)
+    with pytest.raises(RookeryError, match=r"has no policy 'policy\.individual-4'"):
+        rookery.load(whole, member=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"env": {"name": "gymnasium/CartPole-v1"}}, "is on the host: choose a device environment"),
+        ({"agent": {"method": "pbt"}}, "agent.method=pbt: members cannot be populations"),
+        ({"agent": {"method": "pp0"}}, "unknown agent 'pp0'. Did you mean 'ppo'"),
+        ({"agent": {"member": {"num_env": 3}}}, "agent.member: unknown key 'num_env'. Did you mean 'num_envs'"),
+        ({"agent": {"member": {"num_envs": 0}}}, "agent.member.num_envs=0 must be an integer of at least 1"),
+        ({"agent": {"space": {"clip_ratio": {"low": -1.0, "high": 1.0}}}}, "agent.space.clip_ratio.low=-1"),
+        ({"agent": {"method": "a2c", "member": {}, "space": {}}}, "agent.method=a2c has no default: name what to"),
+        (
+            {"agent": {"method": "ga", "member": {}, "space": {"initial_std": {"low": 0.1, "high": 1.0}}}},
+            "initial_std is used once, at the start, so a later change has no effect",
+        ),
+        ({"agent": {"population_size": 3, "search": "cso"}}, "agent.population_size=3 must be even"),
+        ({"agent": {"top": 0.8, "bottom": 0.5}}, "the best 3 and the worst 2 members overlap in a population of 4"),
+    ],
+)
+def test_a_population_that_cannot_be_trained_is_one_error(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RookeryError, match=message):
+        build(**changes)
+
+
+def test_the_command_line_names_method_settings_and_space() -> None:
+    overrides = ["agent=pbt", "agent.method=openes", "agent.member.population_size=32", "env=classic/pendulum"]
+    config = compose([*overrides, "agent.space.noise_std={low: 1e-3, high: 1, scale: log}"])
+    settings = build_workflow(config).settings
+    assert settings.method.member["population_size"] == 32
+    assert settings.method.space == {"noise_std": {"low": 1e-3, "high": 1, "scale": "log"}}
+    assert settings.to_mapping() == build_workflow(settings.to_mapping()).settings.to_mapping()
+
+
+def test_without_a_space_that_of_the_method_is_searched() -> None:
+    config = compose(["agent=pbt", "env=classic/cartpole"])
+    assert set(build_workflow(config).settings.method.space) == {
+        "learning_rate",
+        "entropy_coefficient",
+        "discount",
+        "gae_lambda",
+        "clip_ratio",
+    }
