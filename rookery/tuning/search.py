@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rookery.configs import compose, with_values
-from rookery.configs.composition import GROUPS, full_key
+from rookery.configs.composition import GROUPS
 from rookery.configuration import from_mapping, plain, to_mapping
 from rookery.errors import InvalidInputError, check_count
 from rookery.runners.ray.settings import RaySettings
@@ -18,7 +18,7 @@ from rookery.tuning.config import OPTUNA_ROUND, TuneConfig
 from rookery.tuning.halving import budgets, survivors
 from rookery.tuning.one_by_one import OneByOneTrainer
 from rookery.tuning.samplers import Sampler, Trial, make_sampler
-from rookery.tuning.space import TuneSpace, settings_of
+from rookery.tuning.space import TuneSpace, full_space, settings_of
 from rookery.tuning.trainer import Context, Rung, Trainer, build
 from rookery.workflows.config import TrainConfig
 
@@ -36,8 +36,8 @@ class Search:
         self.num_seeds: int = base["num_seeds"]
         check_count("num_seeds", self.num_seeds)
         self.config = config
-        self.space = TuneSpace.of(self.base, space)
-        self._given = {full_key(self.base, name): entry for name, entry in space.items()}
+        self._given = full_space(self.base, space)
+        self.space = TuneSpace.of(self.base, self._given)
         self.ray = ray
         self._train = settings_of(self.base, {}).train
         _check(self._train, config)

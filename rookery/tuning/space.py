@@ -88,7 +88,7 @@ class TuneSpace:
     def of(cls, base: Mapping[str, Any], given: Mapping[str, Any]) -> "TuneSpace":
         """Build the space of `{key: {low, high, scale}}` and `{key: [choice, ...]}`, and check every bound and choice.
 
-        `base` is the config that trials start from. A key without a dot may also be one of the agent's.
+        `base` is the config that trials start from. The keys are full.
         """
         if not given:
             raise InvalidInputError(
@@ -96,8 +96,7 @@ class TuneSpace:
                 "choices, 'agent.num_minibatches=[2,4,8]'."
             )
         settings = settings_of(base, {})
-        keys = {full_key(base, name): entry for name, entry in given.items()}
-        return cls(tuple(_dimension(base, settings, key, keys[key]) for key in sorted(keys)))
+        return cls(tuple(_dimension(base, settings, key, given[key]) for key in sorted(given)))
 
     def sample(self, key: Key, numbers: range) -> list[Values]:
         """Draw the settings of trials by their numbers; those of one trial do not depend on the others."""
@@ -121,6 +120,14 @@ class TuneSpace:
     def places(self) -> SearchSpace:
         """The space of the numbers that stand for values."""
         return SearchSpace(tuple((dimension.key, dimension.places) for dimension in self.dimensions))
+
+
+def full_space(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a space by full keys; that of the method if none is given."""
+    if given:
+        return {full_key(base, name): entry for name, entry in given.items()}
+    of_method = workflow_class(base["agent"]["name"]).search_space
+    return {f"agent.{name}": dict(of_method[name]) for name in of_method if base["agent"][name] is not None}
 
 
 def settings_of(base: Mapping[str, Any], values: Mapping[str, Any]) -> Settings:

@@ -9,7 +9,7 @@ import pytest
 from rookery.configs import compose
 from rookery.errors import InvalidInputError, RookeryError
 from rookery.hyperparameters import LinearSchedule
-from rookery.tuning.space import TuneSpace, settings_of
+from rookery.tuning.space import TuneSpace, full_space, settings_of
 from rookery.types import make_key
 
 BASE = compose(["agent=ppo", "env=classic/cartpole", "agent.learning_rate=1e-3"])
@@ -17,7 +17,7 @@ RATE = {"low": 1e-5, "high": 1e-1, "scale": "log"}
 
 
 def space(**given: Any) -> TuneSpace:
-    return TuneSpace.of(BASE, given)
+    return TuneSpace.of(BASE, full_space(BASE, given))
 
 
 def test_the_settings_of_a_trial_do_not_depend_on_the_other_trials_and_settings() -> None:
@@ -79,10 +79,10 @@ def test_a_list_is_one_choice_of_a_setting_that_is_a_list() -> None:
 )
 def test_each_wrong_search_has_one_clear_error(given: dict[str, Any], message: str) -> None:
     with pytest.raises(RookeryError, match=re.escape(message)):
-        TuneSpace.of(BASE, given)
+        TuneSpace.of(BASE, full_space(BASE, given) if given else {})
 
 
 def test_a_disabled_number_cannot_be_searched() -> None:
     base = compose(["agent.max_grad_norm=null"])
     with pytest.raises(InvalidInputError, match="max_grad_norm is null, which disables it"):
-        TuneSpace.of(base, {"max_grad_norm": {"low": 0.1, "high": 1.0}})
+        TuneSpace.of(base, {"agent.max_grad_norm": {"low": 0.1, "high": 1.0}})
