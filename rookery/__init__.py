@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "rookery.agent": ("Agent", "AgentState", "RandomAgent"),
-    "rookery.api": ("Run", "load", "open_run", "train"),
+    "rookery.api": ("Run", "SearchResult", "load", "open_run", "train", "tune"),
     "rookery.policy": ("Policy",),
     "rookery.sample_batch": ("MultiAgentBatch", "SampleBatch"),
     "rookery.runs.interruption": ("Interrupted",),

@@ -1,7 +1,8 @@
-"""The first names of the package: train, open a run, load a policy."""
+"""The first names of the package: train, search settings, open a run, load a policy."""
 
 from rookery.api.loading import load
 from rookery.api.run import Run, open_run
 from rookery.api.training import train
+from rookery.api.tuning import SearchResult, tune
 
-__all__ = ["Run", "load", "open_run", "train"]
+__all__ = ["Run", "SearchResult", "load", "open_run", "train", "tune"]

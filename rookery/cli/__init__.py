@@ -25,11 +25,12 @@ from rookery.cli.listing import add_list
 from rookery.cli.report import add_report
 from rookery.cli.resume import add_resume
 from rookery.cli.train import add_train
+from rookery.cli.tune import add_tune
 from rookery.errors import RookeryError, shortened
 from rookery.recorders.lasting_stream import discard_output
 from rookery.trust import strangers_config
 
-COMMANDS = (add_train, add_resume, add_evaluate, add_report, add_list, add_check_env, add_bench, add_doctor)
+COMMANDS = (add_train, add_tune, add_resume, add_evaluate, add_report, add_list, add_check_env, add_bench, add_doctor)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -7,6 +7,7 @@ from rookery.cli.console import lasting_output, make_console
 from rookery.cli.exit_codes import SUCCESS
 from rookery.cli.multi_host import add_multi_host, join_hosts
 from rookery.cli.run_argument import add_trust
+from rookery.errors import InvalidInputError
 
 
 def add_resume(commands: "argparse._SubParsersAction") -> None:
@@ -32,7 +33,11 @@ def add_resume(commands: "argparse._SubParsersAction") -> None:
 def run_resume(arguments: argparse.Namespace) -> int:
     from rookery.cli.training import resume
     from rookery.configs import split_overrides
+    from rookery.runs.search_directory import SearchDirectory, is_search
 
+    if is_search(arguments.run):
+        command = SearchDirectory(arguments.run).resume_command
+        raise InvalidInputError(f"{arguments.run} is a search: continue it with `{command}`.")
     overrides, ray = split_overrides(arguments.overrides)
     with lasting_output():
         resume(

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 from rookery.cli.console import lasting_output, make_console
 from rookery.cli.exit_codes import SUCCESS
@@ -25,6 +26,7 @@ examples:
   rookery train --multirun agent=ppo,a2c seed=1,2,3             one run after the other
   rookery train env=gymnasium/Ant-v5 num_env_runners=8          8 runners on Ray; see ray.* of --show-config
   rookery train agent=my_module:MyWorkflow                      your own algorithm
+  rookery train --preset SEARCH/best.yaml seed=1                the best setting of `rookery tune`
 
 All keys with values and explanations: rookery train --show-config [OVERRIDE ...]
 Some pairs of agent and env have a preset, which changes defaults. To disable it: '~preset@_global_'
@@ -41,6 +43,12 @@ def add_train(commands: "argparse._SubParsersAction") -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="key=value")
+    command.add_argument(
+        "--preset",
+        type=Path,
+        metavar="FILE",
+        help="begin with the settings in a YAML file, such as best.yaml of a search",
+    )
     modes = command.add_mutually_exclusive_group()
     modes.add_argument("--show-config", action="store_true", help="print the config with explanations and exit")
     modes.add_argument(
@@ -54,10 +62,12 @@ def add_train(commands: "argparse._SubParsersAction") -> None:
 
 
 def run_train(arguments: argparse.Namespace) -> int:
-    from rookery.configs import compose, explain, split_overrides
+    from rookery.configs import compose, compose_with_preset, explain, split_overrides
 
     overrides, ray = split_overrides(arguments.overrides)
     if arguments.multirun:
+        if arguments.preset is not None:
+            raise InvalidInputError("--preset is for one run: with --multirun, write its settings as overrides.")
         if arguments.coordinator is not None:
             raise InvalidInputError(
                 "--multirun works on one host: on several hosts, start each run with its own command."
@@ -66,7 +76,7 @@ def run_train(arguments: argparse.Namespace) -> int:
 
         with lasting_output():
             return run_all(overrides, arguments.debug, ray)
-    config = compose(overrides)
+    config = compose(overrides) if arguments.preset is None else compose_with_preset(arguments.preset, overrides)
     if arguments.show_config:
         sys.stdout.write(explain(config, ray))
         return SUCCESS

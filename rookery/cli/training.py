@@ -208,11 +208,11 @@ def warnings_shown(console: Console) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def new_run_directory(config: Mapping[str, Any]) -> str:
-    """Make a new directory, runs/<agent>-<env>-<time>, and return its name; only one of several processes makes it."""
+def new_run_directory(config: Mapping[str, Any], folder: str = "runs") -> str:
+    """Make a new directory, <folder>/<agent>-<env>-<time>, and return its name; one of several processes makes it."""
     env_name = str(config["env"]["name"]).replace("/", "-")
     agent_name = str(config["agent"]["name"]).rpartition(":")[2]
-    path = Path("runs") / f"{agent_name}-{env_name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = Path(folder) / f"{agent_name}-{env_name}-{time.strftime('%Y%m%d-%H%M%S')}"
     return str(make_new_folder(path) if jax.process_index() == 0 else path)
 
 

@@ -6,12 +6,14 @@ The groups `env` and `preset` are YAML files. The group `agent` and the settings
 from rookery.configs.composition import compose, sweep, with_values
 from rookery.configs.declared import register
 from rookery.configs.explanation import explain
+from rookery.configs.preset_files import compose_with_preset
 from rookery.configs.ray_keys import split_overrides, split_values
 from rookery.configs.resumption import changes_from, named_again, resumed_config
 
 __all__ = [
     "changes_from",
     "compose",
+    "compose_with_preset",
     "explain",
     "named_again",
     "resumed_config",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rookery.errors import InvalidInputError
 from rookery.report.loaded_run import LoadedRun, load_runs
-from rookery.report.markup import Markup, element
+from rookery.report.markup import Content, Markup, element
 from rookery.report.sections import SECTIONS, Section, headline, learning_curves
 from rookery.runs.directory import RunDirectory
 from rookery.runs.files import write_output
@@ -36,6 +36,11 @@ def render_page(runs: Sequence[LoadedRun], sections: Sequence[Section] = SECTION
     """Return the text of the page."""
     title = runs[0].title if len(runs) == 1 else f"{len(runs)} runs compared"
     subtitle = runs[0].name if len(runs) == 1 else ", ".join(dict.fromkeys(run.title for run in runs))
+    return make_page(title, subtitle, (section(runs) for section in sections))
+
+
+def make_page(title: str, subtitle: str, sections: Content) -> str:
+    """Return the text of a page with these sections."""
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -49,7 +54,7 @@ def render_page(runs: Sequence[LoadedRun], sections: Sequence[Section] = SECTION
     body = element(
         "body",
         element("header", element("h1", title), element("p", subtitle)),
-        element("main", (section(runs) for section in sections)),
+        element("main", sections),
         element("script", _asset("page.js")),
     )
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"

@@ -160,21 +160,22 @@ def _cards(run: LoadedRun) -> Markup:
     cards = []
     if final is not None:
         value = format_number(final.value) if final.num_seeds else NOT_KNOWN
-        cards.append(_card(f"Final {kind} return", value, _interval(final, run)))
+        cards.append(card(f"Final {kind} return", value, _interval(final, run)))
     if best is not None:
-        cards.append(_card(f"Best {kind} return", format_number(best.value), f"at {best.steps:,} steps"))
-    cards.append(_card("Env steps" if run.num_seeds == 1 else "Env steps per seed", _env_steps(run), _goal(run)))
+        cards.append(card(f"Best {kind} return", format_number(best.value), f"at {best.steps:,} steps"))
+    cards.append(card("Env steps" if run.num_seeds == 1 else "Env steps per seed", _env_steps(run), _goal(run)))
     if run.seconds is not None:
         compiling = run.seconds_by_part.get("compile")
         detail = "" if compiling is None else f"of which compilation {format_duration(compiling)}"
-        cards.append(_card("Wall time", format_duration(run.seconds), detail))
+        cards.append(card("Wall time", format_duration(run.seconds), detail))
     if run.steps_per_second is not None:
-        cards.append(_card("Steps per second", format_number(run.steps_per_second)))
-    cards.append(_card("Seeds", str(run.num_seeds), describe_diverged(len(run.diverged), run.num_seeds)))
+        cards.append(card("Steps per second", format_number(run.steps_per_second)))
+    cards.append(card("Seeds", str(run.num_seeds), describe_diverged(len(run.diverged), run.num_seeds)))
     return element("section", element("dl", cards, class_="cards"), aria_label="Results")
 
 
-def _card(label: str, value: str, detail: str = "") -> Markup:
+def card(label: str, value: str, detail: str = "") -> Markup:
+    """Make a card with one main result."""
     details = element("dd", detail) if detail else None
     return element("div", element("dt", label), element("dd", value, class_="value"), details)
 

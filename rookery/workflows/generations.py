@@ -284,8 +284,8 @@ class HostGenerations(Generations):
     def spaces(self) -> tuple[Space, Space]:
         return self.player.obs_space, self.player.action_space
 
-    def init(self, key: Key) -> TrainingState:
-        state = self._run_init(key)
+    def init(self, key: Key, hyperparameters: Hyperparameters | None = None) -> TrainingState:
+        state = self._run_init(key, hyperparameters)
         if not self.config.fixed_obs_statistics:
             return state
         seed = int(jax.random.bits(as_one_key(key)))

@@ -75,8 +75,8 @@ class HostTraining(LearnerTraining):
         self._example = self.place(self._blank)
         self.advance = HostTrainingLoop(self, self._example, train.total_timesteps, train.max_staleness > 0, clock)
 
-    def init(self, key: Key) -> TrainingState:
-        state = self._run_init(key)
+    def init(self, key: Key, hyperparameters: Hyperparameters | None = None) -> TrainingState:
+        state = self._run_init(key, hyperparameters)
         return self._warm_up(state, self._warmup_role) if self.learner.warmup_steps else state
 
     def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:

@@ -163,16 +163,15 @@ class Program:
         """Return whether the program is compiled for arguments of these shapes."""
         return self._jitted is None or _signature(args) in self._compiled
 
-    def check(self, *args: PyTree) -> None:
-        """Raise if a call with arguments of these shapes needs more memory than there is; nothing is compiled."""
-        if self._jitted is not None:
-            check_memory(TOO_LARGE, bytes_of_program(self._jitted.trace(*args).jaxpr))
+    def bytes_needed(self, *args: PyTree) -> int:
+        """Return a lower bound of the memory that a call with arguments of these shapes needs; nothing is compiled."""
+        return 0 if self._jitted is None else bytes_of_program(self._jitted.trace(*args).jaxpr)
 
     def compile(self, *args: PyTree) -> float:
         """Compile for arguments of these shapes; return the seconds it took."""
         start = time.perf_counter()
         if self._jitted is not None:
-            self.check(*args)
+            check_memory(TOO_LARGE, self.bytes_needed(*args))
             self._compiled[_signature(args)] = _compiled_once(self._jitted.lower(*args), args, self._options)
         return time.perf_counter() - start
 

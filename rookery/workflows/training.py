@@ -171,8 +171,11 @@ class Training(ABC):
         """The spaces of observations and actions; dicts by policy if there are several policies."""
 
     @abstractmethod
-    def init(self, key: Key) -> TrainingState:
-        """Make the first state, from one key per seed."""
+    def init(self, key: Key, hyperparameters: Hyperparameters | None = None) -> TrainingState:
+        """Make the first state, from one key per seed.
+
+        `hyperparameters` are float32 arrays with one value per seed; by default, all seeds have those of the config.
+        """
 
     @abstractmethod
     def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
@@ -207,9 +210,11 @@ class Training(ABC):
         """Return the shapes of the result of `init`."""
         return jax.eval_shape(self._run_init, key)
 
-    def _run_init(self, key: Key) -> TrainingState:
+    def _run_init(self, key: Key, hyperparameters: Hyperparameters | None = None) -> TrainingState:
         # Hyper-parameters are an argument, not a constant: runs with other ones share the compiled program.
-        state: TrainingState = self._init(key, self.layout.for_seeds(self._hyperparameters))
+        if hyperparameters is None:
+            hyperparameters = self.layout.for_seeds(self._hyperparameters)
+        state: TrainingState = self._init(key, hyperparameters)
         return state
 
     def agents(self, state: TrainingState) -> dict[str, AgentState]:
@@ -303,8 +308,8 @@ class OnDevice(Training):
     """Runs one iteration of one seed, on one device's share."""
     _step: Program
 
-    def init(self, key: Key) -> TrainingState:
-        return self._run_init(key)
+    def init(self, key: Key, hyperparameters: Hyperparameters | None = None) -> TrainingState:
+        return self._run_init(key, hyperparameters)
 
     def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
         return self._step(state)

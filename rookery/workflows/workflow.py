@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from rookery.agent import Agent, AgentState
-from rookery.distributed import DEVICE_AXIS, device_mesh
+from rookery.distributed import DEVICE_AXIS, check_memory, device_mesh
 from rookery.errors import InvalidInputError
 from rookery.hyperparameters import Hyperparameters
 from rookery.learning.counter import Counter
@@ -29,7 +29,7 @@ from rookery.workflows.evaluation import close_on_error
 from rookery.workflows.hooks import Hooks, as_hooks, configured_hooks
 from rookery.workflows.init_from import with_origin
 from rookery.workflows.loop import TrainingLoop
-from rookery.workflows.programs import Layout, Program
+from rookery.workflows.programs import TOO_LARGE, Layout, Program
 from rookery.workflows.run_directory import created_run, describe_run, existing_run, reopened_run
 from rookery.workflows.saved_states import SavedStates, counts_of, env_steps_of
 from rookery.workflows.training import AgentEvaluator, Training, TrainingState
@@ -164,14 +164,17 @@ class Workflow(ABC):
             return make_key(train.seed, train.prng)
         return jax.vmap(lambda seed: make_key(seed, train.prng))(np.array(train.seeds, np.int32))
 
-    def init(self, key: Key) -> TrainingState:
-        """Make the first state. For several seeds, give one key each, or one key to split."""
+    def init(self, key: Key, hyperparameters: Hyperparameters | None = None) -> TrainingState:
+        """Make the first state. For several seeds, give one key each, or one key to split.
+
+        `hyperparameters` are float32 arrays with one value per seed; by default, all seeds have those of the config.
+        """
         key, num_seeds = as_key(key), self.layout.num_seeds
         if num_seeds > 1 and key.shape == ():
             key = jax.random.split(key, num_seeds)
         if key.shape != (() if num_seeds == 1 else (num_seeds,)):
             raise InvalidInputError(f"init takes one key, or {num_seeds} for the seeds; got {list(key.shape)}.")
-        state, origin = self.training.init(key), self.settings.train.init_from
+        state, origin = self.training.init(key, hyperparameters), self.settings.train.init_from
         return state if origin is None else with_origin(self.training, state, origin)
 
     def step(self, state: TrainingState) -> tuple[PyTreeDict, TrainingState]:
@@ -192,11 +195,17 @@ class Workflow(ABC):
 
     def check_memory(self, state: TrainingState) -> None:
         """Raise if a program of the run needs more memory than there is; nothing is compiled."""
+        check_memory(TOO_LARGE, self.bytes_needed(state))
+
+    def bytes_needed(self, state: TrainingState) -> int:
+        """Return a lower bound of the memory that the run needs, given a state or its shapes; nothing is compiled."""
         training = self.training
         until = jax.tree.map(np.asarray, Counter.of(0))
-        if isinstance(training.advance, Program):
-            training.advance.check(state, training.no_metrics(state), np.int32(0), until)
-        training.evaluation.check(training.agents(state), state.eval_key)
+        evaluation = training.evaluation.bytes_needed(training.agents(state), state.eval_key)
+        if not isinstance(training.advance, Program):
+            return evaluation
+        metrics = training.no_metrics(state)
+        return max(evaluation, training.advance.bytes_needed(state, metrics, np.int32(0), until))
 
     def learn(self, state: TrainingState, on_record: Hooks = ()) -> TrainingState:
         """Train until `total_timesteps`, with records, evaluations and checkpoints; return the last state.

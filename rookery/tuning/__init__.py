@@ -1,0 +1,1 @@
+"""Searches for settings: trials that differ in numbers train side by side in one compiled program."""

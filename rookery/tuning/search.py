@@ -1,0 +1,161 @@
+"""A search: asks a sampler for trials, trains them rung by rung, and keeps what they reach on disk."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rookery.configs import compose, with_values
+from rookery.configs.composition import GROUPS
+from rookery.configuration import from_mapping, plain, to_mapping
+from rookery.errors import InvalidInputError, check_count
+from rookery.runners.ray.settings import RaySettings
+from rookery.runs.interruption import Interrupted
+from rookery.runs.search_directory import SearchDirectory, is_search
+from rookery.runs.trial_results import DIVERGED, TrialResult, best_of, ranked
+from rookery.tuning.batches import BatchTrainer, program_of
+from rookery.tuning.config import OPTUNA_ROUND, TuneConfig
+from rookery.tuning.halving import budgets, survivors
+from rookery.tuning.one_by_one import OneByOneTrainer
+from rookery.tuning.samplers import Sampler, Trial, make_sampler
+from rookery.tuning.space import TuneSpace, full_space, settings_of
+from rookery.tuning.trainer import Context, Rung, Trainer, build
+from rookery.workflows.config import TrainConfig
+
+OF_A_RUN = ("seed", "num_seeds", "run_dir")
+"""The settings that a preset leaves to the run."""
+
+
+class Search:
+    """A search of settings: `new` makes one, `reopened` continues one, `run` runs it."""
+
+    def __init__(
+        self, base: Mapping[str, Any], space: Mapping[str, Any], config: TuneConfig, ray: RaySettings | None = None
+    ) -> None:
+        self.base = {**base, "num_seeds": 1}
+        self.num_seeds: int = base["num_seeds"]
+        check_count("num_seeds", self.num_seeds)
+        self.config = config
+        self._given = full_space(self.base, space)
+        self.space = TuneSpace.of(self.base, self._given)
+        self.ray = ray
+        self._train = settings_of(self.base, {}).train
+        _check(self._train, config)
+        self._sampler()
+
+    @classmethod
+    def reopened(cls, directory: SearchDirectory, ray: RaySettings | None = None) -> "Search":
+        """Return the search of a directory, to go on with it."""
+        description = directory.description
+        parts = [plain(description.get(name, {}), name) for name in ("config", "space", "tune")]
+        return cls(parts[0], parts[1], from_mapping(TuneConfig, parts[2], "tune"), ray)
+
+    def check(self) -> None:
+        """Raise if a trial of the first round cannot be built; nothing is compiled."""
+        of_trials = [settings_of(self.base, trial.values) for trial in self._sampler().ask()]
+        for settings in {program_of(settings): settings for settings in of_trials}.values():
+            build(settings, evaluation_episodes=1).close()
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """Everything that the search depends on, as plain data."""
+        tune = to_mapping(replace(self.config, search_dir=None))
+        return {"config": {**self.base, "num_seeds": self.num_seeds}, "space": self._given, "tune": tune}
+
+    def directory(self, path: str) -> SearchDirectory:
+        """Create the directory of the search, or open the one that is there; raise if it has another search."""
+        if not is_search(Path(path)):
+            return SearchDirectory.create(path, self.description)
+        directory = SearchDirectory.open(path)
+        if (before := Search.reopened(directory).description) != self.description:
+            other = next(name for name in before if before[name] != self.description[name])
+            raise InvalidInputError(
+                f"the search in {path} has another {other}: choose another search_dir, or continue that search with "
+                f"`{directory.resume_command}`."
+            )
+        return directory
+
+    def run(self, directory: SearchDirectory, say: Callable[[str], object]) -> list[TrialResult]:
+        """Run the search in its directory, from where it is; return the last result of each trial, the best first."""
+        with directory.lock():
+            try:
+                self._run(directory, Context(self.base, self.num_seeds, directory, say, self.ray))
+            except Interrupted as stopped:
+                consequence = f"continue with `{directory.resume_command}`"
+                raise Interrupted(stopped.signal, consequence, stopped.state) from None
+            results = directory.read_results()
+            if best := best_of(results):
+                remark = f"trial {best.trial}, fitness {best.fitness:g}: {directory.train_command}"
+                directory.write_best(self.preset(best), remark)
+        return ranked(results)
+
+    def preset(self, result: TrialResult) -> dict[str, Any]:
+        """Return the setting of a trial as a preset: agent, environment, and what differs from their defaults."""
+        config = {name: value for name, value in with_values(self.base, result.values).items() if name not in OF_A_RUN}
+        names = {group: config[group]["name"] for group in GROUPS}
+        defaults = compose([f"{group}='{name}'" for group, name in names.items()])
+        changed = differing(config, defaults)
+        return {**{group: {"name": name, **changed.pop(group, {})} for group, name in names.items()}, **changed}
+
+    def _run(self, directory: SearchDirectory, context: Context) -> None:
+        sampler, trainer = self._sampler(), self._trainer(context)
+        rungs = [
+            Rung(number, steps)
+            for number, steps in enumerate(budgets(self._train.total_timesteps, self.config.num_rungs), start=1)
+        ]
+        while trials := sampler.ask():
+            last: dict[int, TrialResult] = {}
+            left = trials
+            for rung in rungs:
+                reached = self._reach(rung, left, trainer, directory)
+                last |= {result.trial: result for result in reached}
+                left = survivors(left, reached)
+            sampler.tell([last[trial.number] for trial in trials])
+
+    def _reach(
+        self, rung: Rung, trials: list[Trial], trainer: Trainer, directory: SearchDirectory
+    ) -> list[TrialResult]:
+        """Train trials to the end of a rung; return their results, also those that were on disk already."""
+        for results in trainer.train(trials, rung):
+            directory.add(results)
+            if num_diverged := sum(result.status == DIVERGED for result in results):
+                trainer.context.say(f"  {num_diverged} of {len(results)} trials diverged")
+        numbers = {trial.number for trial in trials}
+        return [r for r in directory.read_results() if r.rung == rung.number and r.trial in numbers]
+
+    def _sampler(self) -> Sampler:
+        round_size = self.config.trials_at_once or (1 if self._train.env.is_on_host else OPTUNA_ROUND)
+        return make_sampler(self.config, self.space, self._train.seed, round_size)
+
+    def _trainer(self, context: Context) -> Trainer:
+        if self._train.env.is_on_host:
+            return OneByOneTrainer(context)
+        return BatchTrainer(context, self.config.trials_at_once)
+
+
+def differing(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a config that differ from those of another, nested as they are."""
+    changed: dict[str, Any] = {}
+    for name, value in config.items():
+        default = defaults.get(name)
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            if of_group := differing(value, default):
+                changed[name] = of_group
+        elif name not in defaults or value != default:
+            changed[name] = value
+    return changed
+
+
+def _check(train: TrainConfig, config: TuneConfig) -> None:
+    """Raise for settings that have no meaning in a search."""
+    if train.run_dir is not None:
+        raise InvalidInputError(f"run_dir={train.run_dir}: set search_dir instead, which holds the runs of all trials.")
+    if train.stop_at.value is not None:
+        raise InvalidInputError("stop_at.value ends a run, and the trials of a search share runs: leave it out.")
+    if train.video.interval is not None:
+        raise InvalidInputError("video.interval: trials make no videos; train the best setting with it.")
+    if train.env.is_on_host and config.trials_at_once not in (None, 1):
+        raise InvalidInputError(
+            f"trials_at_once={config.trials_at_once}: {train.env.name} is on the host, where trials train one after "
+            "the other."
+        )

@@ -1,0 +1,192 @@
+"""Searches on disk."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rookery
+from rookery.configs import compose, compose_with_preset
+from rookery.errors import InvalidInputError
+from rookery.runs.search_directory import SearchDirectory
+from rookery.runs.trial_results import DIVERGED, FAILED, FINISHED, TrialResult, best_of, ranked
+from rookery.tuning import batches
+from rookery.tuning.batches import BatchTrainer
+from rookery.tuning.config import TuneConfig
+from rookery.tuning.search import Search
+from rookery.tuning.space import settings_of
+from rookery.tuning.trainer import Context
+
+SMALL = [
+    "agent=a2c",
+    "env=classic/cartpole",
+    "agent.num_envs=4",
+    "agent.rollout_length=4",
+    "agent.network.hidden_sizes=[4]",
+    "total_timesteps=96",
+    "record_interval=16",
+    "evaluation.interval=32",
+    "evaluation.num_episodes=4",
+    "checkpoint.interval=16",
+]
+RATES = {"agent.learning_rate": {"low": 1e-4, "high": 1e-1, "scale": "log"}}
+
+
+class Killed(BaseException):
+    """What ends a process in these tests."""
+
+
+def silent(text: str) -> None:
+    pass
+
+
+def search(space: dict[str, Any], *overrides: str, **tune: Any) -> Search:
+    return Search(compose([*SMALL, *overrides]), space, TuneConfig(**tune))
+
+
+def run(path: Path, own: Search, say: Callable[[str], object] = silent) -> list[TrialResult]:
+    return own.run(SearchDirectory.create(path, own.description), say)
+
+
+def halving() -> Search:
+    return search(RATES, "num_seeds=2", trials=4, search="halving")
+
+
+@pytest.fixture(scope="module")
+def halved(tmp_path_factory: pytest.TempPathFactory) -> SearchDirectory:
+    """A finished search; tests leave it as it is."""
+    path = tmp_path_factory.mktemp("searches") / "halving"
+    run(path, halving())
+    return SearchDirectory.open(path)
+
+
+def test_trials_that_differ_in_numbers_are_the_lanes_of_one_run_and_equal_runs_on_their_own(tmp_path: Path) -> None:
+    rates = [1e-3, 1e-1]
+    results = run(tmp_path / "search", search({"agent.learning_rate": rates}, trials=2))
+    assert [path.name for path in (tmp_path / "search" / "runs").iterdir()] == ["batch-0"]
+    by_rate = {result.values["agent.learning_rate"]: result for result in results}
+    for rate in rates:
+        config = compose([*SMALL, "num_seeds=2", f"agent.learning_rate={rate}", "recorders=[]"])
+        del config["env"]
+        alone = rookery.train("a2c", "classic/cartpole", config=config)
+        assert by_rate[rate].fitness == alone.metrics["eval/mean_reward"][-1, 0]
+    assert by_rate[1e-3].fitness != by_rate[1e-1].fitness
+
+
+def test_at_each_rung_the_worse_half_stops_and_the_others_go_on(halved: SearchDirectory) -> None:
+    results = halved.read_results()
+    by_rung = {rung: [result for result in results if result.rung == rung] for rung in (1, 2, 3)}
+    assert [len(by_rung[rung]) for rung in (1, 2, 3)] == [4, 2, 1]
+    assert {result.env_steps for result in by_rung[2]} == {64}
+    for before, after in ((1, 2), (2, 3)):
+        best = ranked(by_rung[before])[: len(by_rung[after])]
+        assert {result.trial for result in by_rung[after]} == {result.trial for result in best}
+    assert all(result.fitness == np.mean(result.fitness_of_seeds) for result in results)  # type: ignore[arg-type]
+
+
+def test_the_trial_that_is_left_equals_one_that_was_never_stopped(halved: SearchDirectory, tmp_path: Path) -> None:
+    """The rungs continue the state; 32 steps are a multiple of the interval of evaluations, so keys agree, too."""
+    last = max(halved.read_results(), key=lambda result: result.rung)
+    best = search({"agent.learning_rate": [last.values["agent.learning_rate"]]}, "num_seeds=2", trials=1)
+    (whole,) = run(tmp_path / "whole", best)
+    assert whole.fitness_of_seeds == last.fitness_of_seeds
+
+
+def test_a_killed_search_ends_with_the_files_of_an_uninterrupted_one(halved: SearchDirectory, tmp_path: Path) -> None:
+    """It dies in the second rung, after an evaluation and before the checkpoint that follows."""
+    lines: list[str] = []
+
+    def die(text: str) -> None:
+        lines.append(text)
+        if len(lines) == 4:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(tmp_path / "killed", halving(), die)
+    directory = SearchDirectory.open(tmp_path / "killed")
+    Search.reopened(directory).run(directory, silent)
+    assert directory.trials_path.read_bytes() == halved.trials_path.read_bytes()
+    assert directory.best_path.read_text().splitlines()[1:] == halved.best_path.read_text().splitlines()[1:]
+
+
+def test_the_best_setting_is_a_preset_that_train_takes(halved: SearchDirectory) -> None:
+    best = best_of(halved.read_results())
+    assert best is not None
+    config = compose_with_preset(halved.best_path, ["seed=7"])
+    wanted = settings_of(halving().base | {"seed": 7}, best.values)
+    assert settings_of(config, {}).to_mapping() == wanted.to_mapping()
+    other = compose_with_preset(halved.best_path, ["agent.num_envs=8", "env=classic/acrobot"])
+    assert (other["agent"]["num_envs"], other["env"]["name"]) == (8, "classic/acrobot")
+    assert other["agent"]["rollout_length"] == 4
+
+
+def test_a_trial_that_diverges_is_counted_and_stops_no_other(tmp_path: Path) -> None:
+    said: list[str] = []
+    results = run(tmp_path / "search", search({"agent.learning_rate": [1e30, 1e-3]}, trials=2), said.append)
+    assert [result.values["agent.learning_rate"] for result in results] == [1e-3, 1e30]
+    assert (results[1].status, results[1].fitness) == (DIVERGED, None)
+    assert "  1 of 2 trials diverged" in said
+
+
+def test_shapes_become_further_programs_and_batches_have_the_size_that_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = search({**RATES, "agent.num_envs": [2, 4]}, trials=9)
+    directory = SearchDirectory.create(tmp_path / "search", own.description)
+    trainer = BatchTrainer(Context(own.base, 1, directory, silent), None)
+    trials = own._sampler().ask()
+    of_two = [trial for trial in trials if trial.values["agent.num_envs"] == 2]
+    sizes = [len(batch.trials) for batch in trainer._batches(trials)]
+    assert sorted(sizes) == sorted([len(of_two), 9 - len(of_two)])
+    needed = batches.bytes_needed(settings_of(own.base, of_two[0].values), 2)
+    monkeypatch.setattr(batches, "memory_bytes", lambda: batches.HEADROOM * needed)
+    assert [len(batch.trials) for batch in trainer._batches(of_two[:4])] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tune", "message"),
+    [
+        (["run_dir=runs/x"], {}, "run_dir=runs/x: set search_dir instead"),
+        (["stop_at.value=10"], {}, "stop_at.value ends a run"),
+        (["video.interval=10"], {}, "video.interval: trials make no videos"),
+        (["env=gymnasium/CartPole-v1"], {"trials_at_once": 2}, "gymnasium/CartPole-v1 is on the host"),
+    ],
+)
+def test_settings_without_a_meaning_in_a_search_are_refused(
+    overrides: list[str], tune: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        search(RATES, *overrides, **tune)
+
+
+def test_choices_that_do_not_fit_together_are_refused_before_the_first_trial() -> None:
+    own = search({"agent.num_minibatches": [2, 8], "agent.num_envs": [2, 4]}, "agent=ppo", trials=4)
+    with pytest.raises(InvalidInputError, match="num_minibatches=8 leaves one sample per minibatch"):
+        own.check()
+
+
+def test_trials_on_the_host_train_one_after_the_other_and_continue_at_the_next_rung(tmp_path: Path) -> None:
+    own = search(RATES, "env=gymnasium/CartPole-v1", "num_seeds=2", trials=2, search="halving", rungs=2)
+    results = run(tmp_path / "search", own)
+    assert [(result.rung, len(result.fitness_of_seeds)) for result in results] == [(2, 2), (1, 2)]
+    runs = sorted(path.name for path in (tmp_path / "search" / "runs").iterdir())
+    assert runs == [f"trial-{trial}-seed-{seed}" for trial in (0, 1) for seed in (0, 1)]
+    assert results[0].env_steps >= 96 > results[1].env_steps
+
+
+def test_a_failing_trial_on_the_host_stops_no_other(tmp_path: Path) -> None:
+    own = search({"env.kwargs.max_episode_steps": ["many", 100]}, "env=gymnasium/CartPole-v1", trials=2)
+    results = run(tmp_path / "search", own)
+    assert [result.status for result in results] == [FINISHED, FAILED]
+    assert results[1].error
+
+
+def test_no_combination_is_tried_twice() -> None:
+    assert len(search({"agent.num_envs": [2, 4]}, trials=32)._sampler().ask()) == 2
+
+
+def test_a_directory_holds_one_search(halved: SearchDirectory) -> None:
+    with pytest.raises(InvalidInputError, match=r"continue it with `rookery tune --resume "):
+        SearchDirectory.create(halved.path, {})
