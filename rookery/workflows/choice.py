@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 
+from rookery.agent import Agent
 from rookery.distributed import check_memory
 from rookery.envs import AutoresetMode
 from rookery.envs.config import EnvConfig
@@ -15,6 +16,7 @@ from rookery.learners.learner import Learner
 from rookery.learners.on_policy import OnPolicyLearner
 from rookery.learners.policies import PolicyLearners, Snapshots
 from rookery.rollout import RolloutSource
+from rookery.runners.acting.assignment import Assignment
 from rookery.runners.envs.base_env import BaseEnv
 from rookery.runners.group import Description, EnvSpec, LocalRunners, RunnerGroup, RunnerSpec
 from rookery.runners.host_envs import check_one_host, clips_rewards, make_envs
@@ -24,13 +26,13 @@ from rookery.workflows.collector import FIELDS, RoundSettings, SingleAgentCollec
 from rookery.workflows.config import Settings, TrainConfig
 from rookery.workflows.device_training import DeviceTraining
 from rookery.workflows.evaluation import close_on_error, make_device_evaluator, make_env, make_evaluation_envs
-from rookery.workflows.external import ORIGIN_FIELDS, NoEpisodes, check_external
+from rookery.workflows.external import ORIGIN_FIELDS, NoEpisodes, check_windows
 from rookery.workflows.generations import REFERENCE_ENVS, DeviceGenerations, Evolution, HostGenerations
 from rookery.workflows.host_training import HostTraining
 from rookery.workflows.multi_agent_collector import MultiAgentCollector
 from rookery.workflows.policies import assign_policies, check_training
 from rookery.workflows.programs import Layout
-from rookery.workflows.training import Training
+from rookery.workflows.training import AgentEvaluator, Training
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ def make_gradient_training(
     if train.env.has_several_agents:
         return _make_joint_training(settings, layout, learner, evaluation_episodes)
     if train.env.is_external:
-        check_external(train, learner)
+        check_windows(train.env, learner)
     with close_on_error() as opened:
         envs = open_envs(train.env, num_envs, evaluation_episodes, opened)
         group = make_group(settings, learner, envs, opened)
@@ -72,11 +74,7 @@ def make_gradient_training(
         collector = SingleAgentCollector(
             group, train.env, learner.agent, num_envs, learner.config.rollout_length, rounds
         )
-        evaluator = (
-            NoEpisodes(train.env)
-            if train.env.is_external
-            else HostEvaluator(train.env, learner.agent, num_envs, opened=envs)
-        )
+        evaluator = make_host_evaluator(train.env, learner.agent, num_envs, envs)
         return HostTraining(collector, learner, settings.hyperparameters, layout, evaluator, train)
 
 
@@ -90,8 +88,6 @@ def _make_joint_training(
     if not isinstance(learner, OnPolicyLearner):
         raise several_agents_error(settings)
     train, agent, config = settings.train, learner.agent, learner.config
-    if train.env.is_external:
-        check_external(train, learner)
     with close_on_error() as opened:
         envs = open_envs(train.env, config.num_envs, evaluation_episodes, opened)
         group = make_group(settings, learner, envs, opened)
@@ -109,11 +105,7 @@ def _make_joint_training(
             pool = Snapshots(snapshot.of, tuple(assignment.members_of(snapshot.into)), snapshot.every)
         joint = PolicyLearners(agent=agent, config=config, learners=PyTreeDict(learners), frozen=frozen, snapshots=pool)
         joint.check(layout.mesh.size)
-        evaluator = (
-            NoEpisodes(train.env)
-            if train.env.is_external
-            else HostEvaluator(train.env, agent, config.num_envs, assignment, opened=envs)
-        )
+        evaluator = make_host_evaluator(train.env, agent, config.num_envs, envs, assignment)
         return HostTraining(collector, joint, settings.hyperparameters, layout, evaluator, train)
 
 
@@ -181,6 +173,13 @@ def make_population_group(
     # Populations have no fragments, whose length is the second argument.
     spec = RunnerSpec(population_envs(settings.train.env, num_envs), 1, settings.train.seed)
     return _make_runners(settings, spec, envs, opened)
+
+
+def make_host_evaluator(
+    env: EnvConfig, agent: Agent, num_envs: int, envs: BaseEnv | None, assignment: Assignment | None = None
+) -> AgentEvaluator:
+    """Make the evaluator of a host environment, with opened `envs` if there are some."""
+    return NoEpisodes(env) if env.is_external else HostEvaluator(env, agent, num_envs, assignment, opened=envs)
 
 
 def open_envs(

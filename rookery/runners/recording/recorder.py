@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from rookery.runners.acting.policy_map import PolicyID
 from rookery.runners.acting.actor import Logged
+from rookery.runners.acting.policy_map import PolicyID
 from rookery.runners.envs.base_env import Actions, EnvOutputs, LoggedAction
 from rookery.runners.ledger import Steps
 from rookery.runners.perf import Perf

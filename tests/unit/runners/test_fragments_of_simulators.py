@@ -1,5 +1,6 @@
 """Fragments of envs that fill theirs at their own pace: complete, in order, counted, and never waited for."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 
@@ -35,7 +36,7 @@ def test_samples_are_whole_fragments_of_whoever_is_ready(lengths: tuple[int, ...
         assert sample.env_steps == len(rows_of(sample)) == 24
         for column in range(3):
             rows = [row for row in rows_of(sample) if row.column == column]
-            for row, later in zip(rows, rows[1:], strict=False):
+            for row, later in itertools.pairwise(rows):
                 assert later.obs == row.obs  # one env
                 assert later.t == (row.t + 1 if row.end is End.RUNNING else 0)
     assert set(Counter(count_rows(samples)).values()) == {1}

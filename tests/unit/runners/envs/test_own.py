@@ -1,7 +1,6 @@
 """Environments without a name: classes, functions and objects of a program."""
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
