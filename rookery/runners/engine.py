@@ -361,7 +361,9 @@ class EpisodeEngine:
     def _wait_for_restart(self) -> None:
         """Sleep until the first env may be restarted, as no env has anything to do."""
         if wanted := self._restartable():
-            self._sleep(self.states.seconds_to_restart(self._clock(), wanted))
+            now = self._clock()
+            seconds = self.states.seconds_to_restart(now, wanted)
+            self._sleep(seconds if self._until is None else min(seconds, max(0.0, self._until - now)))
 
     def _restartable(self) -> list[int]:
         """Return the suspect envs that the schedule restarts when they are due."""

@@ -25,7 +25,7 @@ from rookery.workflows.collector import FIELDS, Collector, RoundSettings, Single
 from rookery.workflows.config import Settings, TrainConfig
 from rookery.workflows.device_training import DeviceTraining
 from rookery.workflows.evaluation import close_on_error, make_device_evaluator, make_env, make_evaluation_envs
-from rookery.workflows.external import ORIGIN_FIELDS, NoEpisodes, check_external
+from rookery.workflows.external import ORIGIN_FIELDS, NoEpisodes, check_windows
 from rookery.workflows.generations import REFERENCE_ENVS, DeviceGenerations, Evolution, HostGenerations
 from rookery.workflows.host_training import HostTraining
 from rookery.workflows.multi_agent_collector import MultiAgentCollector
@@ -65,7 +65,7 @@ def make_gradient_training(
     if train.env.has_several_agents:
         return _make_joint_training(settings, layout, learner, evaluation_episodes)
     if train.env.is_external:
-        check_external(train, learner)
+        check_windows(train.env, learner)
     with close_on_error() as opened:
         envs = open_envs(train.env, num_envs, evaluation_episodes, opened)
         group = make_group(settings, learner, envs, opened)
@@ -87,8 +87,6 @@ def _make_joint_training(
     if not isinstance(learner, OnPolicyLearner):
         raise several_agents_error(settings)
     train, agent, config = settings.train, learner.agent, learner.config
-    if train.env.is_external:
-        check_external(train, learner)
     with close_on_error() as opened:
         envs = open_envs(train.env, config.num_envs, evaluation_episodes, opened)
         group = make_group(settings, learner, envs, opened)

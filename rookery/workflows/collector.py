@@ -237,7 +237,7 @@ class Collector(ABC):
         ages: Sequence[int] | np.ndarray = [self._rounds.version - queued.version for queued in round_.values()]
         if self._env.is_external:
             ages = ages_of(samples.values(), self._rounds.version)
-        self._max_staleness = max(self._max_staleness, int(np.max(ages)))
+        self._max_staleness = max(self._max_staleness, int(np.max(ages, initial=0)))
         return self.merge(samples, mean_of(ages)), sum(sample.env_steps for sample in samples.values())
 
     def collect(self, role: RoleID, agent_state: PyTree) -> tuple[Experience | JointExperience, int]:

@@ -168,6 +168,11 @@ class TrainConfig:
                     f"{name}={value} is for environments on the host, such as gymnasium/CartPole-v1: {self.env.name} "
                     "is compiled onto the device."
                 )
+        if self.num_env_runners > 0 and self.env.is_external:
+            raise InvalidInputError(
+                f"num_env_runners={self.num_env_runners}: {self.env.name} is a simulator of this process, which has "
+                "one runner; use num_env_runners=0."
+            )
         if self.min_ready < 1.0 and self.max_staleness == 0:
             raise InvalidInputError(
                 f"min_ready={self.min_ready:g} lets slow runners fall behind: set max_staleness to at least 1, too."

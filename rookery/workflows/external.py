@@ -1,4 +1,4 @@
-"""What training on external simulators needs: checks, the origin of rows, and an evaluator without episodes."""
+"""What training on external simulators needs: a check, the origin of rows, and an evaluator without episodes."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -16,24 +16,18 @@ from rookery.learners.replay import ReplayLearner
 from rookery.runners.sampling import Sample
 from rookery.sample_batch import SampleBatch
 from rookery.types import Key, PyTreeDict
-from rookery.workflows.config import TrainConfig
 
 ORIGIN_FIELDS = ("version", "logged")
 """The entries of `env_extras` that tell who acted."""
 
 
-def check_external(train: TrainConfig, learner: Learner) -> None:
-    """Raise if a method cannot learn from fragments of external simulators."""
-    name, length = train.env.name, learner.config.rollout_length
-    if train.num_env_runners > 0:
+def check_windows(env: EnvConfig, learner: Learner) -> None:
+    """Raise if no fragment holds a window of the replay buffer."""
+    length = learner.config.rollout_length
+    if isinstance(learner, ReplayLearner) and length < (window := learner.config.window_length):
         raise InvalidInputError(
-            f"num_env_runners={train.num_env_runners}: {name} is a simulator of this process, which has one runner; "
-            "use num_env_runners=0."
-        )
-    if isinstance(learner, ReplayLearner) and length < learner.config.window_length:
-        raise InvalidInputError(
-            f"agent.rollout_length={length} holds no window of {learner.config.window_length} steps, and fragments of "
-            f"{name} do not continue each other: use agent.rollout_length={learner.config.window_length} or more."
+            f"agent.rollout_length={length} holds no window of {window} steps, and fragments of {env.name} do not "
+            f"continue each other: use agent.rollout_length={window} or more."
         )
 
 

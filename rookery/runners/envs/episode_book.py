@@ -6,10 +6,9 @@ play by the same rules.
 
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Hashable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rookery.runners.envs.base_env import WITHOUT_OBSERVATION, AgentID, End
+from rookery.runners.envs.base_env import AgentID, End
 from rookery.runners.envs.episode_messages import (
     Acted,
     Answer,
@@ -19,75 +18,19 @@ from rookery.runners.envs.episode_messages import (
     Mode,
     Noted,
     Refused,
-    Report,
     Row,
     Stage,
     Started,
     StartRequest,
     StepRequest,
 )
+from rookery.runners.envs.episode_records import Episode, Place, Tombstone
 
 TOMBSTONE_SECONDS = 600.0
 """How long the outcome of an episode is known."""
 MAX_TOMBSTONES = 100_000
 MAX_JOINED = 4
 """The number of requests that may wait for the same answer."""
-
-
-@dataclass(eq=False, slots=True)
-class _Episode:
-    """An open episode."""
-
-    owner: Hashable
-    request: StartRequest
-    env: int | None
-    heard_at: float
-    stage: Stage = Stage.OPEN
-    row: Row | None = None
-    """The last step, until the runner takes it."""
-    is_known: bool = False
-    """Whether the runner has taken the first step."""
-    seq: int = -1
-    digest: int = 0
-    answer: Answer | None = None
-    """The last answer; None while it is to come."""
-    waiting: list[AnswerFn] = field(default_factory=list)
-    pending: dict[AgentID, Report] = field(default_factory=dict)
-    """What was reported since the last step."""
-    running: set[AgentID] = field(default_factory=set)
-    """The agents that have an observation and have not ended."""
-    ended: set[AgentID] = field(default_factory=set)
-    episode_return: float = 0.0
-    num_rows: int = 0
-
-    def reply(self, answer: Answer) -> None:
-        """Answer all requests that wait."""
-        waiting, self.waiting, self.answer = self.waiting, [], answer
-        for answer_fn in waiting:
-            answer_fn(answer)
-
-
-@dataclass(frozen=True, slots=True)
-class _Tombstone:
-    """An episode that is over."""
-
-    owner: Hashable
-    outcome: Stage
-    seq: int
-    digest: int
-    answer: Answer | None
-    over_at: float
-
-
-@dataclass(slots=True)
-class _Place:
-    """An env of the runner, for one episode at a time."""
-
-    episode: _Episode | None = None
-    is_requested: bool = False
-    """Whether the runner waits for an episode here."""
-    is_failed: bool = False
-    """Whether no episode may begin here before the runner requests one."""
 
 
 class EpisodeBook:
@@ -101,10 +44,10 @@ class EpisodeBook:
         self.counts: Counter[str] = Counter()
         """Episodes `started` and by outcome, `steps`, `repeated` requests, and refusals by code."""
         self._agents = frozenset(agents)
-        self._places = [_Place() for _ in range(num_envs)]
-        self._open: dict[str, _Episode] = {}
-        self._over: OrderedDict[str, _Tombstone] = OrderedDict()
-        self._ready: dict[Mode, dict[_Episode, Row]] = {mode: {} for mode in Mode}
+        self._places = [Place() for _ in range(num_envs)]
+        self._open: dict[str, Episode] = {}
+        self._over: OrderedDict[str, Tombstone] = OrderedDict()
+        self._ready: dict[Mode, dict[Episode, Row]] = {mode: {} for mode in Mode}
         self._num_asked = 0
         self._is_closed = False
 
@@ -131,7 +74,7 @@ class EpisodeBook:
                     f"max_episodes={len(self._places)} episodes are open already: end one first, or allow more.",
                 )
         self._over.pop(request.id, None)
-        episode = self._open[request.id] = _Episode(owner, request, env, now)
+        episode = self._open[request.id] = Episode(owner, request, env, now)
         if env is not None:
             self._places[env].episode = episode
         self.counts["started"] += 1
@@ -167,7 +110,7 @@ class EpisodeBook:
 
     def expire(self, now: float) -> list[str]:
         """End the episodes whose simulators were silent for the time of their lease; return their ids."""
-        expired = [episode for episode in self._open.values() if _is_silent(episode, now)]
+        expired = [episode for episode in self._open.values() if episode.is_silent(now)]
         for episode in expired:
             self._abandon(episode, Stage.EXPIRED, True, now)
         return [episode.request.id for episode in expired]
@@ -237,7 +180,7 @@ class EpisodeBook:
 
     # Steps.
 
-    def _check(self, episode: _Episode, request: StepRequest) -> Refused | None:
+    def _check(self, episode: Episode, request: StepRequest) -> Refused | None:
         """Return why a new request is refused."""
         name = episode.request.id
         if request.seq is not None and request.seq != episode.seq + 1:
@@ -262,7 +205,7 @@ class EpisodeBook:
                 )
         return None
 
-    def _repeat(self, episode: _Episode, request: StepRequest, answer: AnswerFn) -> None:
+    def _repeat(self, episode: Episode, request: StepRequest, answer: AnswerFn) -> None:
         """Answer a request with the number of the last one."""
         if request.digest != episode.digest:
             answer(self._refuse_other_content(request, episode.request.id))
@@ -286,15 +229,13 @@ class EpisodeBook:
         self.counts["repeated"] += stone.answer is not None
         return stone.answer
 
-    def _take_in(self, episode: _Episode, request: StepRequest, now: float) -> None:
-        for agent, report in request.reports.items():
-            episode.episode_return += report.reward
-            before = episode.pending.get(agent)
-            episode.pending[agent] = report if before is None else _joined(before, report)
+    def _take_in(self, episode: Episode, request: StepRequest, now: float) -> None:
+        episode.note(request.reports)
         if not request.asks and request.end is End.RUNNING:
             episode.reply(Noted())
             return
-        row = self._row_of(episode, request.end)
+        row = episode.next_row(request.end, self._agents)
+        self.counts["steps"] += not row.is_reset
         if not row.is_over:
             episode.stage = Stage.ASKED
             self._num_asked += 1
@@ -304,33 +245,7 @@ class EpisodeBook:
             episode.reply(Ended(episode.episode_return, episode.num_rows - 1))
             self._finish(episode, Stage.ENDED, now)
 
-    def _row_of(self, episode: _Episode, end: End) -> Row:
-        """Make the next row of what was reported."""
-        reports, episode.pending = episode.pending, {}
-        if end is not End.RUNNING:
-            reports |= {agent: Report() for agent in sorted(episode.running - reports.keys(), key=str)}
-        reports = {agent: self._with_end(episode, agent, report, end) for agent, report in reports.items()}
-        is_over = end is not End.RUNNING or episode.ended >= self._agents
-        is_reset = episode.num_rows == 0
-        episode.num_rows += 1
-        self.counts["steps"] += not is_reset
-        return Row(episode.request.id, episode.env, reports, is_reset, is_over)
-
-    @staticmethod
-    def _with_end(episode: _Episode, agent: AgentID, report: Report, end: End) -> Report:
-        """Return how an agent goes on; its own end counts before that of the episode."""
-        end = end if report.end is End.RUNNING else report.end
-        is_seen = report.obs is not None and (end is End.RUNNING or agent in episode.running)
-        if end is not End.RUNNING:
-            episode.running.discard(agent)
-            episode.ended.add(agent)
-        elif is_seen:
-            episode.running.add(agent)
-        if is_seen:
-            return report if end is report.end else replace(report, end=end)
-        return replace(report, obs=None, end=WITHOUT_OBSERVATION[end])
-
-    def _offer(self, episode: _Episode, row: Row) -> None:
+    def _offer(self, episode: Episode, row: Row) -> None:
         """Let the runner take a row, once it has requested the episode."""
         episode.row = row
         if row.env is None or not row.is_reset or self._places[row.env].is_requested:
@@ -338,7 +253,7 @@ class EpisodeBook:
 
     # Ends.
 
-    def _abandon(self, episode: _Episode, outcome: Stage, is_kept: bool, now: float) -> None:
+    def _abandon(self, episode: Episode, outcome: Stage, is_kept: bool, now: float) -> None:
         """End an episode with which its simulator does not go on."""
         if not episode.is_known:
             self._drop_row(episode)
@@ -348,11 +263,11 @@ class EpisodeBook:
             self._offer(episode, row)
         self._finish(episode, outcome, now)
 
-    def _drop_row(self, episode: _Episode) -> None:
+    def _drop_row(self, episode: Episode) -> None:
         self._ready[episode.request.mode].pop(episode, None)
         episode.row = None
 
-    def _finish(self, episode: _Episode, outcome: Stage, now: float) -> None:
+    def _finish(self, episode: Episode, outcome: Stage, now: float) -> None:
         """Close an episode, free its env and leave a tombstone."""
         self._num_asked -= episode.stage is Stage.ASKED
         episode.stage = outcome
@@ -361,7 +276,7 @@ class EpisodeBook:
         if episode.env is not None:
             self._places[episode.env].episode = None
         answer = episode.answer if outcome is Stage.ENDED else None
-        stone = _Tombstone(episode.owner, outcome, episode.seq, episode.digest, answer, now)
+        stone = Tombstone(episode.owner, outcome, episode.seq, episode.digest, answer, now)
         self._over[episode.request.id] = stone
         if episode.waiting:
             episode.reply(self._refuse_over(episode.request.id, outcome))
@@ -375,7 +290,7 @@ class EpisodeBook:
 
     # Refusals.
 
-    def _find(self, owner: Hashable, episode_id: str) -> _Episode | Refused:
+    def _find(self, owner: Hashable, episode_id: str) -> Episode | Refused:
         """Return the open episode of an owner; those of others are as good as unknown."""
         if self._is_closed:
             return self._refuse_closed()
@@ -408,22 +323,3 @@ OUTCOMES = {
     Stage.EXPIRED: "has expired after silence for the time of its lease; start another",
     Stage.LOST: "was discarded by the runner; start another",
 }
-
-
-def _joined(before: Report, report: Report) -> Report:
-    """Return the report of an agent since its last observation, of two parts."""
-    later = before if report.obs is None else report
-    return Report(
-        obs=later.obs,
-        reward=before.reward + report.reward,
-        end=before.end if report.end is End.RUNNING else report.end,
-        action=later.action,
-        log_prob=later.log_prob,
-        info={**before.info, **report.info} if before.info and report.info else before.info or report.info,
-    )
-
-
-def _is_silent(episode: _Episode, now: float) -> bool:
-    """Return whether a simulator that is not waited for has said nothing for the time of its lease."""
-    lease = episode.request.lease
-    return lease is not None and episode.stage is not Stage.ASKED and now - episode.heard_at >= lease

@@ -117,6 +117,12 @@ class ExternalBaseEnv(BaseEnv):
             owner._thread = threading.Thread(target=_run, args=(owner,), name=self.name, daemon=True)
             owner._thread.start()
 
+    def abandon_episodes(self) -> None:
+        with self._mutex:
+            for env in self._envs:
+                env._book.take_rows()
+        self._asked.clear()
+
     def close(self) -> None:
         with self._mutex:
             self._is_closed = True
@@ -260,7 +266,8 @@ class _Bell:
         """Wake the runner if it waits."""
         if self._num_needed is not None:
             self._num_needed = None
-            self._signal.release()
+            if self._signal.locked():  # an interrupted wait may have left it open
+                self._signal.release()
 
     def wait(self, timeout: float) -> None:
         """Wait for the signal, at most `timeout` seconds."""

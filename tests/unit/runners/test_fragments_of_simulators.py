@@ -3,7 +3,9 @@
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
+import gymnasium
 import jax
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ import pytest
 from rookery.agents.policy import PolicyAgent
 from rookery.networks.policy import PolicyConfig
 from rookery.runners.envs.base_env import End
+from rookery.runners.envs.external import ExternalEnv
+from rookery.runners.envs.external_base_env import ExternalBaseEnv
 from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import Sample
 from tests.runner_envs import FakeTime, StaggeredEnvs, count_rows, make_runner, rows_of
@@ -91,3 +95,53 @@ def test_the_recurrent_state_before_each_fragment_is_known() -> None:
         batch, carry = sample.batch.batches.default, sample.first_carries["default"]
         log_prob = agent.replay(agent_state, batch, carry).log_prob(batch.extras.policy_extras.raw_action)
         np.testing.assert_allclose(batch.extras.policy_extras.log_prob, log_prob, atol=1e-5)
+
+
+class Chooser(ExternalEnv):
+    """Shows random observations and keeps the actions on them, of which it chooses every third itself."""
+
+    def __init__(self, obs_space: gymnasium.Space, action_space: gymnasium.Space) -> None:
+        super().__init__(obs_space, action_space)
+        self.given = obs_space, action_space
+        self.seen: list[tuple[Any, Any]] = []
+
+    def run(self) -> None:
+        obs_space, action_space = self.given
+        episode = self.start_episode()
+        for step in itertools.count():
+            obs = obs_space.sample()
+            if step % 3 == 2:
+                self.log_action(episode, obs, action_space.sample(), log_prob=-1.0)
+            else:
+                self.seen.append((obs, self.get_action(episode, obs)))
+
+
+MASKED = gymnasium.spaces.Dict(
+    action_mask=gymnasium.spaces.Box(np.array([1, 0, 0], np.int8), np.ones(3, np.int8), dtype=np.int8),
+    position=gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32),
+)
+BOUNDED = gymnasium.spaces.Box(np.array([-2.0, 5.0], np.float32), np.array([2.0, 9.0], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("obs_space", "action_space"),
+    [
+        (MASKED, gymnasium.spaces.Discrete(3)),
+        (MASKED["position"], gymnasium.spaces.MultiDiscrete([2, 5])),
+        (MASKED["position"], BOUNDED),
+    ],
+)
+def test_actions_of_every_space_are_allowed_and_stored(
+    obs_space: gymnasium.Space, action_space: gymnasium.Space
+) -> None:
+    chooser = Chooser(obs_space, action_space)
+    agent = PolicyAgent(config=PolicyConfig(hidden_sizes=(4,)))
+    runner = make_runner(ExternalBaseEnv([chooser]), agent, rollout_fragment_length=9, num_fragments=2)
+    batch = runner.sample().batch.batches.default
+    runner.close()
+    assert batch.extras.env_extras.logged.sum() == 6
+    assert len(chooser.seen) >= 12
+    for obs, action in chooser.seen:
+        assert action_space.contains(np.asarray(action, action_space.dtype))
+        if obs_space is MASKED:
+            assert obs["action_mask"][action] == 1
