@@ -36,7 +36,7 @@ assert float(of_one["buffer/size"]) == float(of_two["buffer/size"]) == int(two.e
 
 for name, agent in (("erl", {"learner_episodes": 2}), ("cem_rl", {"gradient": "sac"})):
     metrics, state = trained(name, 2, **agent)
-    assert int(state.num_updates) == 2 * 8 * (6 if name == "erl" else 4)
+    assert int(state.num_updates) == (3 * 8 * 6 if name == "erl" else 2 * 8 * 4)
     for leaf in jax.tree.leaves(state.learner.gradient.agent_state.params):
         copies = [np.asarray(shard.data) for shard in leaf.addressable_shards]
         np.testing.assert_array_equal(copies[0], copies[1])

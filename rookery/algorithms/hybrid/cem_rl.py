@@ -100,6 +100,7 @@ class CEMRLWorkflow(HybridWorkflow):
         "sepcem": {
             "initial_std": math.sqrt(1e-3),
             "elite_fraction": 0.5,
+            "spread_factor": 0.2,
             "extra_noise": 1e-3,
             "extra_noise_end": 1e-5,
             "extra_noise_decay": 0.95,
