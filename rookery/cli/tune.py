@@ -80,8 +80,8 @@ def _run(search: "Search", directory: "SearchDirectory | None") -> int:
     from rookery.runs.search_directory import SearchDirectory
 
     console = make_console()
-    prepare_jax(search.base)
     with shared_ray([search.base], search.ray), warnings_shown(console):
+        prepare_jax(search.base)
         search.check()
         CollectAsUsual()(None)
         if directory is None:
