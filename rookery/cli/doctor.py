@@ -141,6 +141,7 @@ OTHER_EXTRAS = {
     "mujoco": "mujoco",
     "export": "flatbuffers",
     "wandb": "wandb",
+    "tune": "optuna",
     "ray": "ray",
     "bench": "stable_baselines3",
     "cuda12": "jax_cuda12_plugin",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rookery.cli.console import lasting_output, make_console, print_line, print_rows, print_table
 from rookery.cli.exit_codes import NOT_GOOD, SUCCESS
+from rookery.cli.garbage import CollectAsUsual
 from rookery.cli.run_argument import add_trust
 from rookery.configuration import declarations
 from rookery.errors import InvalidInputError
@@ -79,9 +80,10 @@ def _run(search: "Search", directory: "SearchDirectory | None") -> int:
     from rookery.runs.search_directory import SearchDirectory
 
     console = make_console()
-    prepare_jax(search.base)
     with shared_ray([search.base], search.ray), warnings_shown(console):
+        prepare_jax(search.base)
         search.check()
+        CollectAsUsual()(None)
         if directory is None:
             directory = SearchDirectory.create(
                 search.config.search_dir or new_run_directory(search.base, "searches"), search.description

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rookery.configuration import from_mapping
+from rookery.errors import InvalidInputError
 from rookery.report.axes import HEIGHT, WIDTH, axis_of_values
 from rookery.report.formatting import format_number, tick_labels
 from rookery.report.markup import Markup, element
@@ -28,6 +29,18 @@ class UprightAxis:
     name: str
     ticks: Mapping[float, str]
     places: tuple[float, ...]
+
+
+def check_values(space: Mapping[str, Any], results: Sequence[TrialResult]) -> None:
+    """Raise unless each trial has a value of each searched setting; a search may come from a stranger."""
+    for result in results:
+        for key, given in space.items():
+            value = shown_number(result.values.get(key))
+            is_range = isinstance(given, Mapping)
+            if (is_range and type(value) not in (int, float)) or (not is_range and result.values.get(key) not in given):
+                raise InvalidInputError(
+                    f"trial {result.trial} has {key}={value!r:.80}, which the search does not have."
+                )
 
 
 def axes_of(space: Mapping[str, Any], results: Sequence[TrialResult]) -> list[UprightAxis]:

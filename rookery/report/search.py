@@ -9,7 +9,7 @@ from rookery.report.formatting import format_number
 from rookery.report.layout import absent, note, section
 from rookery.report.markup import Markup, element
 from rookery.report.page import make_page
-from rookery.report.parallel_coordinates import axes_of, parallel_coordinates
+from rookery.report.parallel_coordinates import axes_of, check_values, parallel_coordinates
 from rookery.report.sections import card
 from rookery.report.tables import settings_by_group, table
 from rookery.runs.directory import flat_config
@@ -17,14 +17,15 @@ from rookery.runs.files import write_output
 from rookery.runs.search_directory import SearchDirectory
 from rookery.runs.trial_results import DIVERGED, FAILED, TrialResult, describe, ranked
 
-MAX_LINES = 500
-"""The number of trials that the figure shows, the best ones."""
+MAX_LINES, MAX_ROWS = 500, 2000
+"""The number of trials that the figure and the table show, the best ones."""
 
 
 def write_search_report(search: SearchDirectory, path: Path) -> Path:
     """Write the report on a search to `path` and return the path."""
     description, results = search.description, ranked(search.read_results())
     config, space = plain(description.get("config", {}), "config"), plain(description.get("space", {}), "space")
+    check_values(space, results)
     agent, env = (plain(config.get(group, {}), group).get("name") for group in ("agent", "env"))
     sections = [
         _cards(results, plain(description.get("tune", {}), "tune"), config),
@@ -45,10 +46,14 @@ def _cards(results: Sequence[TrialResult], tune: Mapping[str, Any], config: Mapp
         else None,
         card("Trials", f"{len(results):,}", f"{num_lost:,} diverged or failed" if num_lost else ""),
         card("Search", str(tune.get("search"))),
-        card("Env steps of a trial", f"{config.get('total_timesteps'):,}", "of each seed"),
+        card("Env steps of a trial", _count(config.get("total_timesteps")), "of each seed"),
         card("Seeds of a trial", str(config.get("num_seeds"))),
     ]
     return element("section", element("dl", cards, class_="cards"), aria_label="Results")
+
+
+def _count(value: Any) -> str:
+    return f"{value:,.0f}" if isinstance(value, (int, float)) else str(value)
 
 
 def _figure(results: Sequence[TrialResult], space: Mapping[str, Any]) -> Markup:
@@ -75,6 +80,7 @@ def _table(results: Sequence[TrialResult]) -> Markup | None:
             f"{result.env_steps:,}",
             *(describe(result.values[key]) for key in keys),
         ]
-        for result in results
+        for result in results[:MAX_ROWS]
     ]
-    return section("Table of trials", table("Trials", header, rows))
+    more = note(f"The best {MAX_ROWS:,} of {len(results):,} trials.") if len(results) > MAX_ROWS else None
+    return section("Table of trials", more, table("Trials", header, rows))

@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
@@ -39,8 +40,8 @@ from rookery.workflows.workflow import Workflow
 
 HEADROOM = 2
 """The memory of a machine divided by the lower bound that a batch may need: the compiler needs more than the bound."""
-MAX_STATES = 2**16
-"""The largest number of trials times seeds in a batch."""
+MAX_STATES = 2**12
+"""The largest number of trials times seeds in a batch, whose records are read at once."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,12 @@ class Batch:
 
     def places(self, trial: Trial) -> range:
         """Return the places of the seeds of a trial among the states of the run."""
-        first = self.trials.index(trial) * self.num_seeds
+        first = self._order[trial.number] * self.num_seeds
         return range(first, first + self.num_seeds)
+
+    @cached_property
+    def _order(self) -> dict[int, int]:
+        return {trial.number: index for index, trial in enumerate(self.trials)}
 
 
 class BatchTrainer(Trainer):
@@ -136,26 +141,26 @@ class BatchTrainer(Trainer):
         return [result_of(trial, rung, [of_seeds[place] for place in batch.places(trial)]) for trial in batch.trials]
 
     def _check_size(self, batch: Batch) -> None:
-        if (
-            batch.run.config_path.exists()
-            and (before := batch.run.config.get("num_seeds")) != len(batch.trials) * batch.num_seeds
-        ):
+        """Raise if the run that a killed search left has other trials than this batch."""
+        size = len(batch.trials) * batch.num_seeds
+        if batch.run.config_path.exists() and (before := batch.run.config.get("num_seeds")) != size:
             raise InvalidInputError(
-                f"{batch.run.path} trains {before} states at once, and here {len(batch.trials) * batch.num_seeds} fit: "
-                "resume the search on a machine with the same memory."
+                f"{batch.run.path} trains {before} states at once, and here it would be {size}, because the memory "
+                "differs: resume the search where it began."
             )
 
     def _first_state(self, workflow: Workflow, batch: Batch) -> TrainingState:
         """Return the state in which a batch starts: new, or that of the trials after the rung before."""
         if not all(trial.number in self._last for trial in batch.trials):
             return workflow.init(batch.keys(), batch.hyperparameters())
-        sources: dict[str, list[TrainingState]] = {}
-        states = []
-        for trial in batch.trials:
-            before, rung = self._last[trial.number]
-            if str(before.run.path) not in sources:
-                sources[str(before.run.path)] = states_of(before, rung)
-            states += [sources[str(before.run.path)][place] for place in before.places(trial)]
+        trained = [self._last[trial.number] for trial in batch.trials]
+        sources = {before.run.path: (before, rung) for before, rung in trained}
+        states_by_run = {path: states_of(before, rung) for path, (before, rung) in sources.items()}
+        states = [
+            states_by_run[before.run.path][place]
+            for trial, (before, _) in zip(batch.trials, trained, strict=True)
+            for place in before.places(trial)
+        ]
         return workflow.layout.place(stacked(states), workflow.training.specs())
 
     def _report(self, batch: Batch) -> Hook:
@@ -197,7 +202,9 @@ def states_of(batch: Batch, rung: Rung) -> list[TrainingState]:
 
 def stacked(trees: Sequence[Tree]) -> Tree:
     """Stack trees along a new first axis; a single one stays as it is."""
-    return trees[0] if len(trees) == 1 else jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+    if len(trees) == 1:
+        return trees[0]
+    return jax.tree.map(lambda *leaves: (np if isinstance(leaves[0], np.ndarray) else jnp).stack(leaves), *trees)
 
 
 def describe_numbers(numbers: Sequence[int]) -> str:

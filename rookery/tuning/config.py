@@ -16,7 +16,7 @@ OPTUNA_ROUND = 8
 class TuneConfig:
     """How settings are searched."""
 
-    trials: int = setting(32, low=1, high=2**16, help="settings to try")
+    trials: int = setting(32, low=1, high=10_000, help="settings to try")
     search: str = setting(
         RANDOM,
         choices=(RANDOM, HALVING, OPTUNA),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class OptunaSampler(Sampler):
-    """Asks Optuna for rounds of `round_size` trials; trials that diverge or fail are no examples for it."""
+    """Asks Optuna for rounds of `round_size` trials; trials that diverge or fail rank last."""
 
     def __init__(self, space: TuneSpace, num_trials: int, round_size: int, seed: int) -> None:
         try:
@@ -29,7 +29,7 @@ class OptunaSampler(Sampler):
         # `constant_liar` spreads the trials of a round.
         sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         self._study = optuna.create_study(direction="maximize", sampler=sampler)
-        self._failed = optuna.trial.TrialState.FAIL
+        self._worst = optuna.trial.TrialState.PRUNED
         self._asked: list[optuna.trial.Trial] = []
 
     def ask(self) -> list[Trial]:
@@ -40,7 +40,7 @@ class OptunaSampler(Sampler):
     def tell(self, results: Sequence[TrialResult]) -> None:
         for trial, result in zip(self._asked, results, strict=True):
             if result.fitness is None:
-                self._study.tell(trial, state=self._failed)
+                self._study.tell(trial, state=self._worst)
             else:
                 self._study.tell(trial, result.fitness)
 

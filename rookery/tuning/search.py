@@ -27,7 +27,10 @@ OF_A_RUN = ("seed", "num_seeds", "run_dir")
 
 
 class Search:
-    """A search of settings: `new` makes one, `reopened` continues one, `run` runs it."""
+    """A search of settings, new or `reopened`; `run` runs it in a directory.
+
+    `base` is the config that trials start from, and `space` what is searched.
+    """
 
     def __init__(
         self, base: Mapping[str, Any], space: Mapping[str, Any], config: TuneConfig, ray: RaySettings | None = None
@@ -41,7 +44,7 @@ class Search:
         self.ray = ray
         self._train = settings_of(self.base, {}).train
         _check(self._train, config)
-        self._sampler()
+        self._sampler()  # raises if Optuna is not installed
 
     @classmethod
     def reopened(cls, directory: SearchDirectory, ray: RaySettings | None = None) -> "Search":

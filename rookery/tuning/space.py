@@ -1,6 +1,7 @@
 """The space of a search: ranges of hyper-parameters and choices of any other setting, by the keys of a config."""
 
 import itertools
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -125,9 +126,19 @@ class TuneSpace:
 def full_space(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a space by full keys; that of the method if none is given."""
     if given:
-        return {full_key(base, name): entry for name, entry in given.items()}
+        return {full_key(base, name): _data(name, entry) for name, entry in given.items()}
     of_method = workflow_class(base["agent"]["name"]).search_space
     return {f"agent.{name}": dict(of_method[name]) for name in of_method if base["agent"][name] is not None}
+
+
+def _data(name: str, entry: Any) -> Any:
+    """Return a range or choices as they are read from a file; raise if they cannot be written to one."""
+    try:
+        return json.loads(json.dumps(entry))
+    except TypeError as error:
+        raise InvalidInputError(
+            f"{name}={entry!r:.80}: {error}. Give numbers, text, lists and mappings; name a class as 'module:Class'."
+        ) from None
 
 
 def settings_of(base: Mapping[str, Any], values: Mapping[str, Any]) -> Settings:

@@ -115,7 +115,10 @@ def last_results(run: RunDirectory, settings: Settings) -> list[tuple[float | No
         near = nearest_names(metric, {name for row in rows for name in row})
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise InvalidInputError(f"checkpoint.best_metric={metric}, the fitness of trials, was never recorded.{hint}")
-    return [_last_result([row for row in rows if row["seed"] == seed], metric) for seed in settings.train.seeds]
+    of_seeds: dict[int, list[Mapping[str, Any]]] = {seed: [] for seed in settings.train.seeds}
+    for row in rows:
+        of_seeds[row["seed"]].append(row)
+    return [_last_result(of_seed, metric) for of_seed in of_seeds.values()]
 
 
 def result_of(trial: Trial, rung: Rung, of_seeds: Sequence[tuple[float | None, int, bool]]) -> TrialResult:

@@ -47,7 +47,7 @@ def test_a_search_prints_its_trials_and_leaves_a_preset_that_train_takes_and_a_r
         (["agent=[ppo,a2c]"], "agent=[ppo,a2c]: a search has one agent"),
         ([RATES, "search=grid"], "unknown search 'grid'. Known: halving, optuna, random."),
         ([RATES, "rungs=4"], "rungs=4 is for search=halving"),
-        ([RATES, "trials=0"], "trials=0 must lie between 1 and 65536."),
+        ([RATES, "trials=0"], "trials=0 must lie between 1 and 10000."),
     ],
 )
 def test_a_wrong_search_is_one_line(overrides: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import textwrap
 
-OPTIONAL = ("brax", "mujoco", "gymnax", "jumanji", "ray", "wandb", "matplotlib")
+OPTIONAL = ("brax", "mujoco", "gymnax", "jumanji", "optuna", "ray", "wandb", "matplotlib")
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:

@@ -46,7 +46,7 @@ def test_it_proposes_better_trials_with_more_results_and_the_same_again_from_the
     assert [trial.number for trial in trials] == list(range(60))
     assert proposed(20) == trials[:20]
     distances = [abs(np.log10(trial.values["agent.learning_rate"]) + 3.0) for trial in trials]
-    assert np.median(distances[-20:]) < 0.5 * np.median(distances[:10])
+    assert np.median(distances[-20:]) < 0.5  # of random trials, 1
     assert {trial.values["agent.num_minibatches"] for trial in trials} == {2, 4, 8}
 
 

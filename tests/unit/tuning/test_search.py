@@ -190,3 +190,9 @@ def test_no_combination_is_tried_twice() -> None:
 def test_a_directory_holds_one_search(halved: SearchDirectory) -> None:
     with pytest.raises(InvalidInputError, match=r"continue it with `rookery tune --resume "):
         SearchDirectory.create(halved.path, {})
+
+
+def test_the_directory_of_a_search_continues_it_and_no_other(halved: SearchDirectory) -> None:
+    assert halving().directory(str(halved.path)).path == halved.path
+    with pytest.raises(InvalidInputError, match="has another tune: choose another search_dir, or continue that search"):
+        search(RATES, "num_seeds=2", trials=5, search="halving").directory(str(halved.path))
