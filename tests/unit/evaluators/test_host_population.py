@@ -230,11 +230,10 @@ def test_the_number_of_environments_makes_no_difference(
     asked = asked_of(workflow)
     request.getfixturevalue("optimized_programs")  # for playing alone, where rounding counts
     results = []
-    for num_envs in (1, 5, 12):
+    for num_envs in (1, 5):
         with population_of(workflow, num_envs, explore=explore) as host:
             results.append(host.play(*asked, NUM_EPISODES))
-    for result in results[1:]:
-        jax.tree.map(np.testing.assert_array_equal, result, results[0])
+    jax.tree.map(np.testing.assert_array_equal, *results)
 
 
 @contextlib.contextmanager
@@ -254,7 +253,7 @@ def population_of(
         yield host
 
 
-@pytest.mark.parametrize("num_runners", [1, 2, 4])
+@pytest.mark.parametrize("num_runners", [1, 4])
 def test_neither_chunks_nor_runners_change_a_bit(make: Make, request: pytest.FixtureRequest, num_runners: int) -> None:
     workflow = make(normalize_obs=True, network={"core": "gru"})
     asked = asked_of(workflow)
