@@ -143,7 +143,9 @@ class PopulationEvaluator(PyTreeNode):
         (played, recorded), shape = self._play_all(queue, recorder), (population_size, num_episodes)
         statistics = played.obs_statistics
         if self.axis_name is not None:
-            statistics = jax.lax.all_gather(statistics, self.axis_name, tiled=True)
+            statistics, numbers = jax.lax.all_gather((statistics, queue.numbers), self.axis_name, tiled=True)
+            order = jnp.argsort(jnp.repeat(numbers, num_episodes), stable=True)
+            statistics = index_tree(statistics, order)  # the result does not depend on who played whom
         return PopulationEpisodes(
             episode_returns=played.episode_returns.reshape(shape),
             episode_lengths=played.episode_lengths.reshape(shape),

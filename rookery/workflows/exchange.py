@@ -76,6 +76,11 @@ class Exchange(PyTreeNode):
         """Return the parameters of the learner that act."""
         return learner.agent_state.params[self.learner.agent.actor_entry]
 
+    def with_actor(self, learner: OffPolicyState, actor: Params) -> OffPolicyState:
+        """Return the learner with another actor."""
+        params = learner.agent_state.params.replace(**{self.learner.agent.actor_entry: actor})
+        return learner.replace(agent_state=learner.agent_state.replace(params=params))
+
 
 def mean_return(returns: Array) -> Array:
     """Return the mean of finite returns; NaN without any."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
+from rookery.algorithms.hybrid.workflow import HybridWorkflow
 from rookery.configs import compose
 from rookery.configuration import field_names
 from rookery.registry import AGENTS, build_workflow, workflow_class
@@ -26,6 +27,7 @@ METHODS = sorted(AGENTS)
 EVOLUTION = [method for method in METHODS if issubclass(workflow_class(method), ECWorkflow)]
 ON_POLICY = [method for method in METHODS if issubclass(workflow_class(method), OnPolicyWorkflow)]
 OFF_POLICY = [method for method in METHODS if issubclass(workflow_class(method), OffPolicyWorkflow)]
+HYBRID = [method for method in METHODS if issubclass(workflow_class(method), HybridWorkflow)]
 ENV_OVERRIDES = {
     "counter": ["env=probe/counter", "env.kwargs.dict_obs=true"],
     "mask": ["env=probe/mask", "env.autoreset_mode=envpool", "agent.normalize_obs=true"],
@@ -51,6 +53,7 @@ KINDS_OF_OFF_POLICY = {
 MEASURES = {
     "nsga2": ["agent.objectives=[sum:reward,mean:reward]"],
     "map_elites": ["agent.descriptors=[sum:reward,last:reward]"],
+    "pga_me": ["agent.strategy.descriptors=[sum:reward,last:reward]"],
 }
 """What any environment has."""
 ACTOR_CRITIC = {"train/loss", "train/value_loss", "train/entropy_loss", "train/grad_norm"}
@@ -90,7 +93,7 @@ def kinds_of(tree: Any) -> list[tuple]:
 
 
 def test_every_method_belongs_to_a_family_that_is_tested_here() -> None:
-    assert sorted(EVOLUTION + ON_POLICY + OFF_POLICY) == METHODS
+    assert sorted(EVOLUTION + ON_POLICY + OFF_POLICY + HYBRID) == METHODS
     assert set(TRAIN_METRICS) == {*ON_POLICY, *OFF_POLICY}
     assert set(KINDS_OF_OFF_POLICY) == set(OFF_POLICY)
 
@@ -119,6 +122,34 @@ def test_it_can_be_traced_with_its_defaults_on_environments_of_every_kind(
     assert set(evaluation) == evaluation_of(method)
 
 
+HYBRIDS_IN = {
+    "continuous": ["env=probe/continuous"],
+    "counter": ["env=probe/counter", "env.kwargs.dict_obs=true", "agent.gradient=sac"],
+}
+OF_EXCHANGE = {
+    "pga_me": EVOLUTION_METRICS["map_elites"] | {"qd/added_by_gradient", "qd/added_actor", "qd/actor_fitness"}
+}
+"""What is recorded instead of the injections and the step size."""
+
+
+@pytest.mark.parametrize(("method", "kind"), [(method, "continuous") for method in HYBRID] + [("erl", "counter")])
+def test_a_hybrid_can_be_traced_with_its_defaults(method: str, kind: str) -> None:
+    overrides = [*HYBRIDS_IN[kind], *MEASURES.get(method, []), "env.episode_length=10"]
+    workflow = build_workflow(compose([f"agent={method}", *overrides]))
+    state = jax.eval_shape(workflow.init, workflow.make_key())
+    metrics, after = jax.eval_shape(workflow.step, state)
+    assert kinds_of(after) == kinds_of(state)
+    expected = FITNESS | EPISODES | {"hybrid/rl_fitness", "rollout/idle_rows", "buffer/size"}
+    expected |= OF_EXCHANGE.get(method, {"evolution/step_size", "hybrid/injections"})
+    expected |= {"train/actor_loss", "train/critic_loss"}
+    expected |= {"train/value"} | ({"train/entropy", "train/ent_coef"} if kind == "counter" else set())
+    expected |= {"hybrid/elites_from_gradient"} if method in ("erl", "cem_rl") else set()
+    assert set(metrics) == expected
+    evaluation, _ = jax.eval_shape(workflow.evaluate, state)
+    of_learner = {name.replace("eval/", "eval/rl_") for name in EVALUATION}
+    assert set(evaluation) == EVALUATION | EVALUATION_OF_BEST | of_learner
+
+
 def metrics_of(method: str) -> set[str]:
     """What a step measures; the loop counts the updates."""
     if method in EVOLUTION:
@@ -145,7 +176,7 @@ def test_its_config_describes_it_completely(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_its_yaml_and_its_dataclasses_have_the_same_defaults(method: str) -> None:
-    env = "probe/continuous" if method in ("ddpg", "td3") else "probe/counter"
+    env = "probe/continuous" if method in ("ddpg", "td3", *HYBRID) else "probe/counter"
     composed = build_workflow(compose([f"agent={method}", f"env={env}", "env.episode_length=5"]))
     bare = build_workflow({"agent": {"name": method}, "env": {"name": env, "episode_length": 5}})
     assert composed.settings.to_mapping() == bare.settings.to_mapping()

@@ -39,6 +39,22 @@ METHODS = {
         },
         "num_seeds": 2,
     },
+    "erl with discrete actions, a memory and several seeds": {
+        "agent": {
+            "name": "erl",
+            "gradient": "sac",
+            "population_size": 2,
+            "strategy": {"num_elites": 1},
+            "warmup_steps": 32,
+            "update_ratio": 0.1,
+            "learner": {
+                "batch_size": 4,
+                "sequence_length": 2,
+                "network": {"hidden_sizes": [4], "core": "gru", "core_size": 4},
+            },
+        },
+        "num_seeds": 2,
+    },
     "map_elites": {
         "agent": {"name": "map_elites", "population_size": 2, "cells": [4, 4], "network": {"hidden_sizes": [4]}}
     },

@@ -26,6 +26,9 @@ class SepCEMHyperparameters(Hyperparameters):
     elite_fraction: Scalar = number(
         0.25, low=0.0, high=1.0, help="fraction of the population that the next distribution is fitted to"
     )
+    spread_factor: Scalar = number(
+        1.0, low=0.0, help="factor of the variance of the elites; the code of CEM-RL has 1 / number of elites"
+    )
     extra_noise: Scalar = number(1e-2, low=0.0, help="added to the variances at first; prevents their collapse")
     extra_noise_end: Scalar = number(1e-5, low=0.0, help="added to the variances in the end")
     extra_noise_decay: Scalar = number(
@@ -58,9 +61,9 @@ class SepCEM(GaussianOptimizer):
         deviations = self.deviations(state)
         mean = jax.tree.map(jnp.add, state.mean, self.weighted_sum(weights, deviations))  # equation (1)
         spread = self.weighted_sum(weights, jax.tree.map(jnp.square, deviations))
-        extra_noise = self._extra_noise(state)
+        factor, extra_noise = state.hyperparameters.spread_factor, self._extra_noise(state)
         return state.replace(
-            mean=mean, variance=jax.tree.map(lambda spread: spread + extra_noise, spread)
+            mean=mean, variance=jax.tree.map(lambda spread: factor * spread + extra_noise, spread)
         )  # equation (2): deviations from the old mean
 
     def report(self, state: SepCEMState) -> dict[str, Array]:

@@ -73,15 +73,13 @@ class Improvement(Exchange):
         places = jnp.asarray(self.places)
         fitness, _ = without_invalid(generation.fitness)
         winner = places[jnp.argmax(fitness[places])]
-        policy = self.optimizer.individual(evo_state.asked, winner)
-        params = learner.agent_state.params.replace(policy=policy)
         best_half = jnp.argsort(-fitness)[: (fitness.size + 1) // 2]
         share = jnp.mean(jnp.isin(best_half, places).astype(jnp.float32))
         metrics = {
             "hybrid/rl_fitness": Mean.of(fitness[winner]),
             "hybrid/elites_from_gradient": Mean.of(share, learner.num_updates.as_float() > 0.0),
         }
-        return metrics, evo_state, returns, learner.replace(agent_state=learner.agent_state.replace(params=params))
+        return metrics, evo_state, returns, self.with_actor(learner, self.optimizer.individual(evo_state.asked, winner))
 
     def learn(self, learner: OffPolicyState, generation: Generation) -> tuple[Metrics, OffPolicyState]:
         """Do nothing: the critics learn while individuals climb them."""
@@ -102,6 +100,7 @@ class CEMRLWorkflow(HybridWorkflow):
         "sepcem": {
             "initial_std": math.sqrt(1e-3),
             "elite_fraction": 0.5,
+            "spread_factor": 0.2,
             "extra_noise": 1e-3,
             "extra_noise_end": 1e-5,
             "extra_noise_decay": 0.95,

@@ -90,14 +90,14 @@ class HybridWorkflow(Workflow):
         return dataclasses.replace(settings, method=method, hyperparameters=hyperparameters)
 
     @classmethod
-    def parts(cls, settings: Settings, num_columns: int | None = None) -> tuple[Part, Part]:
+    def parts(cls, settings: Settings, num_columns: int = 1) -> tuple[Part, Part]:
         """Return the strategy and the learner; `num_columns` is the number of lanes of all devices."""
         config, total_timesteps = settings.method, settings.train.total_timesteps
         shared = {"normalize_obs": config.normalize_obs}
         of_strategy = shared | {
             name: getattr(config, name) for name in ("population_size", "num_episodes", "num_lanes")
         }
-        of_learner = shared | {"num_envs": num_columns or config.num_lanes, "warmup_steps": config.warmup_steps}
+        of_learner = shared | {"num_envs": num_columns, "warmup_steps": config.warmup_steps}
         return (
             strategy_of(
                 config.evolution,
