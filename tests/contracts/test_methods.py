@@ -54,6 +54,7 @@ KINDS_OF_OFF_POLICY = {
 MEASURES = {
     "nsga2": ["agent.objectives=[sum:reward,mean:reward]"],
     "map_elites": ["agent.descriptors=[sum:reward,last:reward]"],
+    "pga_me": ["agent.strategy.descriptors=[sum:reward,last:reward]"],
 }
 """What any environment has."""
 ACTOR_CRITIC = {"train/loss", "train/value_loss", "train/entropy_loss", "train/grad_norm"}
@@ -126,16 +127,22 @@ HYBRIDS_IN = {
     "continuous": ["env=probe/continuous"],
     "counter": ["env=probe/counter", "env.kwargs.dict_obs=true", "agent.gradient=sac"],
 }
-HYBRID_METRICS = {"hybrid/rl_fitness", "hybrid/injections", "rollout/idle_rows", "buffer/size"}
+OF_EXCHANGE = {
+    "pga_me": EVOLUTION_METRICS["map_elites"] | {"qd/added_by_gradient", "qd/added_actor", "qd/actor_fitness"}
+}
+"""What is recorded instead of the injections and the step size."""
 
 
 @pytest.mark.parametrize(("method", "kind"), [(method, "continuous") for method in HYBRID] + [("erl", "counter")])
 def test_a_hybrid_can_be_traced_with_its_defaults(method: str, kind: str) -> None:
-    workflow = build_workflow(compose([f"agent={method}", *HYBRIDS_IN[kind], "env.episode_length=10"]))
+    overrides = [*HYBRIDS_IN[kind], *MEASURES.get(method, []), "env.episode_length=10"]
+    workflow = build_workflow(compose([f"agent={method}", *overrides]))
     state = jax.eval_shape(workflow.init, workflow.make_key())
     metrics, after = jax.eval_shape(workflow.step, state)
     assert kinds_of(after) == kinds_of(state)
-    expected = FITNESS | EPISODES | HYBRID_METRICS | {"evolution/step_size", "train/actor_loss", "train/critic_loss"}
+    expected = FITNESS | EPISODES | {"hybrid/rl_fitness", "rollout/idle_rows", "buffer/size"}
+    expected |= OF_EXCHANGE.get(method, {"evolution/step_size", "hybrid/injections"})
+    expected |= {"train/actor_loss", "train/critic_loss"}
     expected |= {"train/value"} | ({"train/entropy", "train/ent_coef"} if kind == "counter" else set())
     expected |= {"hybrid/elites_from_gradient"} if method in ("erl", "cem_rl") else set()
     assert set(metrics) == expected
