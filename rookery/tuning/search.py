@@ -128,8 +128,8 @@ class Search:
         for result in reached:
             if result.values != values[result.trial]:
                 raise InvalidInputError(
-                    f"trial {result.trial} in {directory.trials_path} has other values than the search proposes: resume "
-                    "it with the versions of JAX and Optuna with which it began."
+                    f"trial {result.trial} in {directory.trials_path} has other values than the search proposes: "
+                    "resume it with the versions of JAX and Optuna with which it began."
                 )
         return reached
 

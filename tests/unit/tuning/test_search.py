@@ -204,5 +204,5 @@ def test_results_of_other_trials_are_refused(halved: SearchDirectory, tmp_path: 
     directory = SearchDirectory.create(tmp_path / "search", own.description)
     first, *others = halved.read_results()
     directory.add([replace(first, values={"agent.learning_rate": 1.0}), *others])
-    with pytest.raises(InvalidInputError, match="trial 0 in .* has other values than the search proposes"):
+    with pytest.raises(InvalidInputError, match=r"trial 0 in .* has other values than the search proposes"):
         own.run(directory, silent)
