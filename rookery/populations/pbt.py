@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 
-from rookery.compilation import batch_invariant_options
 from rookery.configuration import check_settings, declarations, plain, setting, to_mapping
 from rookery.distributed import POPULATION_AXIS, bytes_of_tree, check_memory, format_bytes
 from rookery.errors import InvalidInputError, RookeryError
@@ -74,7 +73,6 @@ class PBTWorkflow(Workflow):
     hyperparameters_class = SearchHyperparameters
     mesh_axis = POPULATION_AXIS
     vectorize_seeds = False
-    compiler_options = batch_invariant_options
 
     @classmethod
     def check_config(cls, config: Any, agent_name: str | None = None) -> Settings:
