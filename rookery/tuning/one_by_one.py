@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from rookery.errors import shortened
 from rookery.runs.directory import RunDirectory
 from rookery.runs.trial_results import FAILED, TrialResult
 from rookery.tuning.samplers import Trial
@@ -16,6 +17,8 @@ from rookery.tuning.trainer import (
     run_settings,
 )
 from rookery.workflows.hooks import RecordEvent
+
+MAX_REASON_LENGTH = 1000
 
 
 class OneByOneTrainer(Trainer):
@@ -33,10 +36,9 @@ class OneByOneTrainer(Trainer):
         try:
             of_seeds = [self._train_seed(trial, rung, first + number) for number in range(self.context.num_seeds)]
         except Exception as error:
-            self.context.say(f"  failed: {error}")
-            return TrialResult(
-                trial=trial.number, rung=rung.number, values=trial.values, status=FAILED, error=str(error)[:1000]
-            )
+            reason = shortened(" ".join(str(error).split()) or type(error).__name__, MAX_REASON_LENGTH)
+            self.context.say(f"  failed: {reason}")
+            return TrialResult(trial.number, rung.number, trial.values, FAILED, error=reason)
         return result_of(trial, rung, of_seeds)
 
     def _train_seed(self, trial: Trial, rung: Rung, seed: int) -> tuple[float | None, int, bool]:

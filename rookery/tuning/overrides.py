@@ -15,7 +15,7 @@ RANGE_KEYS = {"low", "high", "scale"}
 def split_overrides(overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], TuneConfig]:
     """Return the config that trials start from, the searched settings by key, and the settings of the search."""
     own: dict[str, Any] = {}
-    candidates: dict[str, Any] = {}
+    candidates: list[tuple[str, Any, str]] = []
     others: list[str] = []
     for text in overrides:
         override = parse(text)
@@ -24,13 +24,18 @@ def split_overrides(overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str,
             own[key] = _plain(value)
         elif isinstance(value, (list, dict)) and text[0] not in "+~":
             _check_group(key, text)
-            candidates[key] = (text, _plain(value))
+            candidates.append((key, _plain(value), text))
         else:
             others.append(text)
     config = tune_config(own)
     base = compose(others)
-    space = {key: value for key, (_, value) in candidates.items() if is_searched(base, _known_key(base, key), value)}
-    fixed = [text for key, (text, _) in candidates.items() if key not in space]
+    space: dict[str, Any] = {}
+    fixed: list[str] = []
+    for key, value, text in candidates:
+        if is_searched(base, _known_key(base, key), value):
+            space[key] = value
+        else:
+            fixed.append(text)
     return compose([*others, *fixed]) if fixed else base, space, config
 
 

@@ -123,8 +123,15 @@ class Search:
             directory.add(results)
             if num_diverged := sum(result.status == DIVERGED for result in results):
                 trainer.context.say(f"  {num_diverged} of {len(results)} trials diverged")
-        numbers = {trial.number for trial in trials}
-        return [r for r in directory.read_results() if r.rung == rung.number and r.trial in numbers]
+        values = {trial.number: trial.values for trial in trials}
+        reached = [r for r in directory.read_results() if r.rung == rung.number and r.trial in values]
+        for result in reached:
+            if result.values != values[result.trial]:
+                raise InvalidInputError(
+                    f"trial {result.trial} in {directory.trials_path} has other values than the search proposes: "
+                    "resume it with the versions of JAX and Optuna with which it began."
+                )
+        return reached
 
     def _sampler(self) -> Sampler:
         round_size = self.config.trials_at_once or (1 if self._train.env.is_on_host else OPTUNA_ROUND)

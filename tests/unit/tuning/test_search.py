@@ -1,6 +1,7 @@
 """Searches on disk."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +197,12 @@ def test_the_directory_of_a_search_continues_it_and_no_other(halved: SearchDirec
     assert halving().directory(str(halved.path)).path == halved.path
     with pytest.raises(InvalidInputError, match="has another tune: choose another search_dir, or continue that search"):
         search(RATES, "num_seeds=2", trials=5, search="halving").directory(str(halved.path))
+
+
+def test_results_of_other_trials_are_refused(halved: SearchDirectory, tmp_path: Path) -> None:
+    own = halving()
+    directory = SearchDirectory.create(tmp_path / "search", own.description)
+    first, *others = halved.read_results()
+    directory.add([replace(first, values={"agent.learning_rate": 1.0}), *others])
+    with pytest.raises(InvalidInputError, match=r"trial 0 in .* has other values than the search proposes"):
+        own.run(directory, silent)
