@@ -27,6 +27,9 @@ from rookery.workflows.workflow import Workflow
 
 logger = logging.getLogger(__name__)
 
+MUCH_MEMORY = 2**30
+"""The bytes from which replay buffers are worth a warning."""
+
 
 @dataclass(frozen=True)
 class PBTConfig:
@@ -52,7 +55,7 @@ class PBTConfig:
     )
     warmup_rounds: int = setting(0, low=0, help="first rounds after which nobody takes over")
     num_episodes: int = setting(8, low=1, help="greedy episodes of a member; their mean return is its fitness")
-    num_lanes: int = setting(16, low=1, help="greedy episodes in parallel on a device; does not change the result")
+    num_lanes: int = setting(16, low=1, help="greedy episodes in parallel on a device")
     members_side_by_side: bool | None = setting(
         None, help="true: vectorize members with vmap; false: loop over them; null: loop on a CPU"
     )
@@ -162,7 +165,8 @@ def check_replay(member: Training, config: PBTConfig) -> None:
     num_bytes = size * (bytes_of_tree(state) - bytes_of_tree(state.without_replay()))
     what = f"agent.population_size={size} replay buffers of agent.member.buffer_capacity={capacity}"
     check_memory(what, num_bytes)
-    logger.warning("%s take %s of memory.", what, format_bytes(num_bytes))
+    if num_bytes >= MUCH_MEMORY:
+        logger.warning("%s take %s of memory.", what, format_bytes(num_bytes))
 
 
 def rounds_of(config: PBTConfig, method: type[Workflow]) -> Rounds:

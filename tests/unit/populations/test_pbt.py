@@ -290,3 +290,17 @@ def test_without_a_space_that_of_the_method_is_searched() -> None:
         "gae_lambda",
         "clip_ratio",
     }
+
+
+def test_replay_buffers_that_take_much_memory_are_announced_and_more_than_there_is_are_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def build_with(capacity: int) -> None:
+        build(agent={"method": "sac", "member": {"buffer_capacity": capacity}, "space": {}}, total_timesteps=10**12)
+
+    build_with(2**10)
+    assert not caplog.records
+    build_with(2**23)
+    assert "agent.population_size=4 replay buffers of agent.member.buffer_capacity=8388608 take 1." in caplog.text
+    with pytest.raises(RookeryError, match="buffer_capacity=1073741824"):
+        build_with(2**30)
