@@ -29,7 +29,8 @@ def test_every_key_has_a_help_and_names_a_schedule_by_a_star(agent: str) -> None
     workflow = workflow_class(agent)
     written = explain(config).splitlines()
     unexplained = [line.strip() for line in written[1:] if "#" not in line]
-    blocks = [f"{key}:" for key in ("agent", "network", "env", "evaluation", "checkpoint")]
+    network = ["network"] if "network" in config["agent"] else []  # a hybrid has that of its learner
+    blocks = [f"{key}:" for key in ("agent", *network, "env", "evaluation", "checkpoint")]
     # The values of a schedule have no help of their own.
     schedules = [line for line in unexplained if line.partition(":")[0] in ("start", "end", "steps")]
     assert set(unexplained) - set(schedules) == {*blocks, f"name: {agent}", "seed: 0"}
