@@ -86,3 +86,13 @@ def test_a_disabled_number_cannot_be_searched() -> None:
     base = compose(["agent.max_grad_norm=null"])
     with pytest.raises(InvalidInputError, match="max_grad_norm is null, which disables it"):
         TuneSpace.of(base, {"agent.max_grad_norm": {"low": 0.1, "high": 1.0}})
+
+
+def test_without_a_space_that_of_the_method_is_searched_but_no_disabled_number() -> None:
+    base = compose(["agent=ppo", "agent.entropy_coefficient=0.0"])
+    names = [dimension.key for dimension in TuneSpace.of(base, full_space(base, {})).dimensions]
+    assert {"agent.learning_rate", "agent.entropy_coefficient", "agent.discount"} <= set(names)
+    with pytest.raises(InvalidInputError, match="nothing to search"):
+        TuneSpace.of(base, {})
+    base["agent"]["clip_ratio"] = None
+    assert "agent.clip_ratio" not in full_space(base, {})
