@@ -5,12 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import rookery
 from rookery.configs import compose, compose_with_preset
 from rookery.errors import InvalidInputError
+from rookery.runs.directory import RunDirectory
 from rookery.runs.search_directory import SearchDirectory
 from rookery.runs.trial_results import DIVERGED, FAILED, FINISHED, TrialResult, best_of, ranked
 from rookery.tuning import batches
@@ -18,7 +20,7 @@ from rookery.tuning.batches import BatchTrainer
 from rookery.tuning.config import TuneConfig
 from rookery.tuning.search import Search
 from rookery.tuning.space import settings_of
-from rookery.tuning.trainer import Context
+from rookery.tuning.trainer import Context, Rung, build, run_settings
 
 SMALL = [
     "agent=a2c",
@@ -121,6 +123,24 @@ def test_the_best_setting_is_a_preset_that_train_takes(halved: SearchDirectory) 
     other = compose_with_preset(halved.best_path, ["agent.num_envs=8", "env=classic/acrobot"])
     assert (other["agent"]["num_envs"], other["env"]["name"]) == (8, "classic/acrobot")
     assert other["agent"]["rollout_length"] == 4
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [
+        ["agent=sac", "agent.warmup_steps=8"],
+        ["agent=cem_rl"],
+        ["agent=pbt", "agent.method=sac", "agent.member.warmup_steps=1", "agent.population_size=4"],
+    ],
+)
+def test_a_state_has_room_for_the_replay_rows_of_later_rungs(agent: list[str], tmp_path: Path) -> None:
+    settings = settings_of(compose([*agent, "env=classic/pendulum", "total_timesteps=96"]), {})
+    shapes = []
+    for rung in (Rung(1, 32), Rung(3, 96)):
+        workflow = build(run_settings(settings, rung, RunDirectory(tmp_path), seed=0))
+        state = workflow.training.state_shape(workflow.make_key())
+        shapes.append([leaf.shape for leaf in jax.tree.leaves(state)])
+    assert shapes[0] == shapes[1]
 
 
 def test_a_trial_that_diverges_is_counted_and_stops_no_other(tmp_path: Path) -> None:
