@@ -24,6 +24,8 @@ from rookery.workflows.training import OnDevice, TrainingState, state_specs
 PREFIX = "population/"
 """The prefix of the metrics of a population."""
 QUANTILES = {"min": 0.0, "q25": 0.25, "median": 0.5, "q75": 0.75, "max": 1.0}
+SPLIT_MAP = {"spmd_axis_name": POPULATION_AXIS}
+"""Options of a `vmap` over all members that leaves each on its device."""
 OF_NUMBERS = ("min", "median", "max")
 """The quantiles of a searched number that a record has."""
 
@@ -115,19 +117,20 @@ class PopulationTraining(OnDevice):
 
     def with_agent(self, state: TrainingState, agent_state: AgentState) -> TrainingState:
         """Let every member start with another agent."""
-        over_members = jax.vmap(self.member.with_agent, in_axes=(0, None))
-        if self.layout.num_seeds > 1:
-            over_members = jax.vmap(over_members)
-        population = _population(state)
-        members = over_members(population.members, agent_state)
-        return state.replace(learner=population.replace(members=members, agent_state=agent_state))
+        changed = self._with_members(
+            state, jax.vmap(self.member.with_agent, in_axes=(0, None), **SPLIT_MAP), agent_state
+        )
+        return changed.replace_learner(agent_state=agent_state)
 
     def refill(self, state: TrainingState) -> TrainingState:
-        over_members = jax.vmap(self.member.refill)
+        return self._with_members(state, jax.vmap(self.member.refill, **SPLIT_MAP))
+
+    def _with_members(self, state: TrainingState, over_members: Callable, *args: PyTree) -> TrainingState:
+        """Return a state whose members are those that a function of them returns, each on its device."""
         if self.layout.num_seeds > 1:
             over_members = jax.vmap(over_members)
-        population = _population(state)
-        return state.replace(learner=population.replace(members=over_members(population.members)))
+        members = over_members(_population(state).members, *args)
+        return self.layout.move(state.replace_learner(members=members), self.specs())
 
     def collect_seconds(self, state: TrainingState) -> float:
         """Time one member and multiply: the members of a device train one after the other."""
