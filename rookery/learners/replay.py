@@ -304,6 +304,9 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
             env_steps=state.env_steps.add(num_env_steps(trajectory)),
         )
 
+    def restarted(self, state: OffPolicyState, is_due: Array) -> OffPolicyState:
+        return state.replace(buffer_state=self.buffer.emptied(state.buffer_state, is_due))
+
     def update(
         self, state: OffPolicyState, hyperparameters: HyperparameterValues, key: Key
     ) -> tuple[Metrics, OffPolicyState]:

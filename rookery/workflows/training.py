@@ -28,6 +28,8 @@ CENTER = "eval/"
 """The prefix of the metrics of the trained agent; of evolution, the center of the search."""
 REFILL = 2**32 - 1
 """Derives the key of `Training.refill` from that of the state."""
+RESTART = 2**32 - 3
+"""The same for `OnDevice.restarted`."""
 
 
 class TrainingState(State):
@@ -316,6 +318,13 @@ class OnDevice(Training):
 
     def metrics_shape(self, state: TrainingState) -> Metrics:
         return jax.eval_shape(self._step, state)[0]
+
+    def restarted(self, state: TrainingState, is_due: Array) -> TrainingState:
+        """Return the state of one seed with new environments if `is_due`, and without replay rows.
+
+        After a policy that diverged, they may contain NaN.
+        """
+        return state
 
     def _make_programs(self, start: Callable, iterate: Callable) -> None:
         """Make the programs from functions of one seed and one device's share."""
