@@ -13,6 +13,7 @@ import rookery
 from rookery.configs import compose, compose_with_preset
 from rookery.errors import InvalidInputError
 from rookery.runs.directory import RunDirectory
+from rookery.runs.files import UnsafeFileError
 from rookery.runs.search_directory import SearchDirectory
 from rookery.runs.trial_results import DIVERGED, FAILED, FINISHED, TrialResult, best_of, ranked
 from rookery.tuning import batches
@@ -226,3 +227,12 @@ def test_results_of_other_trials_are_refused(halved: SearchDirectory, tmp_path: 
     directory.add([replace(first, values={"agent.learning_rate": 1.0}), *others])
     with pytest.raises(InvalidInputError, match=r"trial 0 in .* has other values than the search proposes"):
         own.run(directory, silent)
+
+
+def test_a_run_of_a_search_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    """The checkpoints of a rung are deleted after the next one: through a link, those of a run elsewhere."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "search" / "runs").mkdir(parents=True)
+    (tmp_path / "search" / "runs" / "batch-0").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnsafeFileError, match="batch-0 is a link, expected a folder"):
+        run(tmp_path / "search", search(RATES, trials=1))
