@@ -19,7 +19,6 @@ from rookery.hyperparameters import Hyperparameters
 from rookery.learners.learner import Learner, LearnerState
 from rookery.learning.counter import Counter
 from rookery.metrics import Metrics, RunningMetrics, accumulate, running_shapes
-from rookery.runs.policy_files import BEST_INDIVIDUAL
 from rookery.spaces import Space
 from rookery.types import Array, Key, PyTree, PyTreeDict, State
 from rookery.workflows.programs import Layout, Program, specs_of
@@ -224,8 +223,11 @@ class Training(ABC):
         return {CENTER: state.agent_state}
 
     def individuals(self, state: TrainingState) -> dict[str, AgentState]:
-        """Return the agents of a state that become policies, by individual; the trained one has an empty name."""
-        return {"" if prefix == CENTER else BEST_INDIVIDUAL: agent for prefix, agent in self.agents(state).items()}
+        """Return the agents of a state that become policies, by individual; the trained one has an empty name.
+
+        That of `eval/best_` is `best`.
+        """
+        return {prefix.removeprefix(CENTER).removesuffix("_"): agent for prefix, agent in self.agents(state).items()}
 
     def evaluate(self, state: TrainingState) -> tuple[PyTreeDict, TrainingState]:
         """Play episodes with the greedy policy."""

@@ -63,6 +63,7 @@ def test_the_center_the_actor_and_the_best_individual_are_evaluated() -> None:
     agents = workflow.training.agents(state)
     assert set(agents) == {"eval/", "eval/rl_", "eval/best_"}
     assert all(set(agent.params) == {"policy"} for agent in agents.values())
+    assert list(workflow.training.individuals(state)) == ["", "rl", "best"]
     metrics, _ = workflow.evaluate(state)
     for prefix in agents:
         assert metrics[f"{prefix}mean_ep_length"] == EPISODE_LENGTH
