@@ -42,10 +42,10 @@ def load(
 
     `path` is the run directory, or the folder of one checkpoint, in its run or copied. No environment is built, and no
     module that the run names is imported. A run with several policies needs the name of one; `seed` chooses one of
-    several seeds, by default the first. `individual="best"` is the fittest individual of evolution; `member=3` is a
-    member of a population, whose policy is otherwise that of the best. A policy of own classes needs them,
-    `agent=MyAgent` and `network=MyEncoder`, or your `trust`, with which the modules that the run names are imported.
-    `warm_up` compiles `predict` for batches of these sizes.
+    several seeds, by default the first. `individual="best"` is the fittest individual of evolution, "rl" the
+    learner's actor of a hybrid; `member=3` is a member of a population, whose policy is otherwise that of the best. A
+    policy of own classes needs them, `agent=MyAgent` and `network=MyEncoder`, or your `trust`, with which the modules
+    that the run names are imported. `warm_up` compiles `predict` for batches of these sizes.
     """
     checkpoint = _opened(Path(path), step, best)
     name = _chosen(checkpoint, PolicyName(policy, seed, individual_of(individual, member)))

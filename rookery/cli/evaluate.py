@@ -39,7 +39,9 @@ def add_evaluate(commands: "argparse._SubParsersAction") -> None:
     command.add_argument("--best", action="store_true", help="the best checkpoint of all evaluations in training")
     command.add_argument("--policy", metavar="NAME", help="one of several policies, which then acts for all agents")
     command.add_argument(
-        "--individual", choices=["best"], help="evolution: evaluate the fittest individual instead of the center"
+        "--individual",
+        choices=["best", "rl"],
+        help="evolution: evaluate the fittest individual instead of the center; rl: the learner's actor of a hybrid",
     )
     command.add_argument(
         "--member", type=int, metavar="N", help="population: evaluate member N, from 0, instead of the best"

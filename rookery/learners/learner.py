@@ -14,7 +14,7 @@ from rookery.learning.experience import Experience, JointExperience
 from rookery.metrics import Mean
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
-from rookery.types import Key, PyTree, PyTreeData, PyTreeNode, pytree_field
+from rookery.types import Array, Key, PyTree, PyTreeData, PyTreeNode, pytree_field
 
 Metrics = dict[str, Mean]
 
@@ -140,6 +140,10 @@ class Learner(PyTreeNode, ABC, Generic[StateT, ExperienceT]):
 
     def store(self, state: StateT, experience: ExperienceT) -> StateT:
         """Store experience without learning from it. A learner without a replay buffer does nothing."""
+        return state
+
+    def restarted(self, state: StateT, is_due: Array) -> StateT:
+        """Return the state for environments that start anew, if `is_due`: without what follows from those before."""
         return state
 
     def counters(self, state: StateT) -> dict[str, Counter]:

@@ -139,6 +139,11 @@ class OnPolicyLearner(Learner[OnPolicyState, Experience]):
     def acting_state(self, state: OnPolicyState) -> AgentState:
         return state.agent_state if state.actor_state is None else state.actor_state
 
+    def restarted(self, state: OnPolicyState, is_due: Array) -> OnPolicyState:
+        if (scaling := state.reward_scaling) is None:
+            return state
+        return state.replace(reward_scaling=scaling.replace(returns=jnp.where(is_due, 0.0, scaling.returns)))
+
     def learn(self, state: OnPolicyState, experience: Experience, key: Key) -> tuple[Metrics, OnPolicyState]:
         hyperparameters: HyperparameterValues = values_at(state.hyperparameters, state.env_steps.as_float())
         trajectory, weights = zero_dead_rows(experience.trajectory), row_weights(experience.trajectory)

@@ -38,6 +38,7 @@ from rookery.learning.targets import polyak
 from rookery.learning.updates import RULES, Optimizer
 from rookery.networks.policy import TrunkConfig
 from rookery.replay_buffers import PrioritizedBuffer, ReplayBuffer, UniformBuffer, importance_weights
+from rookery.replay_buffers.borders import with_last_rows_done
 from rookery.replay_buffers.replay_buffer import ReplaySample, ReplayState
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
@@ -304,6 +305,9 @@ class ReplayLearner(Learner[OffPolicyState, Experience]):
             env_steps=state.env_steps.add(num_env_steps(trajectory)),
         )
 
+    def restarted(self, state: OffPolicyState, is_due: Array) -> OffPolicyState:
+        return state.replace(buffer_state=self.buffer.emptied(state.buffer_state, is_due))
+
     def update(
         self, state: OffPolicyState, hyperparameters: HyperparameterValues, key: Key
     ) -> tuple[Metrics, OffPolicyState]:
@@ -398,28 +402,6 @@ def dead_unless(has_windows: Array, windows: SampleBatch) -> SampleBatch:
         return windows
     autoreset = jnp.where(has_windows, env_extras.autoreset, 1.0)
     return windows.replace(extras=windows.extras.replace(env_extras=env_extras.replace(autoreset=autoreset)))
-
-
-def with_last_rows_done(buffer_state: ReplayState, envs: Array) -> ReplayState:
-    """Mark the newest row of these envs `[B]` as done, so that no transition continues past it.
-
-    The row is not terminated: targets still bootstrap from its `next_obs`. Without rows, nothing is marked that can be
-    sampled.
-    """
-    layout, storage = buffer_state.layout, buffer_state.storage
-    num_envs, num_rows, _ = next(iter(storage.values())).shape
-    newest = jnp.arange(num_envs, dtype=jnp.int32), (buffer_state.head - 1) % num_rows
-    rows: SampleBatch = layout.unpack(
-        {dtype: ring.at[newest].get(mode="promise_in_bounds") for dtype, ring in storage.items()}
-    )
-    rows = rows.replace(dones=jnp.maximum(rows.dones, envs.astype(rows.dones.dtype)))
-    marked = layout.pack(jax.tree.leaves(rows))
-    return buffer_state.replace(
-        storage={
-            dtype: ring.at[newest].set(marked[dtype], mode="promise_in_bounds", unique_indices=True)
-            for dtype, ring in storage.items()
-        }
-    )
 
 
 def priorities_of(errors: Array) -> Array:

@@ -128,7 +128,7 @@ def member_settings(settings: Settings) -> Settings:
     config, train = settings.method, settings.train
     own = replace(
         train,
-        total_timesteps=-(-train.total_timesteps // config.population_size),
+        total_timesteps=-(-settings.max_timesteps // config.population_size),
         num_seeds=1,
         run_dir=None,
         recorders=(),

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from rookery.errors import check_count
 from rookery.replay_buffers import sum_tree
@@ -40,6 +40,14 @@ class PrioritizedBuffer(ReplayBuffer):
     def init(self, transition: PyTree) -> ReplayState:
         levels = sum_tree.build(jnp.zeros((self.num_envs, self.rows), jnp.float32))
         return super().init(transition).replace(priorities=Priorities(levels=levels, max_priority=jnp.ones(())))
+
+    def emptied(self, state: ReplayState, is_due: Bool[Array, ""]) -> ReplayState:
+        levels, largest = state.priorities.levels, state.priorities.max_priority
+        priorities = Priorities(
+            levels=tuple(jnp.where(is_due, 0.0, level) for level in levels),
+            max_priority=jnp.where(is_due, 1.0, largest),
+        )
+        return super().emptied(state, is_due).replace(priorities=priorities)
 
     def add(self, state: ReplayState, transitions: PyTree, is_live: ArrayLike | None = None) -> ReplayState:
         state = super().add(state, transitions, is_live)

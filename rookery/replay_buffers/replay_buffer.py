@@ -88,6 +88,11 @@ class ReplayBuffer(PyTreeNode, ABC):
             num_rows=jnp.zeros(self.num_envs, jnp.int32),
         )
 
+    def emptied(self, state: ReplayState, is_due: Bool[Array, ""]) -> ReplayState:
+        """Return the state without rows if `is_due`; the storage stays as it is, so that nothing is copied."""
+        head, num_rows = (jnp.where(is_due, 0, number) for number in (state.head, state.num_rows))
+        return state.replace(head=head, num_rows=num_rows)
+
     def add(self, state: ReplayState, transitions: PyTree, is_live: ArrayLike | None = None) -> ReplayState:
         """Append transitions `[T, B, ...]`, which continue those added before; they replace the oldest of their env.
 

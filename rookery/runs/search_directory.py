@@ -89,8 +89,8 @@ class SearchDirectory:
         return shlex.join(["rookery", "train", "--preset", str(self.best_path)])
 
     def run(self, name: str) -> RunDirectory:
-        """Return the directory of one of the runs, which may not exist yet."""
-        return RunDirectory(make_folder(self.path, "runs") / name)
+        """Return the directory of one of the runs, empty if there was none; a link could lead to a run elsewhere."""
+        return RunDirectory(make_folder(self.path, f"runs/{name}"))
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

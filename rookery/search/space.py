@@ -83,7 +83,8 @@ class SearchSpace:
 
         `hyperparameters` are those that the search starts from. `path` is the key of the space in the config.
         """
-        known = field_names(type(hyperparameters))
+        names = field_names(type(hyperparameters))
+        known = [name for name in names if not isinstance(getattr(hyperparameters, name), Hyperparameters)]
         for name in space:
             if name not in known:
                 raise unknown_name(f"hyper-parameter of {path}", name, known)

@@ -71,10 +71,11 @@ class Trainer(ABC):
 
 
 def run_settings(settings: Settings, rung: Rung, run: RunDirectory, seed: int, num_seeds: int = 1) -> Settings:
-    """Return the settings of a run that trains trials to the end of a rung."""
+    """Return the settings of a run that trains trials to the end of a rung; a later rung goes on with its states."""
     train, timetable = settings.train, settings.train.timetable
     return replace(
         settings,
+        budget=train.total_timesteps,
         train=replace(
             train,
             seed=seed,

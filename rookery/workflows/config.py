@@ -209,7 +209,7 @@ class TrainConfig:
 class Settings:
     """All settings of one run: the common settings, the method's settings, and its hyper-parameters.
 
-    `ray` is no part of the config of the run: it says where runners work, not what they do.
+    `ray` and `budget` are no part of the config of the run: `ray` says where runners work, not what they do.
     """
 
     train: TrainConfig
@@ -217,6 +217,13 @@ class Settings:
     method: Any
     hyperparameters: Hyperparameters
     ray: RaySettings = field(default_factory=RaySettings)
+    budget: int | None = None
+    """The env steps up to which later runs go on with the states of this one; None: it has `total_timesteps`."""
+
+    @property
+    def max_timesteps(self) -> int:
+        """The env steps that a state must have room for."""
+        return self.budget or self.train.total_timesteps
 
     def __repr__(self) -> str:
         return summary(self)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from rookery.compilation import run_once_options
-from rookery.control_flow import any_true
+from rookery.control_flow import any_true, cond_any
 from rookery.distributed import DEVICE_AXIS
 from rookery.distributed.collectives import key_of_this_device
 from rookery.evaluators import Evaluator
@@ -16,9 +16,9 @@ from rookery.metrics import Metrics
 from rookery.rollout import RolloutSource, RolloutState
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
-from rookery.types import Array, Key
+from rookery.types import Array, Key, where_tree
 from rookery.workflows.programs import Layout, experience_specs
-from rookery.workflows.training import REFILL, LearnerTraining, OnDevice, TrainingState, timed
+from rookery.workflows.training import REFILL, RESTART, LearnerTraining, OnDevice, TrainingState, timed
 
 ROWS_TO_TIME = 128
 """Minimum number of rows per timed call; with fewer rows the overhead of the call would dominate."""
@@ -55,6 +55,15 @@ class DeviceTraining(OnDevice, LearnerTraining):
         return layout.program(layout.over_seeds(self._refill), (given,), specs, options=run_once_options())(state)
 
     # For one seed, on this device's share of the environments.
+
+    def restarted(self, state: TrainingState, is_due: Array) -> TrainingState:
+        env_key = jax.random.fold_in(state.key, RESTART)
+
+        def start(before: RolloutState) -> RolloutState:
+            return where_tree(is_due, self._start_envs(env_key), before)
+
+        source_state = cond_any(is_due, start, state.source_state)
+        return state.replace(learner=self.learner.restarted(state.learner, is_due), source_state=source_state)
 
     def _start(self, key: Key, hyperparameters: Hyperparameters) -> TrainingState:
         key, eval_key, learner_key, env_key, warmup_key = jax.random.split(key, 5)

@@ -184,6 +184,9 @@ class HybridGenerations(SearchOnDevice):
 
     # For one seed, on this device's share of the population.
 
+    def restarted(self, state: TrainingState, is_due: Array) -> TrainingState:
+        return state.replace_learner(gradient=self.learner.restarted(hybrid_of(state).gradient, is_due))
+
     def _start(self, key: Key, hyperparameters: Any) -> TrainingState:
         key, eval_key, learner_key, evo_key = jax.random.split(key, 4)
         gradient = self._start_learner(learner_key, hyperparameters)

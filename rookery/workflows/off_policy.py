@@ -26,7 +26,7 @@ class OffPolicyWorkflow(Workflow):
                 f"{config.num_envs}, must be less than total_timesteps={train.total_timesteps}."
             )
         # One rollout more than the run, since the last one may pass the end.
-        max_rows = train.total_timesteps + config.num_envs * (config.rollout_length + config.window_length)
+        max_rows = self.settings.max_timesteps + config.num_envs * (config.rollout_length + config.window_length)
         if train.env.autoreset_mode is AutoresetMode.ENVPOOL:
             max_rows *= 2  # in the worst case every other row is a reset
         learner = self.learner_class.of(config).replace(max_rows=max_rows)

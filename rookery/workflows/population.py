@@ -43,8 +43,9 @@ class PopulationTraining(OnDevice):
     """Trains a population of members of one method; an iteration is a round.
 
     In a round every member makes some iterations, plays greedy episodes that all members start alike, and the search
-    decides who takes over from whom. `member` is the training of one member on one device; its programs are not used.
-    Members are split over the devices; only what is inherited travels between them.
+    decides who takes over from whom. A member that diverged leaves NaN in its environments and replay buffer, so its
+    heir starts without them. `member` is the training of one member on one device; its programs are not used. Members
+    are split over the devices; only what is inherited travels between them.
     """
 
     member: OnDevice
@@ -115,19 +116,20 @@ class PopulationTraining(OnDevice):
 
     def with_agent(self, state: TrainingState, agent_state: AgentState) -> TrainingState:
         """Let every member start with another agent."""
-        over_members = jax.vmap(self.member.with_agent, in_axes=(0, None))
-        if self.layout.num_seeds > 1:
-            over_members = jax.vmap(over_members)
-        population = _population(state)
-        members = over_members(population.members, agent_state)
-        return state.replace(learner=population.replace(members=members, agent_state=agent_state))
+        changed = self._with_members(
+            state, jax.vmap(self.member.with_agent, in_axes=(0, None), spmd_axis_name=POPULATION_AXIS), agent_state
+        )
+        return changed.replace_learner(agent_state=agent_state)
 
     def refill(self, state: TrainingState) -> TrainingState:
-        over_members = jax.vmap(self.member.refill)
+        return self._with_members(state, jax.vmap(self.member.refill, spmd_axis_name=POPULATION_AXIS))
+
+    def _with_members(self, state: TrainingState, over_members: Callable, *args: PyTree) -> TrainingState:
+        """Return a state whose members are those that a function of them returns, each on its device."""
         if self.layout.num_seeds > 1:
             over_members = jax.vmap(over_members)
-        population = _population(state)
-        return state.replace(learner=population.replace(members=over_members(population.members)))
+        members = over_members(_population(state).members, *args)
+        return self.layout.move(state.replace_learner(members=members), self.specs())
 
     def collect_seconds(self, state: TrainingState) -> float:
         """Time one member and multiply: the members of a device train one after the other."""
@@ -225,18 +227,20 @@ class PopulationTraining(OnDevice):
         selection: Selection,
     ) -> PopulationState:
         heritage = gathered(inheritance(members.learner))
-        learners = inherit(members.learner, index_tree(heritage, self._share(selection.parents)))
+        learners = jax.vmap(inherit)(members.learner, index_tree(heritage, self._share(selection.parents)))
         hyperparameters = jax.vmap(self.search.space.with_numbers)(
             learners.hyperparameters, self._share(selection.numbers)
         )
         is_heir = selection.parents != jnp.arange(self.search.population_size, dtype=jnp.int32)
+        members = members.replace(learner=learners.replace(hyperparameters=hyperparameters))
+        has_diverged = self._share(is_heir & ~jnp.isfinite(fitness))
         row = population.iterations.low % MAX_ROUNDS
         return population.replace(
             agent_state=index_tree(heritage["agent_state"], best_member),
             iterations=population.iterations.add(1),
             env_steps=gathered(members.env_steps).sum(),
             num_updates=gathered(members.num_updates).sum(),
-            members=members.replace(learner=learners.replace(hyperparameters=hyperparameters)),
+            members=jax.vmap(self.member.restarted)(members, has_diverged),
             fitness=fitness,
             best_member=best_member,
             search_state=selection.search_state,

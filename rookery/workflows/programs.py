@@ -88,6 +88,14 @@ class Layout:
 
         return jax.tree.map(put, self._with_seeds(specs), tree, is_leaf=is_spec)
 
+    def move(self, tree: Tree, specs: PyTree) -> Tree:
+        """Move arrays that are on devices already to those of `specs`."""
+
+        def moved(spec: PartitionSpec, subtree: Tree) -> Tree:
+            return jax.device_put(subtree, NamedSharding(self.mesh, spec))
+
+        return jax.tree.map(moved, self._with_seeds(specs), tree, is_leaf=is_spec)
+
     def _with_seeds(self, specs: PyTree) -> PyTree:
         """Shift the split axis by one if the first axis is that of the seeds."""
         if self.num_seeds == 1:

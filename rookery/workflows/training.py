@@ -19,7 +19,6 @@ from rookery.hyperparameters import Hyperparameters
 from rookery.learners.learner import Learner, LearnerState
 from rookery.learning.counter import Counter
 from rookery.metrics import Metrics, RunningMetrics, accumulate, running_shapes
-from rookery.runs.policy_files import BEST_INDIVIDUAL
 from rookery.spaces import Space
 from rookery.types import Array, Key, PyTree, PyTreeDict, State
 from rookery.workflows.programs import Layout, Program, specs_of
@@ -28,6 +27,8 @@ CENTER = "eval/"
 """The prefix of the metrics of the trained agent; of evolution, the center of the search."""
 REFILL = 2**32 - 1
 """Derives the key of `Training.refill` from that of the state."""
+RESTART = 2**32 - 3
+"""The same for `OnDevice.restarted`."""
 
 
 class TrainingState(State):
@@ -222,8 +223,11 @@ class Training(ABC):
         return {CENTER: state.agent_state}
 
     def individuals(self, state: TrainingState) -> dict[str, AgentState]:
-        """Return the agents of a state that become policies, by individual; the trained one has an empty name."""
-        return {"" if prefix == CENTER else BEST_INDIVIDUAL: agent for prefix, agent in self.agents(state).items()}
+        """Return the agents of a state that become policies, by individual; the trained one has an empty name.
+
+        That of `eval/best_` is `best`.
+        """
+        return {prefix.removeprefix(CENTER).removesuffix("_"): agent for prefix, agent in self.agents(state).items()}
 
     def evaluate(self, state: TrainingState) -> tuple[PyTreeDict, TrainingState]:
         """Play episodes with the greedy policy."""
@@ -316,6 +320,13 @@ class OnDevice(Training):
 
     def metrics_shape(self, state: TrainingState) -> Metrics:
         return jax.eval_shape(self._step, state)[0]
+
+    def restarted(self, state: TrainingState, is_due: Array) -> TrainingState:
+        """Return the state of one seed with new environments if `is_due`, and without replay rows.
+
+        After a policy that diverged, they may contain NaN.
+        """
+        return state
 
     def _make_programs(self, start: Callable, iterate: Callable) -> None:
         """Make the programs from functions of one seed and one device's share."""

@@ -119,6 +119,11 @@ class CEMRLWorkflow(HybridWorkflow):
             )
         if learner.config.prioritized:
             raise InvalidInputError("agent.learner.prioritized=true: the actors of cem_rl draw uniformly, set false.")
+        if not optimizer.has_best:
+            raise InvalidInputError(
+                f"agent.evolution={self.config.evolution} has several objectives, so no individual is the fittest: use "
+                "a strategy with one, such as sepcem."
+            )
         config, num_devices = self.config, self.layout.num_shares
         num_improved, whole = config.improved(optimizer.group_size).size, num_devices * optimizer.group_size
         given = num_improved if config.num_improved is None else config.num_improved

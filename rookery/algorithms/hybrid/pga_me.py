@@ -103,9 +103,10 @@ class Climb(Exchange):
         self, evo_state: Any, learner: OffPolicyState, generation: Generation
     ) -> tuple[Metrics, Any, OffPolicyState]:
         is_random, last = self.optimizer.is_random(evo_state.generation), self.optimizer.population_size - 1
+        can_climb = ~is_random & self.learner.is_ready(learner)
         places = self.own_places()
         elites = index_tree(evo_state.population, jnp.minimum(places, last))
-        climbed = jax.lax.cond(is_random, lambda: elites, lambda: self.climb(elites, learner, generation))
+        climbed = jax.lax.cond(can_climb, lambda: self.climb(elites, learner, generation), lambda: elites)
         evo_state = self.optimizer.inject(evo_state, climbed, places)
         actor = where_tree(is_random, index_tree(evo_state.population, last), self.actor_of(learner))
         actor = jax.tree.map(lambda leaf: leaf[None], actor)

@@ -132,7 +132,7 @@ class HybridWorkflow(Workflow):
         self.check_parts(optimizer, learner)
         evaluator = make_device_evaluator(train.env, learner.agent, train.evaluation_episodes)
         # Lanes fill their columns unevenly: twice the rows of the run, and one generation.
-        max_rows = 2 * (train.total_timesteps + num_jobs * evaluator.max_episode_steps)
+        max_rows = 2 * (self.settings.max_timesteps + num_jobs * evaluator.max_episode_steps)
         exchange = exchange_class(optimizer=optimizer, learner=learner.replace(max_rows=max_rows), config=config)
         return HybridGenerations(
             exchange,

@@ -105,6 +105,20 @@ def test_a_shift_moves_the_columns_and_keeps_their_rows() -> None:
         jax.tree.map(np.testing.assert_array_equal, column(plain, lane), column(shifted, (lane + 1) % 3))
 
 
+def test_a_row_that_is_not_finite_is_left_out_and_no_window_continues_past_it() -> None:
+    buffer = UniformBuffer(capacity=10, num_envs=1, sequence_length=2)
+    own = ReplayRecorder(buffer=buffer, buffer_state=buffer.init(ROW), shift=jnp.int32(0))
+    recorded = own.init()
+    for reward in (1.0, np.nan, 2.0):
+        rows = jax.tree.map(lambda leaf: leaf[None], ROW.replace(rewards=jnp.float32(reward)))
+        recorded = own.record(recorded, rows, jnp.array([True]))
+    stored = column(recorded, 0)
+    np.testing.assert_array_equal(stored.rewards, [1.0, 2.0])
+    np.testing.assert_array_equal(stored.dones, [1.0, 0.0])
+    np.testing.assert_array_equal(stored.extras.env_extras.termination, [0.0, 0.0])
+    assert int(recorded.num_idle) == 0
+
+
 def test_only_the_agents_that_explore_act_by_the_exploring_function() -> None:
     explores = jnp.arange(NUM_AGENTS) >= NUM_AGENTS - 2
     key = jax.random.key(5)

@@ -18,10 +18,11 @@ from rookery.algorithms.sac import SAC, SACConfig, SACHyperparameters, SACWorkfl
 from rookery.algorithms.td3 import TD3
 from rookery.envs import Env, EnvState
 from rookery.errors import InvalidInputError
-from rookery.learners.replay import priorities_of, rows_of, with_last_rows_done
+from rookery.learners.replay import priorities_of, rows_of
 from rookery.learning.experience import Experience, trajectory_shapes
 from rookery.metrics import Mean
 from rookery.replay_buffers import UniformBuffer
+from rookery.replay_buffers.borders import with_last_rows_done
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Box, Space
 from rookery.testing.probe_envs import PROBES

@@ -190,6 +190,33 @@ def test_a_member_that_diverged_is_counted_replaced_and_never_the_best() -> None
     assert all(np.isfinite(value) for value in metrics.values())
 
 
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_the_heir_of_a_diverged_member_starts_without_its_environments_and_rows(prioritized: bool) -> None:
+    """They contain NaN: with them, the heir would diverge in each round."""
+    member = {"num_envs": 2, "batch_size": 4, "warmup_steps": 8, "buffer_capacity": 200, "prioritized": prioritized}
+    member |= {"network": {"hidden_sizes": [4]}}
+    space = {"actor_learning_rate": {"low": 1e-4, "high": 1e-2}}
+    workflow = build(agent={"method": "ddpg", "member": member, "space": space, "population_size": 4})
+    _, state = workflow.step(poisoned(workflow.init(workflow.make_key()), 0))
+    members = population_of(state).members
+    np.testing.assert_array_equal(members.learner.buffer_state.num_rows[0], 0)
+    assert np.isfinite(members.source_state.env_state.obs).all()
+    for _ in range(2):
+        _, state = workflow.step(state)
+        assert np.isfinite(population_of(state).fitness).all()
+
+
+def test_environments_and_returns_of_a_diverged_on_policy_member_start_anew() -> None:
+    workflow = build(agent={"member": MEMBER | {"normalize_rewards": True}})
+    _, state = workflow.step(poisoned(workflow.init(workflow.make_key()), 0))
+    members = population_of(state).members
+    assert all(
+        np.isfinite(leaf).all() for leaf in (members.source_state.env_state.obs, members.learner.reward_scaling.returns)
+    )
+    _, state = workflow.step(state)
+    assert np.isfinite(population_of(state).fitness).all()
+
+
 def test_a_run_goes_on_with_members_that_diverged_and_stops_when_all_have() -> None:
     workflow = workflow_of("none")
     state = workflow.init(workflow.make_key())

@@ -5,11 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rookery.algorithms.evolution.ga import GAHyperparameters
+from rookery.algorithms.hybrid.workflow import hyperparameters_of
 from rookery.algorithms.ppo import PPOHyperparameters
 from rookery.algorithms.sac import SACHyperparameters
 from rookery.errors import RookeryError
 from rookery.hyperparameters import Hyperparameters, LinearSchedule
 from rookery.search import SearchRange, SearchSpace
+from rookery.workflows.hybrid_generations import HybridHyperparameters
 
 RATE = {"low": 1e-5, "high": 3e-2, "scale": "log"}
 DISCOUNT = {"low": 0.9, "high": 0.999, "scale": "complement"}
@@ -141,6 +144,12 @@ def test_numbers_take_the_place_of_the_hyper_parameters_and_no_other() -> None:
 def test_a_space_that_cannot_be_searched_is_one_error(base: dict, space: dict, message: str) -> None:
     with pytest.raises(RookeryError, match=message):
         SearchSpace.of(space, PPOHyperparameters(**base))
+
+
+def test_the_parts_of_a_hybrid_are_no_numbers() -> None:
+    parts = hyperparameters_of(HybridHyperparameters, GAHyperparameters, SACHyperparameters)
+    with pytest.raises(RookeryError, match=r"unknown hyper-parameter of agent\.space 'learner'"):
+        SearchSpace.of({"learner": RATE}, parts(strategy=GAHyperparameters(), learner=SACHyperparameters()))
 
 
 def test_every_hyper_parameter_of_sac_that_is_a_number_can_be_searched() -> None:

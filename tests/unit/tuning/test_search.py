@@ -5,12 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import rookery
 from rookery.configs import compose, compose_with_preset
 from rookery.errors import InvalidInputError
+from rookery.runs.directory import RunDirectory
+from rookery.runs.files import UnsafeFileError
 from rookery.runs.search_directory import SearchDirectory
 from rookery.runs.trial_results import DIVERGED, FAILED, FINISHED, TrialResult, best_of, ranked
 from rookery.tuning import batches
@@ -18,7 +21,7 @@ from rookery.tuning.batches import BatchTrainer
 from rookery.tuning.config import TuneConfig
 from rookery.tuning.search import Search
 from rookery.tuning.space import settings_of
-from rookery.tuning.trainer import Context
+from rookery.tuning.trainer import Context, Rung, build, run_settings
 
 SMALL = [
     "agent=a2c",
@@ -123,6 +126,24 @@ def test_the_best_setting_is_a_preset_that_train_takes(halved: SearchDirectory) 
     assert other["agent"]["rollout_length"] == 4
 
 
+@pytest.mark.parametrize(
+    "agent",
+    [
+        ["agent=sac", "agent.warmup_steps=8"],
+        ["agent=cem_rl"],
+        ["agent=pbt", "agent.method=sac", "agent.member.warmup_steps=1", "agent.population_size=4"],
+    ],
+)
+def test_a_state_has_room_for_the_replay_rows_of_later_rungs(agent: list[str], tmp_path: Path) -> None:
+    settings = settings_of(compose([*agent, "env=classic/pendulum", "total_timesteps=96"]), {})
+    shapes = []
+    for rung in (Rung(1, 32), Rung(3, 96)):
+        workflow = build(run_settings(settings, rung, RunDirectory(tmp_path), seed=0))
+        state = workflow.training.state_shape(workflow.make_key())
+        shapes.append([leaf.shape for leaf in jax.tree.leaves(state)])
+    assert shapes[0] == shapes[1]
+
+
 def test_a_trial_that_diverges_is_counted_and_stops_no_other(tmp_path: Path) -> None:
     said: list[str] = []
     results = run(tmp_path / "search", search({"agent.learning_rate": [1e30, 1e-3]}, trials=2), said.append)
@@ -206,3 +227,12 @@ def test_results_of_other_trials_are_refused(halved: SearchDirectory, tmp_path: 
     directory.add([replace(first, values={"agent.learning_rate": 1.0}), *others])
     with pytest.raises(InvalidInputError, match=r"trial 0 in .* has other values than the search proposes"):
         own.run(directory, silent)
+
+
+def test_a_run_of_a_search_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    """The checkpoints of a rung are deleted after the next one: through a link, those of a run elsewhere."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "search" / "runs").mkdir(parents=True)
+    (tmp_path / "search" / "runs" / "batch-0").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UnsafeFileError, match="batch-0 is a link, expected a folder"):
+        run(tmp_path / "search", search(RATES, trials=1))

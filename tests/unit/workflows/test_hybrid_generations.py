@@ -57,12 +57,27 @@ def test_every_step_is_counted_and_stored_and_learned_from_after_the_warm_up() -
     assert (int(gradient.env_steps), int(gradient.num_updates)) == (int(state.env_steps), int(state.num_updates))
 
 
+def test_an_individual_whose_episode_is_not_finite_is_invalid_and_spoils_no_learner() -> None:
+    workflow = make_workflow()
+    state = workflow.init(workflow.make_key())
+    evo_state = state.learner.evo_state
+    population = jax.tree.map(lambda leaf: leaf.at[2].set(jnp.nan), evo_state.population)
+    state = state.replace_learner(evo_state=evo_state.replace(population=population))
+    for _ in range(2):
+        metrics, state = workflow.step(state)
+    assert int(state.learner.evo_state.num_invalid) == 1
+    assert int(state.env_steps) == 2 * STEPS == int(metrics["buffer/size"]) + EPISODE_LENGTH
+    assert int(state.num_updates) > 0
+    assert np.isfinite(metrics["train/critic_loss"])
+
+
 def test_the_center_the_actor_and_the_best_individual_are_evaluated() -> None:
     workflow = make_workflow()
     state = workflow.init(workflow.make_key())
     agents = workflow.training.agents(state)
     assert set(agents) == {"eval/", "eval/rl_", "eval/best_"}
     assert all(set(agent.params) == {"policy"} for agent in agents.values())
+    assert list(workflow.training.individuals(state)) == ["", "rl", "best"]
     metrics, _ = workflow.evaluate(state)
     for prefix in agents:
         assert metrics[f"{prefix}mean_ep_length"] == EPISODE_LENGTH

@@ -129,6 +129,7 @@ def test_the_learner_shows_the_fittest_of_those_that_climbed() -> None:
     ("options", "message"),
     [
         ({"gradient": "dqn", "env": "classic/cartpole"}, "agent.gradient=dqn has no actor"),
+        ({"evolution": "nsga2"}, "agent.evolution=nsga2 has several objectives"),
         ({"num_improved": 5}, "agent.num_improved=5 must be a multiple of 1"),
         ({"learner": {"prioritized": True}}, r"agent\.learner\.prioritized=true"),
     ],
