@@ -40,7 +40,7 @@ def test_a_run_may_have_no_population() -> None:
     [
         (7, "expected an object"),
         ({}, "'kind' is missing"),
-        ({"kind": "swarm"}, "expected 'front' or 'archive'"),
+        ({"kind": "swarm"}, "expected 'front', 'archive' or 'members'"),
         ({**front(), "axes": ["only"]}, "expected a list of at least 2"),
         ({**front(), "points": [[1, 2, 3]]}, "expected 2 numbers in each row"),
         ({**front(), "points": [[1, 2], [3]]}, "inhomogeneous"),

@@ -569,7 +569,7 @@ def test_records_time_the_steps_that_they_count_and_the_timing_file_the_whole_ru
 
         return timed
 
-    monkeypatch.setattr(HostedRunner, "sample", taking(collecting, HostedRunner.sample))
+    monkeypatch.setattr(HostedRunner, "sample_within", taking(collecting, HostedRunner.sample_within))
     run_settings: dict[str, Any] = {"run_dir": str(tmp_path / "run"), "recorders": ["jsonl"], "record_interval": 36}
     workflow = make(max_staleness=max_staleness, total_timesteps=108, **run_settings)
     program = workflow.training.advance._update
