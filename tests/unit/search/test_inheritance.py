@@ -12,7 +12,7 @@ from rookery.types import make_key
 
 OWN = ("key", "num_invalid", "iterations", "env_steps", "num_updates", "buffer_state", "returns", "last_steps")
 """The names of the fields, at any depth of a learner's state, that stay with a member."""
-CONTINUOUS = ("ddpg", "td3", "erl", "erl_es", "erl_eda", "cem_rl")
+CONTINUOUS = ("ddpg", "td3", "erl", "erl_es", "erl_eda", "cem_rl", "pga_me")
 MEASURES = {"nsga2": ["agent.objectives=[sum:reward,mean:reward]"]}
 MEASURES["map_elites"] = ["agent.descriptors=[sum:reward,last:reward]"]
 SCALED = {method: ["agent.normalize_rewards=true"] for method in ("ppo", "a2c", "impala")}
