@@ -124,10 +124,7 @@ def test_the_config_of_a_run_has_all_options_of_both_parts(tmp_path: Path) -> No
         ({"learner": {"rollout_length": 3}}, r"agent\.learner\.rollout_length has no effect"),
         ({"learner": {"policy_dela": 3}}, r"agent\.learner: unknown key 'policy_dela'.*policy_delay"),
         ({"learner": {"discount": 3}}, r"agent\.learner\.discount=3"),
-        (
-            {"num_episodes": 2, "learner_episodes": 1},
-            "agent.learner_episodes=1 must be a multiple of agent.num_episodes=2",
-        ),
+        ({"num_episodes": 2, "learner_episodes": 1}, r"learner_episodes=1 must be a multiple of agent\.num_episodes=2"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict, message: str) -> None:
