@@ -156,7 +156,11 @@ class Checkpoints:
 
     def metadata(self, step: int | None = None) -> JsonObject:
         """Return the metadata of the checkpoint of `step`, by default the last."""
-        return self.open(step, part=MANIFEST).metadata
+        return self.open_manifest(step).metadata
+
+    def open_manifest(self, step: int | None = None) -> "Checkpoint":
+        """Verify the manifest alone of the checkpoint of `step`, by default the last."""
+        return self.open(step, part=MANIFEST)
 
     def best_step(self) -> int | None:
         """Return the step of the checkpoint with the best evaluation; None without one."""
@@ -255,6 +259,12 @@ class Checkpoint:
     def has(self, part: str) -> bool:
         """Return whether the tree has a part at this path."""
         return any(_is_in(leaf["path"], part) for leaf in self._leaves)
+
+    def shape_of(self, part: str) -> tuple[int, ...] | None:
+        """Return the shape of the leaf at this path; None if there is none."""
+        shapes = (leaf["shape"] for leaf in self._leaves if leaf["path"] == f"state{part}")
+        found = next(shapes, None)
+        return None if found is None else tuple(found)
 
     def read(self, templates: Mapping[str, Any]) -> JsonObject:
         """Read parts of the tree, given a template for the path of each; the path of the whole tree is empty.

@@ -1,13 +1,18 @@
 """Training states as checkpoints of a run: saved with their policies, and restored."""
 
+from functools import partial
 from typing import Any
+
+import jax
+from jax.tree_util import KeyPath, keystr
 
 from rookery.configuration import field_names, plain, to_mapping
 from rookery.distributed import SAME
 from rookery.hyperparameters import Hyperparameters, hyperparameters_from
 from rookery.learning.counter import Counter
 from rookery.metrics import RunningMetrics, running_shapes
-from rookery.runs.checkpoint import Checkpoints
+from rookery.replay_buffers.resizing import is_replay, resized, with_rings_of
+from rookery.runs.checkpoint import Checkpoint, Checkpoints
 from rookery.runs.directory import RunDirectory
 from rookery.runs.log import Progress, RunLog
 from rookery.types import Key
@@ -56,11 +61,14 @@ class SavedStates:
         """
         shape = self._training.state_shape(key)
         metrics_shape = running_shapes(self._training.metrics_shape(shape))
-        saved_with = self._hyperparameters_of(run, step)
+        manifest = self.of(run).open_manifest(step)
+        saved_with = self._hyperparameters_of(run, manifest)
         is_changed = to_mapping(saved_with) != to_mapping(self._settings.hyperparameters)
         if is_changed:
             shape = self.with_hyperparameters(shape, saved_with)
-        (state, metrics), metadata = self.of(run).restore((self._part(shape), metrics_shape), step)
+        expected = self._part(shape)
+        (state, metrics), metadata = self.of(run).restore((_as_saved(expected, manifest), metrics_shape), step)
+        state = with_rings_of(state, expected)
         self._training.environments.set_state(metadata.pop(OUTSIDE))
         metadata.pop(HYPERPARAMETERS, None)
         if is_changed:
@@ -77,10 +85,10 @@ class SavedStates:
         """Replace the hyper-parameters of all seeds of a state."""
         return state.replace(learner=state.learner.with_hyperparameters(self._layout.for_seeds(hyperparameters)))
 
-    def _hyperparameters_of(self, run: RunDirectory, step: int | None) -> Hyperparameters:
+    def _hyperparameters_of(self, run: RunDirectory, manifest: Checkpoint) -> Hyperparameters:
         """Return the hyper-parameters of a checkpoint; an older one has those of the run's config."""
         kind = type(self._settings.hyperparameters)
-        values = plain(self.of(run).metadata(step).get(HYPERPARAMETERS) or run.config.get("agent", {}), "agent")
+        values = plain(manifest.metadata.get(HYPERPARAMETERS) or run.config.get("agent", {}), "agent")
         known = {name: values[name] for name in field_names(kind) if name in values}
         return hyperparameters_from(kind, known, self._settings.train.total_timesteps)
 
@@ -89,6 +97,22 @@ class SavedStates:
         if self._settings.train.checkpoint.replay:
             return state
         return state.replace(learner=state.learner.without_replay())
+
+
+def _as_saved(state: TrainingState, manifest: Checkpoint) -> TrainingState:
+    """Return the shapes of a state with the replay buffers of a checkpoint, which fit the budget that its run had."""
+
+    def fit(path: KeyPath, node: Any) -> Any:
+        if not is_replay(node):
+            return node
+        dtype, ring = next(iter(node.storage.items()))
+        saved = manifest.shape_of(f"[0]{keystr(path)}.storage[{dtype!r}]")
+        if saved is None or len(saved) != len(ring.shape) or saved[-2] < 1:
+            return node
+        return jax.eval_shape(partial(resized, rows=saved[-2]), node)
+
+    fitted: TrainingState = jax.tree_util.tree_map_with_path(fit, state, is_leaf=is_replay)
+    return fitted
 
 
 def counts_of(counter: Counter) -> list[int]:
