@@ -143,7 +143,7 @@ class Learner(PyTreeNode, ABC, Generic[StateT, ExperienceT]):
         return state
 
     def restarted(self, state: StateT, is_due: Array) -> StateT:
-        """Return the state for environments that start anew, if `is_due`: without what follows from those before."""
+        """Return the state for environments that restart if `is_due`, without what depends on the old ones."""
         return state
 
     def counters(self, state: StateT) -> dict[str, Counter]:

@@ -349,7 +349,7 @@ class Collector(ABC):
 
     @property
     def is_checkpoint_due(self) -> bool:
-        """Whether a runner has begun so many fragments that a resumed run might use their seeds again.
+        """Whether a runner has begun enough fragments that a resumed run might use their seeds again.
 
         The fewer runners are up, the more of the steps between two checkpoints are those of one.
         """
