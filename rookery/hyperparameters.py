@@ -80,6 +80,11 @@ def values_at(hyperparameters: Hyperparameters, env_steps: Number) -> Any:
     return jax.tree.map(value_of, hyperparameters, is_leaf=lambda node: isinstance(node, LinearSchedule))
 
 
+def declaration_of(cls: type[Hyperparameters], name: str) -> Declaration:
+    """Return the declaration of a hyper-parameter; a field without `number` takes any number and any schedule."""
+    return declarations(cls).get(name, Declaration(schedule=True))
+
+
 def hyperparameters_from(
     cls: type[Values], values: Mapping[str, Any], total_timesteps: int, path: str = "agent"
 ) -> Values:
@@ -91,7 +96,7 @@ def hyperparameters_from(
     optional = {name for name in field_names(cls) if type(None) in get_args(annotations[name])}
     parsed: dict[str, Any] = {}
     for name, value in values.items():
-        declaration, key = declarations(cls).get(name, Declaration(schedule=True)), f"{path}.{name}"
+        declaration, key = declaration_of(cls, name), f"{path}.{name}"
         if value is None and name in optional:
             parsed[name] = None
         elif isinstance(annotations[name], type) and issubclass(annotations[name], Hyperparameters):

@@ -356,6 +356,12 @@ def all_finite(tree: PyTree) -> bool:
     return all(bool(np.isfinite(np.asarray(leaf)).all()) for leaf in leaves)
 
 
+def is_finite(tree: PyTree) -> Array:
+    """Tell whether all floating-point leaves of a tree are finite, in compiled code."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
+
+
 def where_tree(condition: Array, if_true: Tree, if_false: Tree) -> Tree:
     """Select between two trees by a condition over their leading axes, random keys included."""
 

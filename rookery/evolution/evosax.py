@@ -99,7 +99,7 @@ class EvosaxOptimizer(EvoOptimizer):
     def sample(self, state: EvosaxState, key: Key) -> Params:
         return jax.vmap(lambda z: self._individual(state, z))(self.share(state.z))
 
-    def inject(self, state: EvosaxState, individuals: Params, places: Array) -> EvosaxState:
+    def put(self, state: EvosaxState, individuals: Params, places: Array) -> EvosaxState:
         if not self.has_population:
             self._check_has_asked(state)
         everyone, places = self.gathered((individuals, places))

@@ -27,6 +27,7 @@ from rookery.types import (
     as_mappable_key,
     as_one_key,
     index_tree,
+    is_finite,
     pytree_field,
     where_tree,
 )
@@ -177,8 +178,12 @@ class EvoOptimizer(PyTreeNode, ABC):
         Between `ask` and `tell`, it changes which individuals are judged. Before `ask`, it changes the next population;
         strategies that sample from a distribution have none. The individuals 2i and 2i + 1 of a mirrored strategy are
         no pair any more if one of them is replaced. Each device may inject its own individuals, at any places of its
-        share, or all devices the same ones.
+        share, or all devices the same ones. An individual with parameters that are not finite does not enter.
         """
+        return self.put(state, individuals, jnp.where(jax.vmap(is_finite)(individuals), places, self.population_size))
+
+    def put(self, state: Any, individuals: Params, places: Array) -> Any:
+        """Inject finite individuals; those whose place is past the population do not enter."""
         self._check_has_asked(state)
         return state.replace(asked=self.with_places(state.asked, individuals, places))
 

@@ -21,7 +21,7 @@ class PopulationOptimizer(EvoOptimizer):
     def sample(self, state: Any, key: Key) -> Params:
         return self.share(getattr(state, self.next_population))
 
-    def inject(self, state: Any, individuals: Params, places: Array) -> Any:
+    def put(self, state: Any, individuals: Params, places: Array) -> Any:
         individuals, places = self.gathered((individuals, places))
         before = getattr(state, self.next_population)
         population = jax.tree.map(lambda leaf, new: leaf.at[places].set(new), before, individuals)

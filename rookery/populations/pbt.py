@@ -14,9 +14,10 @@ from typing import Any
 
 import jax
 
-from rookery.configuration import check_settings, declarations, plain, setting, to_mapping
+from rookery.configuration import check_settings, plain, setting, to_mapping
 from rookery.distributed import POPULATION_AXIS, bytes_of_tree, check_memory, format_bytes
 from rookery.errors import InvalidInputError, RookeryError
+from rookery.hyperparameters import declaration_of
 from rookery.registry import workflow_class
 from rookery.search import SEARCHES, Search, SearchHyperparameters, SearchSpace
 from rookery.search.searches import RandomSearch, Truncation
@@ -143,8 +144,7 @@ def make_search(settings: Settings, member: Settings) -> Search:
     """Make the search that the settings describe."""
     config = settings.method
     space, kind = SearchSpace.of(config.space, member.hyperparameters), SEARCHES[config.search]
-    declared = declarations(type(member.hyperparameters))
-    fixed = [name for name in space.names if not declared[name].schedule]
+    fixed = [name for name in space.names if not declaration_of(type(member.hyperparameters), name).schedule]
     if fixed and kind is not RandomSearch:
         raise InvalidInputError(
             f"agent.space.{fixed[0]}: {fixed[0]} is used once, at the start, so a later change has no effect: leave it "

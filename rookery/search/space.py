@@ -8,9 +8,9 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from rookery.configuration import Declaration, check_settings, declarations, field_names, from_mapping, plain, setting
+from rookery.configuration import Declaration, check_settings, field_names, from_mapping, plain, setting
 from rookery.errors import InvalidInputError, unknown_name
-from rookery.hyperparameters import Hyperparameters, LinearSchedule
+from rookery.hyperparameters import Hyperparameters, LinearSchedule, declaration_of
 from rookery.search.scales import SCALES, Scale
 from rookery.types import Array, Key
 
@@ -87,7 +87,8 @@ class SearchSpace:
         known = [name for name in names if not isinstance(getattr(hyperparameters, name), Hyperparameters)]
         for name in space:
             if name not in known:
-                raise unknown_name(f"hyper-parameter of {path}", name, known)
+                hint = "" if known else f"{type(hyperparameters).__name__} declares no numbers."
+                raise unknown_name(f"hyper-parameter of {path}", name, known, hint)
         return cls(tuple((name, _range_of(name, space[name], hyperparameters, path)) for name in sorted(space)))
 
     @property
@@ -147,7 +148,7 @@ def _range_of(name: str, given: Any, hyperparameters: Hyperparameters, path: str
             )
         given["end_ratio"] = float(value.end) / float(start)
     own = from_mapping(SearchRange, given, path)
-    _check_declared(path, own, declarations(type(hyperparameters)).get(name, Declaration()))
+    _check_declared(path, own, declaration_of(type(hyperparameters), name))
     return own
 
 

@@ -19,8 +19,8 @@ from rookery.tuning.halving import budgets, survivors
 from rookery.tuning.one_by_one import OneByOneTrainer
 from rookery.tuning.samplers import Sampler, Trial, make_sampler
 from rookery.tuning.space import TuneSpace, full_space, settings_of
-from rookery.tuning.trainer import Context, Rung, Trainer, build
-from rookery.workflows.config import TrainConfig
+from rookery.tuning.trainer import Context, Rung, Trainer, build, rung_settings
+from rookery.workflows.config import Settings, TrainConfig
 
 OF_A_RUN = ("seed", "num_seeds", "run_dir")
 """The settings that a preset leaves to the run."""
@@ -54,10 +54,22 @@ class Search:
         return cls(parts[0], parts[1], from_mapping(TuneConfig, parts[2], "tune"), ray)
 
     def check(self) -> None:
-        """Raise if a trial of the first round cannot be built; nothing is compiled."""
+        """Raise if a trial of the first round cannot be built, or its first rung is too short; nothing is compiled."""
         of_trials = [settings_of(self.base, trial.values) for trial in self._sampler().ask()]
         for settings in {program_of(settings): settings for settings in of_trials}.values():
             build(settings, evaluation_episodes=1).close()
+            if self.config.num_rungs > 1:
+                self._check_first_rung(settings)
+
+    def _check_first_rung(self, settings: Settings) -> None:
+        rung = self._rungs[0]
+        try:
+            build(rung_settings(settings, rung), evaluation_episodes=1).close()
+        except InvalidInputError as error:
+            raise InvalidInputError(
+                f"rungs={self.config.rungs} of total_timesteps={self._train.total_timesteps}: the first ends after "
+                f"{rung.total_timesteps} env steps. {error} Use fewer rungs, or more total_timesteps."
+            ) from error
 
     @property
     def description(self) -> dict[str, Any]:
@@ -102,14 +114,10 @@ class Search:
 
     def _run(self, directory: SearchDirectory, context: Context) -> None:
         sampler, trainer = self._sampler(), self._trainer(context)
-        rungs = [
-            Rung(number, steps)
-            for number, steps in enumerate(budgets(self._train.total_timesteps, self.config.num_rungs), start=1)
-        ]
         while trials := sampler.ask():
             last: dict[int, TrialResult] = {}
             left = trials
-            for rung in rungs:
+            for rung in self._rungs:
                 reached = self._reach(rung, left, trainer, directory)
                 last |= {result.trial: result for result in reached}
                 left = survivors(left, reached)
@@ -132,6 +140,11 @@ class Search:
                     "resume it with the versions of JAX and Optuna with which it began."
                 )
         return reached
+
+    @property
+    def _rungs(self) -> list[Rung]:
+        steps = budgets(self._train.total_timesteps, self.config.num_rungs)
+        return [Rung(number, end) for number, end in enumerate(steps, start=1)]
 
     def _sampler(self) -> Sampler:
         round_size = self.config.trials_at_once or (1 if self._train.env.is_on_host else OPTUNA_ROUND)

@@ -70,17 +70,21 @@ class Trainer(ABC):
         return {result.trial for result in self.context.directory.read_results() if result.rung == rung.number}
 
 
+def rung_settings(settings: Settings, rung: Rung) -> Settings:
+    """Return the settings of a run that ends with a rung; a later rung goes on with its states."""
+    train = settings.train
+    return replace(settings, budget=train.total_timesteps, train=replace(train, total_timesteps=rung.total_timesteps))
+
+
 def run_settings(settings: Settings, rung: Rung, run: RunDirectory, seed: int, num_seeds: int = 1) -> Settings:
-    """Return the settings of a run that trains trials to the end of a rung; a later rung goes on with its states."""
-    train, timetable = settings.train, settings.train.timetable
+    """Return the settings of a run that trains trials to the end of a rung."""
+    train, timetable, of_rung = settings.train, settings.train.timetable, rung_settings(settings, rung)
     return replace(
-        settings,
-        budget=train.total_timesteps,
+        of_rung,
         train=replace(
-            train,
+            of_rung.train,
             seed=seed,
             num_seeds=num_seeds,
-            total_timesteps=rung.total_timesteps,
             record_interval=timetable.record_interval,
             evaluation=replace(train.evaluation, interval=timetable.evaluation_interval),
             checkpoint=replace(train.checkpoint, interval=timetable.checkpoint_interval, keep=1, keep_best=False),

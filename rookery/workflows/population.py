@@ -16,7 +16,7 @@ from rookery.learning.counter import Counter
 from rookery.metrics import Latest, Mean, Metrics
 from rookery.search import Numbers, Search, Selection, inherit, inheritance
 from rookery.spaces import Space
-from rookery.types import Array, Key, PyTree, Tree, index_tree, where_tree
+from rookery.types import Array, Key, PyTree, Tree, index_tree, is_finite, where_tree
 from rookery.workflows.population_state import MAX_ROUNDS, History, PopulationState, describe_history
 from rookery.workflows.programs import Layout, is_spec, specs_of
 from rookery.workflows.training import OnDevice, TrainingState, state_specs
@@ -273,12 +273,6 @@ class PopulationTraining(OnDevice):
 def gathered(tree: Tree) -> Tree:
     """Return the members of all devices as one tree `[P, ...]`."""
     return jax.lax.all_gather(tree, POPULATION_AXIS, tiled=True)
-
-
-def is_finite(tree: PyTree) -> Array:
-    """Tell whether all floating-point leaves are finite."""
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
 
 
 def added(metrics: Metrics, new: Metrics) -> Metrics:

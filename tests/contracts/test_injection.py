@@ -16,7 +16,7 @@ from rookery.algorithms.evolution.map_elites import MAPElites
 from rookery.algorithms.evolution.nsga2 import NSGA2
 from rookery.errors import InvalidInputError
 from rookery.evolution import EvoOptimizer
-from tests.contracts.test_evo_optimizers import OPTIMIZERS, PARAMS
+from tests.contracts.test_evo_optimizers import OPTIMIZERS, PARAMS, numbers_of
 
 MAKERS: dict[str, Callable[..., EvoOptimizer]] = OPTIMIZERS | {
     "map_elites": partial(MAPElites, cells=(4, 4), low=(-1.0, -1.0), high=(1.0, 1.0)),
@@ -96,6 +96,16 @@ def test_a_population_keeps_an_injected_winner(name: str) -> None:
     optimizer, state = started(name)
     after = jax.jit(partial(told, optimizer, injects=True))(state)
     assert holds(after.archive.params if name == "map_elites" else after.population)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_an_individual_that_is_not_finite_never_enters(name: str) -> None:
+    optimizer, state = started(name)
+    _, asked = optimizer.ask(state)
+    broken = jax.tree.map(lambda leaf: leaf[None], OUTSIDER) | {"bias": jnp.full((1, *PARAMS["bias"].shape), jnp.nan)}
+    for before in (asked, *([state] if optimizer.has_population else [])):
+        after = optimizer.inject(before, broken, jnp.array([PLACE]))
+        jax.tree.map(np.testing.assert_array_equal, numbers_of(after), numbers_of(before))
 
 
 PROGRAM = """

@@ -16,27 +16,32 @@ import numpy as np
 from rookery.registry import build_workflow
 
 
-def trained(name, devices, **agent):
+def workflow_of(name, devices, **agent):
     learner = {"batch_size": 8, "network": {"hidden_sizes": [8]}}
     agent = {"name": name, "population_size": 4, "warmup_steps": 10, "normalize_obs": True, "learner": learner, **agent}
     config = {"agent": agent, "env": {"name": "classic/pendulum", "episode_length": 8}, "devices": devices}
-    workflow = build_workflow({**config, "total_timesteps": 200, "recorders": []})
-    state = workflow.init(workflow.make_key())
+    return build_workflow({**config, "total_timesteps": 200, "recorders": []})
+
+
+def trained(workflow, update_ratio):
+    numbers = jax.tree.map(np.float32, workflow.settings.hyperparameters.replace(update_ratio=update_ratio))
+    state = workflow.init(workflow.make_key(), numbers)
     for _ in range(3):
         metrics, state = workflow.step(state)
     return metrics, state
 
 
-(of_one, one), (of_two, two) = (trained("erl", devices, learner_episodes=2, update_ratio=0.0) for devices in (1, 2))
+erl = {devices: workflow_of("erl", devices, learner_episodes=2) for devices in (1, 2)}
+(of_one, one), (of_two, two) = (trained(erl[devices], 0.0) for devices in (1, 2))
 for left, right in zip(jax.tree.leaves(one.agent_state), jax.tree.leaves(two.agent_state), strict=True):
     np.testing.assert_array_equal(left, right)
 assert float(of_one["evolution/fitness_mean"]) == float(of_two["evolution/fitness_mean"])
 assert float(of_one["hybrid/rl_fitness"]) == float(of_two["hybrid/rl_fitness"])
 assert float(of_one["buffer/size"]) == float(of_two["buffer/size"]) == int(two.env_steps)
 
-for name, agent in (("erl", {"learner_episodes": 2}), ("cem_rl", {"gradient": "sac"})):
-    metrics, state = trained(name, 2, **agent)
-    assert int(state.num_updates) == (3 * 8 * 6 if name == "erl" else 2 * 8 * 4)
+for workflow, num_updates in ((erl[2], 3 * 8 * 6), (workflow_of("cem_rl", 2, gradient="sac"), 2 * 8 * 4)):
+    metrics, state = trained(workflow, 1.0)
+    assert int(state.num_updates) == num_updates
     for leaf in jax.tree.leaves(state.learner.gradient.agent_state.params):
         copies = [np.asarray(shard.data) for shard in leaf.addressable_shards]
         np.testing.assert_array_equal(copies[0], copies[1])

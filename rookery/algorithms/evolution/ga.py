@@ -75,8 +75,8 @@ class GA(PopulationOptimizer):
             from_outside=jnp.zeros(self.population_size, bool),
         )
 
-    def inject(self, state: GAState, individuals: Params, places: Array) -> GAState:
-        injected = super().inject(state, individuals, places)
+    def put(self, state: GAState, individuals: Params, places: Array) -> GAState:
+        injected = super().put(state, individuals, places)
         return injected.replace(from_outside=state.from_outside.at[self.gathered(places)].set(True))
 
     def update(self, state: GAState, fitness: Array, key: Key) -> GAState:

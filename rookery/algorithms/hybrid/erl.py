@@ -25,32 +25,37 @@ from rookery.hyperparameters import Scalar, number
 from rookery.learners.learner import Metrics
 from rookery.learners.replay import OffPolicyState
 from rookery.metrics import Mean
-from rookery.types import Array, where_tree
+from rookery.types import Array, Params, is_finite, where_tree
 from rookery.workflows.exchange import Exchange, Generation
 from rookery.workflows.hybrid_generations import HybridHyperparameters
 
 
 class ERLExchange(Exchange):
-    """Lets the learner's actor enter the search every `sync_interval` generations, once it has learned."""
+    """Lets the learner's actor enter the search every `sync_interval` generations, once it has learned.
+
+    An actor that is not finite stays out.
+    """
 
     sync_interval: ClassVar[int] = 1
     """The default of the setting."""
 
-    def is_due(self, evo_state: Any, learner: OffPolicyState) -> Array:
+    def is_due(self, evo_state: Any, learner: OffPolicyState, actor: Params) -> Array:
         interval = self.config.sync_interval or self.sync_interval
-        return (evo_state.generation % interval == 0) & (learner.num_updates.as_float() > 0.0)
+        has_learned = learner.num_updates.as_float() > 0.0
+        return (evo_state.generation % interval == 0) & has_learned & is_finite(actor)
 
 
 class Migration(ERLExchange):
     """The actor takes the last place of the next population, which is that of a child and never of an elite."""
 
     def migrate(self, evo_state: Any, learner: OffPolicyState, generation: Generation) -> tuple[Metrics, Any]:
-        is_due = self.is_due(evo_state, learner)
+        actor = self.actor_of(learner)
+        is_due = self.is_due(evo_state, learner, actor)
         metrics = {"hybrid/injections": Mean.of(is_due.astype(jnp.float32))}
         if hasattr(evo_state, "from_outside"):  # strategies with elites and descent
             of_elites = evo_state.from_outside[: self.optimizer.num_elites]  # type: ignore[attr-defined]
             metrics["hybrid/elites_from_gradient"] = Mean.of(jnp.mean(of_elites.astype(jnp.float32)))
-        actor = jax.tree.map(lambda leaf: leaf[None], self.actor_of(learner))
+        actor = jax.tree.map(lambda leaf: leaf[None], actor)
         last = jnp.full(1, self.optimizer.population_size - 1, jnp.int32)
         return metrics, where_tree(is_due, self.optimizer.inject(evo_state, actor, last), evo_state)
 
@@ -65,7 +70,7 @@ class Joining(ERLExchange):
     def join(
         self, evo_state: Any, returns: Array, learner: OffPolicyState, generation: Generation
     ) -> tuple[Metrics, Any, Array, OffPolicyState]:
-        is_due = self.is_due(evo_state, learner)
+        is_due = self.is_due(evo_state, learner, generation.actor)
         fitness = jnp.where(jnp.isfinite(generation.fitness), generation.fitness, -jnp.inf)
         place = jnp.argmin(fitness).astype(jnp.int32)[None]
         actor, of_actor = jax.tree.map(
@@ -88,9 +93,11 @@ class Pulling(ERLExchange):
 
     def migrate(self, evo_state: Any, learner: OffPolicyState, generation: Generation) -> tuple[Metrics, Any]:
         fitness = jnp.where(jnp.isfinite(generation.fitness), generation.fitness, jnp.nan)
-        is_due = self.is_due(evo_state, learner) & (generation.actor_fitness > jnp.nanmedian(fitness))
-        rate = jnp.where(is_due, generation.hyperparameters.injection_rate, 0.0)
-        mean = jax.tree.map(lambda mean, actor: mean + rate * (actor - mean), evo_state.mean, generation.actor)
+        is_better = generation.actor_fitness > jnp.nanmedian(fitness)
+        is_due = self.is_due(evo_state, learner, generation.actor) & is_better
+        rate = generation.hyperparameters.injection_rate
+        pulled = jax.tree.map(lambda mean, actor: mean + rate * (actor - mean), evo_state.mean, generation.actor)
+        mean = where_tree(is_due, pulled, evo_state.mean)
         return {"hybrid/injections": Mean.of(is_due.astype(jnp.float32))}, evo_state.replace(mean=mean)
 
 

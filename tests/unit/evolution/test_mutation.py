@@ -73,6 +73,13 @@ def test_normalization_layers_are_known_by_their_names(name: str, is_mutable: bo
     assert is_not_normalization((GetAttrKey(name), DictKey("scale"))) == is_mutable
 
 
+@pytest.mark.parametrize("mutate", MUTATIONS.values(), ids=MUTATIONS)
+def test_every_layer_is_mutated_by_a_key_of_its_own(mutate: Callable[..., Params]) -> None:
+    layer = jnp.ones((2, 5))
+    mutated = mutate({"hidden_0": layer, "hidden_1": layer}, jax.random.key(0))
+    assert np.all(np.asarray(mutated["hidden_0"]) != np.asarray(mutated["hidden_1"]))
+
+
 @pytest.mark.parametrize("mutate", [partial(gaussian, std=1.0), polynomial, row_wise])
 def test_the_caller_may_decide_what_is_mutable(mutate: Callable[..., Params]) -> None:
     params = {"a": jnp.zeros((50, 9)), "norm_0": jnp.zeros((50, 9))}

@@ -1,6 +1,7 @@
 """Population-based training through its workflow: rounds, inheritance, divergence, checkpoints, and its errors."""
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ import numpy as np
 import pytest
 
 import rookery
+from rookery.algorithms.ppo import PPOHyperparameters, PPOWorkflow
 from rookery.configs import compose
 from rookery.errors import RookeryError
+from rookery.hyperparameters import Hyperparameters, Scalar
+from rookery.learning.counter import Counter
 from rookery.registry import build_workflow
 from rookery.runs.directory import RunDirectory
 from rookery.runs.divergence import DivergedError
+from rookery.workflows.population import PopulationTraining
 from rookery.workflows.population_state import PopulationState
 from rookery.workflows.workflow import Workflow
 from tests.equivalence.interrupted_runs import assert_equal, records_of
@@ -27,6 +32,7 @@ MEMBER = {
     "num_epochs": 1,
     "num_minibatches": 2,
     "normalize_obs": True,
+    "normalize_rewards": True,
 }
 ROUND = SIZE * ITERATIONS * 16
 SPACE = {"learning_rate": {"low": 1e-4, "high": 1e-1, "scale": "log"}, "clip_ratio": {"low": 0.05, "high": 0.5}}
@@ -48,6 +54,12 @@ def config_of(**changes: Any) -> dict[str, Any]:
 
 def build(**changes: Any) -> Workflow:
     return build_workflow(config_of(**changes))
+
+
+@pytest.fixture(autouse=True)
+def nothing_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the program that times how experience is gathered, which commands in the docs run."""
+    monkeypatch.setattr(PopulationTraining, "collect_seconds", lambda self, state: 0.0)
 
 
 @functools.cache
@@ -190,10 +202,9 @@ def test_a_member_that_diverged_is_counted_replaced_and_never_the_best() -> None
     assert all(np.isfinite(value) for value in metrics.values())
 
 
-@pytest.mark.parametrize("prioritized", [False, True])
-def test_the_heir_of_a_diverged_member_starts_without_its_environments_and_rows(prioritized: bool) -> None:
+def test_the_heir_of_a_diverged_member_starts_without_its_environments_and_rows() -> None:
     """They contain NaN: with them, the heir would diverge in each round."""
-    member = {"num_envs": 2, "batch_size": 4, "warmup_steps": 8, "buffer_capacity": 200, "prioritized": prioritized}
+    member = {"num_envs": 2, "batch_size": 4, "warmup_steps": 8, "buffer_capacity": 200, "prioritized": True}
     member |= {"network": {"hidden_sizes": [4]}}
     space = {"actor_learning_rate": {"low": 1e-4, "high": 1e-2}}
     workflow = build(agent={"method": "ddpg", "member": member, "space": space, "population_size": 4})
@@ -207,7 +218,7 @@ def test_the_heir_of_a_diverged_member_starts_without_its_environments_and_rows(
 
 
 def test_environments_and_returns_of_a_diverged_on_policy_member_start_anew() -> None:
-    workflow = build(agent={"member": MEMBER | {"normalize_rewards": True}})
+    workflow = workflow_of("truncation")
     _, state = workflow.step(poisoned(workflow.init(workflow.make_key()), 0))
     members = population_of(state).members
     assert all(
@@ -230,10 +241,10 @@ def test_a_run_goes_on_with_members_that_diverged_and_stops_when_all_have() -> N
 def test_random_search_is_the_members_alone() -> None:
     workflow = workflow_of("none")
     state = workflow.init(workflow.make_key())
-    _, after = workflow.step(state)
+    after = workflow.learn(state)
     alone = jax.tree.map(lambda leaf: leaf[1], population_of(state).members)
     member = workflow.training.member
-    for _ in range(ITERATIONS):
+    for _ in range(4 * ITERATIONS):
         _, alone = member.step(alone)
     in_population = jax.tree.map(lambda leaf: leaf[1], population_of(after).members)
     compare = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
@@ -241,28 +252,32 @@ def test_random_search_is_the_members_alone() -> None:
     np.testing.assert_array_equal(key_data(in_population.key), key_data(alone.key))
 
 
-def test_nobody_takes_over_during_the_warmup() -> None:
-    workflow = build(agent={"warmup_rounds": 2})
-    state, num_heirs = workflow.init(workflow.make_key()), []
-    for _ in range(3):
-        _, state = workflow.step(state)
-        num_heirs.append(int(population_of(state).num_heirs))
+def test_nobody_takes_over_during_the_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
+    workflow, num_heirs = workflow_of("truncation"), []
+    training, population = workflow.training, population_of(workflow.init(workflow.make_key()))
+    monkeypatch.setattr(training, "rounds", replace(training.rounds, warmup_rounds=2))
+    numbers = {name: getattr(population.members.hyperparameters, name) for name in SPACE}
+    for num_rounds in range(3):
+        after = population.replace(iterations=Counter.of(num_rounds))
+        selection = training._select(after, numbers, jnp.arange(SIZE, dtype=jnp.float32), jax.random.key(0))
+        num_heirs.append(int(jnp.sum(selection.parents != jnp.arange(SIZE))))
     assert num_heirs == [0, 0, 1]
 
 
 def test_a_run_records_evaluates_saves_all_members_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     whole, part = tmp_path / "whole", tmp_path / "part"
-    recorders = {"recorders": ["jsonl"]}
-    workflow = build(run_dir=str(whole), **recorders)
+    workflow = build(run_dir=str(whole), recorders=["jsonl"])
     expected = workflow.learn(workflow.init(workflow.make_key()))
-    stopping = build(run_dir=str(part), **recorders)
 
     def stop(event: Any) -> None:
         if int(event.state.iterations) == 2:
             event.stop()
 
-    stopping.learn(stopping.init(stopping.make_key()), stop)
-    resumed = build_workflow(RunDirectory.open(part).config | {"run_dir": str(part)}).resume()
+    workflow.set_run_dir(str(part))
+    workflow.learn(workflow.init(workflow.make_key()), stop)
+    from_file = build_workflow(RunDirectory.open(part).config | {"run_dir": str(part)})
+    assert from_file.settings.to_mapping() == workflow.settings.to_mapping()
+    resumed = workflow.resume()
     assert_equal(resumed, expected)
     assert records_of(part) == records_of(whole)
     last = records_of(whole)[-1]
@@ -317,6 +332,32 @@ def test_without_a_space_that_of_the_method_is_searched() -> None:
         "gae_lambda",
         "clip_ratio",
     }
+
+
+class OwnHyperparameters(PPOHyperparameters):
+    """PPO with a number that is declared without `number`."""
+
+    bonus: Scalar = 1.0
+
+
+class OwnPPO(PPOWorkflow):
+    """A method of a user."""
+
+    hyperparameters_class = OwnHyperparameters
+
+
+class NumberlessPPO(PPOWorkflow):
+    """A method of a user that declares no hyper-parameters."""
+
+    hyperparameters_class = Hyperparameters
+
+
+def test_numbers_of_an_own_method_can_be_searched_without_a_declared_range() -> None:
+    space = {"bonus": {"low": -1.0, "high": 1.0}}
+    training = build(agent={"method": f"{__name__}:OwnPPO", "space": space}).training
+    assert training.search.space.names == ("bonus",)
+    with pytest.raises(RookeryError, match=r"'bonus'\. Hyperparameters declares no numbers"):
+        build(agent={"method": f"{__name__}:NumberlessPPO", "space": space})
 
 
 def test_replay_buffers_that_take_much_memory_are_announced_and_more_than_there_is_are_refused(

@@ -228,6 +228,17 @@ def test_adding_no_rows_changes_nothing(buffer_class: type[ReplayBuffer]) -> Non
 
 
 @pytest.mark.parametrize("buffer_class", BUFFERS)
+def test_an_emptied_buffer_is_a_new_one_but_for_its_storage(buffer_class: type[ReplayBuffer]) -> None:
+    buffer = buffer_class(capacity=10, num_envs=2, sequence_length=2)
+    new = buffer.init(ID)
+    state = add(buffer, new, ids(0, 7, 2))
+    state = update_priorities(buffer, state, jnp.arange(2), jnp.array([3.0, jnp.nan]))
+    emptied = buffer.emptied(state, jnp.bool_(True))
+    jax.tree.map(np.testing.assert_array_equal, emptied.replace(storage=new.storage), new)
+    jax.tree.map(np.testing.assert_array_equal, buffer.emptied(state, jnp.bool_(False)), state)
+
+
+@pytest.mark.parametrize("buffer_class", BUFFERS)
 def test_in_a_state_arrays_lead_with_the_envs_and_the_rest_are_scalars(buffer_class: type[ReplayBuffer]) -> None:
     state = buffer_class(capacity=50, num_envs=7).init(TRANSITIONS["sample_batch"])
     assert {leaf.shape[:1] for leaf in jax.tree.leaves(state.replace(priorities=None))} == {(7,)}

@@ -1,6 +1,6 @@
 """Searches on disk."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from rookery.runs.directory import RunDirectory
 from rookery.runs.files import UnsafeFileError
 from rookery.runs.search_directory import SearchDirectory
 from rookery.runs.trial_results import DIVERGED, FAILED, FINISHED, TrialResult, best_of, ranked
-from rookery.tuning import batches
+from rookery.tuning import batches, one_by_one
 from rookery.tuning.batches import BatchTrainer
 from rookery.tuning.config import TuneConfig
 from rookery.tuning.search import Search
@@ -36,6 +36,15 @@ SMALL = [
     "checkpoint.interval=16",
 ]
 RATES = {"agent.learning_rate": {"low": 1e-4, "high": 1e-1, "scale": "log"}}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs_stay() -> Iterator[None]:
+    """Keep what JAX has traced from one run of a search to the next: runs here share most of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (batches, one_by_one):
+            patch.setattr(module, "forget_programs", lambda: None)
+        yield
 
 
 class Killed(BaseException):
@@ -187,6 +196,13 @@ def test_choices_that_do_not_fit_together_are_refused_before_the_first_trial() -
     own = search({"agent.num_minibatches": [2, 8], "agent.num_envs": [2, 4]}, "agent=ppo", trials=4)
     with pytest.raises(InvalidInputError, match="num_minibatches=8 leaves one sample per minibatch"):
         own.check()
+
+
+def test_a_first_rung_that_ends_before_the_warmup_is_refused_before_the_first_trial() -> None:
+    own = search(RATES, "agent=dqn", "agent.warmup_steps=40", trials=2, search="halving")
+    with pytest.raises(InvalidInputError, match=r"rungs=3 of .*=96: the first ends after 32 .*warmup_steps=40"):
+        own.check()
+    search(RATES, "agent=dqn", "agent.warmup_steps=40", trials=2, search="halving", rungs=2).check()
 
 
 def test_trials_on_the_host_train_one_after_the_other_and_continue_at_the_next_rung(tmp_path: Path) -> None:

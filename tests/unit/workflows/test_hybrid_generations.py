@@ -1,5 +1,7 @@
 """Hybrids: what is counted, what is stored, what is evaluated, and how a run resumes."""
 
+import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 
 from rookery.algorithms.hybrid.erl import ERLWorkflow
 from rookery.errors import InvalidInputError, RookeryError
-from rookery.runs.directory import RunDirectory
+from rookery.workflows.hybrid_generations import HybridGenerations
+from tests.equivalence.interrupted_runs import assert_equal
 
 EPISODE_LENGTH, POPULATION_SIZE = 10, 4
 STEPS = EPISODE_LENGTH * (POPULATION_SIZE + 1)
@@ -32,17 +35,28 @@ def make_workflow(train: dict | None = None, env: str = "classic/pendulum", **ag
     )
 
 
-def assert_equal(one: Any, other: Any) -> None:
-    def compare(path: Any, left: Any, right: Any) -> None:
-        if jnp.issubdtype(left.dtype, jax.dtypes.prng_key):
-            left, right = jax.random.key_data(left), jax.random.key_data(right)
-        np.testing.assert_array_equal(left, right, err_msg=str(path))
-
-    jax.tree_util.tree_map_with_path(compare, one, other)
+@pytest.fixture(scope="module")
+def shared() -> ERLWorkflow:
+    """One workflow for several tests, because it takes long to compile; four generations overfill its buffer."""
+    train = {"record_interval": STEPS}
+    return make_workflow(train, update_ratio=0.5, normalize_obs=True, learner={"buffer_capacity": 160})
 
 
-def test_every_step_is_counted_and_stored_and_learned_from_after_the_warm_up() -> None:
-    workflow = make_workflow(update_ratio=0.5, normalize_obs=True)
+def with_run(workflow: ERLWorkflow, path: Path, **train: Any) -> ERLWorkflow:
+    """Return a workflow with the same compiled programs and a run of its own."""
+    own = copy.copy(workflow)
+    own.settings = replace(own.settings, train=replace(own.settings.train, run_dir=str(path), **train))
+    return own
+
+
+@pytest.fixture(autouse=True)
+def nothing_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the program that times how experience is gathered, which commands in the docs run."""
+    monkeypatch.setattr(HybridGenerations, "collect_seconds", lambda self, state: 0.0)
+
+
+def test_every_step_is_counted_and_stored_and_learned_from_after_the_warm_up(shared: ERLWorkflow) -> None:
+    workflow = shared
     state = workflow.init(workflow.make_key())
     for generation in (1, 2, 3):
         metrics, state = workflow.step(state)
@@ -57,8 +71,8 @@ def test_every_step_is_counted_and_stored_and_learned_from_after_the_warm_up() -
     assert (int(gradient.env_steps), int(gradient.num_updates)) == (int(state.env_steps), int(state.num_updates))
 
 
-def test_an_individual_whose_episode_is_not_finite_is_invalid_and_spoils_no_learner() -> None:
-    workflow = make_workflow()
+def test_an_individual_whose_episode_is_not_finite_is_invalid_and_spoils_no_learner(shared: ERLWorkflow) -> None:
+    workflow = shared
     state = workflow.init(workflow.make_key())
     evo_state = state.learner.evo_state
     population = jax.tree.map(lambda leaf: leaf.at[2].set(jnp.nan), evo_state.population)
@@ -71,8 +85,8 @@ def test_an_individual_whose_episode_is_not_finite_is_invalid_and_spoils_no_lear
     assert np.isfinite(metrics["train/critic_loss"])
 
 
-def test_the_center_the_actor_and_the_best_individual_are_evaluated() -> None:
-    workflow = make_workflow()
+def test_the_center_the_actor_and_the_best_individual_are_evaluated(shared: ERLWorkflow) -> None:
+    workflow = shared
     state = workflow.init(workflow.make_key())
     agents = workflow.training.agents(state)
     assert set(agents) == {"eval/", "eval/rl_", "eval/best_"}
@@ -83,33 +97,25 @@ def test_the_center_the_actor_and_the_best_individual_are_evaluated() -> None:
         assert metrics[f"{prefix}mean_ep_length"] == EPISODE_LENGTH
 
 
-def test_a_run_resumes_bit_for_bit(tmp_path: Path) -> None:
-    def train(name: str, **train: Any) -> tuple[ERLWorkflow, Any]:
-        run = {"run_dir": str(tmp_path / name), "record_interval": STEPS, **train}
-        workflow = make_workflow(run, learner={"buffer_capacity": 120})
-        return workflow, workflow.learn(workflow.init(workflow.make_key()))
-
-    _, whole = train("whole")
-    train("parts", total_timesteps=2 * STEPS)
-    run = {"run_dir": str(tmp_path / "parts"), "record_interval": STEPS}
-    resumed = make_workflow(run, learner={"buffer_capacity": 120}).resume()
+def test_a_run_resumes_bit_for_bit(shared: ERLWorkflow, tmp_path: Path) -> None:
+    state = shared.init(shared.make_key())
+    whole = with_run(shared, tmp_path / "whole").learn(state)
+    with_run(shared, tmp_path / "parts", total_timesteps=2 * STEPS).learn(state)
+    resumed = with_run(shared, tmp_path / "parts").resume()
     assert int(resumed.env_steps) == 4 * STEPS
     assert_equal(resumed, whole)
 
 
-def test_a_checkpoint_without_its_buffer_is_refilled(tmp_path: Path) -> None:
-    train = {"run_dir": str(tmp_path / "run"), "checkpoint": {"replay": False}}
-    workflow = make_workflow(train)
+def test_a_checkpoint_without_its_buffer_is_refilled(shared: ERLWorkflow, tmp_path: Path) -> None:
+    workflow = with_run(shared, tmp_path / "run", checkpoint=replace(shared.settings.train.checkpoint, replay=False))
     workflow.learn(workflow.init(workflow.make_key()))
-    restored = make_workflow(train).restore()
+    restored = workflow.restore()
     assert int(restored.learner.gradient.buffer_state.num_rows.sum()) == STEPS
     assert int(restored.env_steps) == 4 * STEPS
 
 
-def test_the_config_of_a_run_has_all_options_of_both_parts(tmp_path: Path) -> None:
-    workflow = make_workflow({"run_dir": str(tmp_path / "run")}, strategy={"num_elites": 1})
-    workflow.learn(workflow.init(workflow.make_key()))
-    agent = RunDirectory.open(tmp_path / "run").config["agent"]
+def test_the_config_of_a_run_has_all_options_of_both_parts() -> None:
+    agent = make_workflow(strategy={"num_elites": 1}).settings.to_mapping()["agent"]
     assert (agent["strategy"]["num_elites"], agent["strategy"]["crossover_probability"]) == (1, 0.0)
     assert (agent["learner"]["batch_size"], agent["learner"]["policy_delay"]) == (8, 2)
     assert "num_envs" not in agent["learner"]

@@ -1,5 +1,6 @@
 """CEM-RL: who climbs, what climbing does, and the rules that other implementations break."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,9 +32,22 @@ def make_workflow(env: str = "classic/pendulum", learner: dict | None = None, **
     )
 
 
+@pytest.fixture(scope="module")
+def pendulum() -> CEMRLWorkflow:
+    """One workflow for several tests, because it takes long to compile."""
+    return make_workflow()
+
+
+@pytest.fixture(scope="module")
+def played(pendulum: CEMRLWorkflow) -> Any:
+    """The state after a generation."""
+    _, state = pendulum.step(pendulum.init(pendulum.make_key()))
+    return state
+
+
 @pytest.mark.parametrize("options", [{}, {"gradient": "sac"}, {"gradient": "ddpg", "evolution": "openes"}])
-def test_after_the_warm_up_half_of_the_individuals_climb(options: dict) -> None:
-    workflow = make_workflow(**options)
+def test_after_the_warm_up_half_of_the_individuals_climb(options: dict, pendulum: CEMRLWorkflow) -> None:
+    workflow = make_workflow(**options) if options else pendulum
     state, injections = workflow.init(workflow.make_key()), []
     for _ in range(2):
         metrics, state = workflow.step(state)
@@ -43,10 +57,8 @@ def test_after_the_warm_up_half_of_the_individuals_climb(options: dict) -> None:
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.agent_state.params))
 
 
-def test_limits_bootstrap_in_every_episode_of_an_individual() -> None:
-    workflow = make_workflow()
-    _, state = workflow.step(workflow.init(workflow.make_key()))
-    buffer_state = state.learner.gradient.buffer_state
+def test_limits_bootstrap_in_every_episode_of_an_individual(played: Any) -> None:
+    buffer_state = played.learner.gradient.buffer_state
     rows = buffer_state.layout.unpack(buffer_state.storage)
     assert float(rows.dones.sum()) == POPULATION_SIZE * NUM_EPISODES
     assert float(rows.extras.env_extras.termination.sum()) == 0.0
@@ -63,33 +75,41 @@ def test_improved_individuals_are_spread_and_have_both_signs(
     assert config.improved(group_size).tolist() == places
 
 
-def played() -> tuple[Any, Any, Any]:
-    """Return a learner, its state with a filled buffer, and three different actors."""
-    workflow = make_workflow()
-    _, state = workflow.step(workflow.init(workflow.make_key()))
-    gradient = state.learner.gradient
+Climbing = Callable[[int], tuple[Any, Any, Any]]
+
+
+@pytest.fixture(scope="module")
+def before(played: Any) -> tuple[Any, Any]:
+    """A learner with a filled buffer, and three different actors."""
+    gradient = played.learner.gradient
     actors = jax.tree.map(lambda leaf: jnp.stack([leaf, 1.1 * leaf, 0.9 * leaf]), gradient.agent_state.params.policy)
-    return workflow.training.exchange.learner, gradient, actors  # type: ignore[attr-defined]
+    return gradient, actors
 
 
-def test_actors_climb_the_critic_that_they_share_each_by_itself() -> None:
-    learner, gradient, actors = played()
-    metrics, climbed, after = jax.jit(lambda *args: climb(learner, *args))(
-        gradient, actors, jnp.int32(5), jax.random.key(0)
-    )
+@pytest.fixture(scope="module")
+def climbing(pendulum: CEMRLWorkflow, before: tuple[Any, Any]) -> Climbing:
+    """Lets the three actors climb for a number of steps."""
+    learner = pendulum.training.exchange.learner  # type: ignore[attr-defined]
+    program = jax.jit(lambda *args: climb(learner, *args))
+    return lambda num_steps: program(*before, jnp.int32(num_steps), jax.random.key(0))
+
+
+def test_actors_climb_the_critic_that_they_share_each_by_itself(before: tuple[Any, Any], climbing: Climbing) -> None:
+    gradient, actors = before
+    metrics, climbed, after = climbing(5)
     assert int(after.num_updates) == 5
     assert float(metrics["train/critic_loss"].weight) == 5.0
     moves = [np.asarray(new - old) for new, old in zip(jax.tree.leaves(climbed), jax.tree.leaves(actors), strict=True)]
     assert (np.max([np.abs(move).reshape(3, -1).max(axis=1) for move in moves], axis=0) > 0.0).all()
     assert any(np.abs(move[0] - move[1]).max() > 0.0 for move in moves)
-    before, critics = gradient.agent_state.params, after.agent_state.params.critics
-    assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(critics), jax.tree.leaves(before.critics), strict=True))
-    jax.tree.map(np.testing.assert_array_equal, after.agent_state.params.policy, before.policy)
+    params, critics = gradient.agent_state.params, after.agent_state.params.critics
+    assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(critics), jax.tree.leaves(params.critics), strict=True))
+    jax.tree.map(np.testing.assert_array_equal, after.agent_state.params.policy, params.policy)
 
 
-def test_no_steps_change_nothing() -> None:
-    learner, gradient, actors = played()
-    _, climbed, after = jax.jit(lambda *args: climb(learner, *args))(gradient, actors, jnp.int32(0), jax.random.key(0))
+def test_no_steps_change_nothing(before: tuple[Any, Any], climbing: Climbing) -> None:
+    gradient, actors = before
+    _, climbed, after = climbing(0)
     jax.tree.map(np.testing.assert_array_equal, climbed, actors)
     jax.tree.map(np.testing.assert_array_equal, after.agent_state.params, gradient.agent_state.params)
 
@@ -109,8 +129,8 @@ def test_an_outlier_counts_as_max_deviation_at_most_in_the_estimate_of_openes() 
     assert np.linalg.norm(step_to(50.0, None)) > 10.0 * np.linalg.norm(step_to(50.0, 3.0))
 
 
-def test_the_learner_shows_the_fittest_of_those_that_climbed() -> None:
-    workflow = make_workflow()
+def test_the_learner_shows_the_fittest_of_those_that_climbed(pendulum: CEMRLWorkflow) -> None:
+    workflow = pendulum
     exchange = workflow.training.exchange  # type: ignore[attr-defined]
     state = workflow.init(workflow.make_key())
     _, evo_state = exchange.optimizer.replace(axis_name=None).ask(state.learner.evo_state)

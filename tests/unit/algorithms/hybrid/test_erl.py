@@ -108,6 +108,26 @@ def test_an_actor_that_has_not_learned_stays_out() -> None:
     assert not holds(after.population, ACTOR).any()
 
 
+@pytest.mark.parametrize(
+    ("kind", "optimizer"),
+    [
+        (Migration, GA(population_size=POPULATION_SIZE, num_elites=2)),
+        (Joining, VanillaES(population_size=POPULATION_SIZE)),
+        (Pulling, OpenES(population_size=POPULATION_SIZE)),
+    ],
+)
+def test_an_actor_that_is_not_finite_never_enters(kind: Any, optimizer: Any) -> None:
+    broken = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), ACTOR)
+    learner = STATE.replace(agent_state=STATE.agent_state.replace(params=PyTreeDict(policy=broken)))
+    of_actor, own = generation(actor_fitness=7.0).replace(actor=broken), exchange(kind, optimizer)
+    _, joined, returns, _ = own.join(asked(optimizer), FITNESS[:, None], learner, of_actor)
+    told = optimizer.tell(joined, returns[:, 0]).replace(generation=jnp.int32(10))
+    np.testing.assert_array_equal(returns[:, 0], FITNESS)
+    _, after = own.migrate(told, learner, of_actor)
+    population, _ = optimizer.ask(after)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((joined.asked, population)))
+
+
 def test_an_actor_that_joins_has_the_fitness_of_the_parameters_that_join() -> None:
     optimizer = VanillaES(population_size=POPULATION_SIZE)
     state, returns = asked(optimizer), jnp.stack([FITNESS, FITNESS], axis=1)
