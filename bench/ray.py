@@ -135,22 +135,42 @@ def steps_per_second(
         *overrides,
     ]
     workflow = build_workflow(compose(settings))
-    times: list[tuple[float, float]] = []
+    window = Window(seconds)
 
     def look(event: Any) -> None:
-        now = time.perf_counter()
-        first = times[0][0] if times else now
-        if len(times) < 2 or now - first >= WARM_UP:
-            times.append((now, event.metrics["time/total_timesteps"]))
-        if now - first >= WARM_UP + seconds:
+        if window.note(time.perf_counter(), event.metrics["time/total_timesteps"]):
             event.stop("measured")
 
     try:
         workflow.learn(workflow.init(workflow.make_key()), look)
     finally:
         workflow.close()
-    (start, before), (end, after) = times[2], times[-1]
-    return (after - before) / (end - start)
+    return window.rate
+
+
+class Window:
+    """The records of a run after its warm-up: at least two, at least some seconds apart."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._begun: float | None = None
+        """The time of the first record."""
+        self._noted: list[tuple[float, float]] = []
+        """The times and steps of the records after the warm-up."""
+
+    def note(self, now: float, num_steps: float) -> bool:
+        """Note a record; return whether the window is long enough."""
+        if self._begun is None:
+            self._begun = now
+        if now - self._begun >= WARM_UP:
+            self._noted.append((now, num_steps))
+        return len(self._noted) > 1 and now - self._noted[0][0] >= self._seconds
+
+    @property
+    def rate(self) -> float:
+        """Steps per second."""
+        (start, before), (end, after) = self._noted[0], self._noted[-1]
+        return (after - before) / (end - start)
 
 
 if __name__ == "__main__":

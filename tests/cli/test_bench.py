@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.ray import WARM_UP, Window
 from rookery import cli
 from rookery.cli import bench
 
@@ -24,3 +25,11 @@ def test_bench_without_a_source_tree_is_one_line(
     monkeypatch.setattr(bench, "SOURCE_ROOT", tmp_path)
     assert cli.main(["bench"]) == 2
     assert capsys.readouterr().err.startswith("rookery: error: the benchmarks are part of a source checkout")
+
+
+def test_a_rate_is_that_of_two_records_after_the_warm_up_however_rare_they_are() -> None:
+    window = Window(seconds=1.0)
+    assert not window.note(0.0, 0)
+    assert not window.note(WARM_UP + 90.0, 1000)
+    assert window.note(WARM_UP + 100.0, 3000)
+    assert window.rate == 200.0
