@@ -38,12 +38,16 @@ SMALL = [
 RATES = {"agent.learning_rate": {"low": 1e-4, "high": 1e-1, "scale": "log"}}
 
 
+BYTES_NEEDED = batches.bytes_needed
+
+
 @pytest.fixture(autouse=True, scope="module")
-def programs_stay() -> Iterator[None]:
-    """Keep what JAX has traced from one run of a search to the next: runs here share most of it."""
+def less_is_traced() -> Iterator[None]:
+    """Keep what JAX has traced from one run to the next, and trace no program for the sake of its memory."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (batches, one_by_one):
             patch.setattr(module, "forget_programs", lambda: None)
+        patch.setattr(batches, "bytes_needed", lambda settings, num_states: 0)
         yield
 
 
@@ -171,7 +175,8 @@ def test_shapes_become_further_programs_and_batches_have_the_size_that_fits(
     of_two = [trial for trial in trials if trial.values["agent.num_envs"] == 2]
     sizes = [len(batch.trials) for batch in trainer._batches(trials)]
     assert sorted(sizes) == sorted([len(of_two), 9 - len(of_two)])
-    needed = batches.bytes_needed(settings_of(own.base, of_two[0].values), 2)
+    needed = BYTES_NEEDED(settings_of(own.base, of_two[0].values), 2)
+    monkeypatch.setattr(batches, "bytes_needed", BYTES_NEEDED)
     monkeypatch.setattr(batches, "memory_bytes", lambda: batches.HEADROOM * needed)
     assert [len(batch.trials) for batch in trainer._batches(of_two[:4])] == [2, 2]
 
@@ -206,18 +211,21 @@ def test_a_first_rung_that_ends_before_the_warmup_is_refused_before_the_first_tr
 
 
 def test_trials_on_the_host_train_one_after_the_other_and_continue_at_the_next_rung(tmp_path: Path) -> None:
-    own = search(RATES, "env=gymnasium/CartPole-v1", "num_seeds=2", trials=2, search="halving", rungs=2)
+    own = search(RATES, "env=gymnasium/CartPole-v1", trials=2, search="halving", rungs=2)
     results = run(tmp_path / "search", own)
-    assert [(result.rung, len(result.fitness_of_seeds)) for result in results] == [(2, 2), (1, 2)]
+    assert [result.rung for result in results] == [2, 1]
     runs = sorted(path.name for path in (tmp_path / "search" / "runs").iterdir())
-    assert runs == [f"trial-{trial}-seed-{seed}" for trial in (0, 1) for seed in (0, 1)]
+    assert runs == ["trial-0-seed-0", "trial-1-seed-0"]
     assert results[0].env_steps >= 96 > results[1].env_steps
 
 
-def test_a_failing_trial_on_the_host_stops_no_other(tmp_path: Path) -> None:
-    own = search({"env.kwargs.max_episode_steps": ["many", 100]}, "env=gymnasium/CartPole-v1", trials=2)
+def test_a_failing_trial_on_the_host_stops_no_other_and_seeds_train_in_runs_of_their_own(tmp_path: Path) -> None:
+    limits = {"env.kwargs.max_episode_steps": ["many", 100]}
+    own = search(limits, "env=gymnasium/CartPole-v1", "num_seeds=2", trials=2)
     results = run(tmp_path / "search", own)
     assert [result.status for result in results] == [FINISHED, FAILED]
+    runs = {path.name for path in (tmp_path / "search" / "runs").iterdir()}
+    assert len(results[0].fitness_of_seeds) == 2 == len(runs & {f"trial-1-seed-{seed}" for seed in (0, 1)})
     assert results[1].error
 
 
