@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rookery.algorithms.hybrid.erl import ERLWorkflow
-from rookery.errors import InvalidInputError, RookeryError
+from rookery.errors import RookeryError
 from rookery.runs.directory import RunDirectory
 
 EPISODE_LENGTH, POPULATION_SIZE = 10, 4
@@ -130,8 +130,3 @@ def test_the_config_of_a_run_has_all_options_of_both_parts(tmp_path: Path) -> No
 def test_options_that_make_no_sense_are_refused(options: dict, message: str) -> None:
     with pytest.raises(RookeryError, match=message):
         make_workflow(**options)
-
-
-def test_environments_on_the_host_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="agent=erl runs on device environments, and gymnasium/Pendulum-v1"):
-        make_workflow(env="gymnasium/Pendulum-v1")
