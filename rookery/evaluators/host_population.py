@@ -89,7 +89,8 @@ class HostPopulation:
     def play(self, agent_state: AgentState, population: Params, key: Key, num_episodes: int) -> PopulationEpisodes:
         """Play `num_episodes` episodes of every individual; individuals share the rest of `agent_state`.
 
-        An unfinished episode has a return of NaN and a length of 0.
+        An unfinished episode has a return of NaN and a length of 0. If the spec keeps rows, `recorded` has those of all
+        finished episodes, one after the other.
         """
         self.begin(agent_state, population, key, num_episodes)
         while (episodes := self.poll(PATIENCE)) is None:
@@ -193,7 +194,8 @@ class HostPopulation:
             "episode_lengths": lengths.reshape(shape),
             "measures": _joined([result.measures for result in results]).reshape(*shape, len(self._spec.measures)),
         }
-        return PopulationEpisodes(**arrays, obs_statistics=statistics)
+        rows = [result.rows for result in results if result.rows is not None]
+        return PopulationEpisodes(**arrays, obs_statistics=statistics, recorded=_joined(rows) if rows else None)
 
     def _nothing_played(self, num_jobs: int) -> Played:
         """Make the result of an individual that was given up."""

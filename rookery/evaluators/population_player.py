@@ -11,7 +11,7 @@ import numpy as np
 from rookery.agent import Agent
 from rookery.envs.config import EnvConfig
 from rookery.evaluators.measures import Measure
-from rookery.evaluators.population_policy import PopulationPlayers, PopulationPolicy
+from rookery.evaluators.population_policy import NOBODY, PopulationPlayers, PopulationPolicy
 from rookery.evolution import EvoOptimizer
 from rookery.runners.acting.players import Players
 from rookery.runners.engine import EpisodeEngine
@@ -23,14 +23,16 @@ from rookery.runners.ledger import Steps
 from rookery.runners.recording.episode import LiveEpisode
 from rookery.runners.recording.returns import ReturnsRecorder
 from rookery.runners.schedule import NO_EPISODE, EpisodeQueue
-from rookery.types import Params, as_one_key
+from rookery.sample_batch import SampleBatch
+from rookery.types import Params, PyTreeDict, as_one_key
 
 
 @dataclass(frozen=True, eq=False)
 class PopulationSpec:
     """How individuals are played. It can be pickled.
 
-    The `optimizer` makes individuals by the recipe of a plan; it is needed if chunks do not carry them.
+    The `optimizer` makes individuals by the recipe of a plan; it is needed if chunks do not carry them. If not all
+    `explore`, the individuals in `explorers` do. If it `keeps_rows`, results contain the steps, for a replay buffer.
     """
 
     env: EnvConfig
@@ -39,8 +41,14 @@ class PopulationSpec:
     track_obs: bool
     measures: tuple[Measure, ...] = ()
     optimizer: EvoOptimizer | None = None
+    explorers: range = NOBODY
+    keeps_rows: bool = False
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+
+    @property
+    def is_recurrent(self) -> bool:
+        return bool(jax.tree.leaves(self.agent.initial_carry(())))
 
     def make(self, base_env: BaseEnv) -> "PopulationPlayer":
         return PopulationPlayer(self, base_env)
@@ -64,7 +72,12 @@ class PopulationPlayer:
         self._base_env = base_env
         self._restart = RestartPolicy(max_restarts=spec.env.runner.max_restarts)
         self._policy = PopulationPolicy(
-            spec.agent, base_env.spaces[SINGLE_AGENT][0], base_env.num_envs, spec.explore, spec.track_obs
+            spec.agent,
+            base_env.spaces[SINGLE_AGENT][0],
+            base_env.num_envs,
+            spec.explore,
+            spec.track_obs,
+            spec.explorers,
         )
         self._engine: EpisodeEngine | None = None
         if spec.optimizer is not None:
@@ -80,7 +93,8 @@ class PopulationPlayer:
         num_jobs = plan.num_individuals * num_episodes
         jobs = range(chunk.first * num_episodes, (chunk.first + chunk.count) * num_episodes)
         # The last row is for envs without a job.
-        recorder = MeasuresRecorder(players, num_envs, num_jobs + 1, self._spec.measures)
+        recorder_class = RowsRecorder if self._spec.keeps_rows else MeasuresRecorder
+        recorder = recorder_class(players, num_envs, num_jobs + 1, self._spec.measures)
         schedule = EpisodeQueue(num_jobs, num_envs, plan.seed, jobs)
         engine = self._begin(recorder, schedule)
         engine.run()
@@ -121,6 +135,7 @@ class PopulationPlayer:
             num_given_up=schedule.num_given_up,
             counts=engine.fault_counts + Counter(steps_discarded=engine.discarded.env_steps),
             num_lost_envs=len(engine.states.lost),
+            rows=recorder.rows(self._spec.is_recurrent) if isinstance(recorder, RowsRecorder) else None,
         )
 
 
@@ -164,3 +179,61 @@ class MeasuresRecorder(ReturnsRecorder):
         lengths = np.maximum(self.lengths, 1)  # unfinished episodes have no mean
         columns = [measure.result(self._measured[:, i], lengths) for i, measure in enumerate(self._measures)]
         return np.stack(columns, axis=1) if columns else self._measured
+
+
+class RowsRecorder(MeasuresRecorder):
+    """Also keeps the rows of finished episodes.
+
+    An episode may take several tries, in whichever envs are free; only the rows of the last one count.
+    """
+
+    _players: PopulationPlayers
+
+    def __init__(
+        self, players: PopulationPlayers, num_envs: int, num_episodes: int, measures: tuple[Measure, ...]
+    ) -> None:
+        super().__init__(players, num_envs, num_episodes, measures)
+        self._steps: list[tuple] = []
+        """The rows of each poll: their tries and steps, and what they contain."""
+        self._tries = np.arange(num_envs)
+        """The try that each env plays."""
+        self._episodes = np.full(num_envs, NO_EPISODE)
+        """The episode that each try finished."""
+
+    def observe(self, polled: EnvOutputs, episodes: Sequence[LiveEpisode]) -> Sequence[int]:
+        is_step = ~polled.is_reset
+        envs = polled.envs[is_step]
+        if len(envs):
+            result = jax.tree.map(lambda leaf: leaf[is_step], (polled.obs, polled.rewards, polled.ends))
+            row = self._tries[envs], self._env_lengths[envs], *self._players.last_rows(envs), *result
+            self._steps.append(row)
+        return super().observe(polled, episodes)
+
+    def end_episode(self, episode: LiveEpisode) -> int:
+        self._episodes[self._tries[episode.env_index]] = episode.number
+        return super().end_episode(episode)
+
+    def discard(self, env: int) -> Steps:
+        self._tries[env] = len(self._episodes)
+        self._episodes = np.append(self._episodes, NO_EPISODE)
+        return super().discard(env)
+
+    def rows(self, is_recurrent: bool) -> SampleBatch | None:
+        """Return the rows `[steps, ...]` of the finished episodes, in the order of their numbers; None without any."""
+        if not self._steps:
+            return None
+        tries, steps, *rows = jax.tree.map(lambda *leaves: np.concatenate(leaves), *self._steps)
+        numbers = self._episodes[tries]
+        order = np.lexsort((steps, numbers))
+        order = order[numbers[order] != NO_EPISODE]
+        steps, (obs, actions, next_obs, rewards, ends) = jax.tree.map(lambda leaf: leaf[order], (steps, rows))
+        starts = {"episode_start": (steps == 0).astype(np.float32)} if is_recurrent else {}
+        termination = (ends == End.TERMINATED).astype(np.float32)
+        return SampleBatch(
+            obs=obs,
+            actions=actions,
+            rewards=rewards.astype(np.float32),
+            next_obs=next_obs,
+            dones=(ends != End.RUNNING).astype(np.float32),
+            extras=PyTreeDict(policy_extras=PyTreeDict(starts), env_extras=PyTreeDict(termination=termination)),
+        )

@@ -22,6 +22,8 @@ from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
 from rookery.types import Action, Array, Key, Obs, Params, PyTreeData, PyTreeDict, where_tree
 
+NOBODY = range(0)
+
 
 class ActingState(PyTreeData):
     """Device state of acting: the recurrent state of each slot, and the observation statistics of each job."""
@@ -34,12 +36,22 @@ class PopulationPolicy:
     """Acts in `num_slots` environments, each with the parameters of the individual whose episode it plays.
 
     Job j is episode j % num_episodes of individual j // num_episodes, numbered over the whole generation. Random
-    actions depend only on the key, the individual, the episode and its step.
+    actions depend only on the key, the individual, the episode and its step. If not all `explore`, the individuals in
+    `explorers` do.
     """
 
-    def __init__(self, agent: Agent, obs_space: Space, num_slots: int, explore: bool, track_obs: bool) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        obs_space: Space,
+        num_slots: int,
+        explore: bool,
+        track_obs: bool,
+        explorers: range = NOBODY,
+    ) -> None:
         self._agent = agent
         self._action_fn = agent.compute_actions if explore else agent.evaluate_actions
+        self._explorers = explorers
         self._obs_space = obs_space
         self._num_slots = num_slots
         self._track_obs = track_obs
@@ -83,12 +95,21 @@ class PopulationPolicy:
             individual = job // num_episodes
             episode_key = jax.random.fold_in(jax.random.fold_in(key, individual), job % num_episodes)
             policy_extras = PyTreeDict(carry=carry, episode_start=(step == 0).astype(jnp.float32))
-            actions, extras = self._action_fn(
+            given = (
                 agent_state.replace(params=jax.tree.map(lambda leaf: leaf[individual - first], individuals)),
                 SampleBatch(obs=obs, extras=PyTreeDict(policy_extras=policy_extras, env_extras=PyTreeDict())),
                 jax.random.fold_in(episode_key, step),
             )
-            return actions, PyTreeDict(extras).get("carry", carry)
+
+            def act_by(action_fn: Callable) -> tuple[Action, Carry]:
+                actions, extras = action_fn(*given)
+                return actions, PyTreeDict(extras).get("carry", carry)
+
+            acted = act_by(self._action_fn)
+            if not self._explorers:
+                return acted
+            explores = (individual >= self._explorers.start) & (individual < self._explorers.stop)
+            return where_tree(explores, act_by(self._agent.compute_actions), acted)
 
         actions, carry = jax.vmap(act)(jobs, steps, obs, state.carry)
         statistics = state.obs_statistics
@@ -132,6 +153,10 @@ class PopulationPlayers(Players):
         for table, leaf in zip(jax.tree.leaves(self._last_actions), jax.tree.leaves(sent), strict=True):
             table[envs] = leaf
         return Actions(envs, sent)
+
+    def last_rows(self, envs: np.ndarray) -> tuple[Obs, Action]:
+        """Return copies of the observations that these envs acted on last, and of the actions."""
+        return jax.tree.map(lambda leaf: leaf[envs], (self._table.obs, self._last_actions))
 
     def last_action(self, env: int) -> Action:
         return jax.tree.map(lambda leaf: leaf[env], self._last_actions)

@@ -12,6 +12,7 @@ from rookery.learning.running_statistics import RunningStatistics
 from rookery.runners.envs.base_env import BaseEnv
 from rookery.runners.faults import Fault
 from rookery.runners.jobs import Chunk
+from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Obs, Params, PyTree, PyTreeData, pytree_field
 
 
@@ -72,6 +73,8 @@ class Played:
     counts: Counter[str]
     """All faults of the runner by kind, `restarts` and `steps_discarded`."""
     num_lost_envs: int
+    rows: SampleBatch | None = None
+    """The steps `[steps, ...]` of finished episodes, one episode after the other; None if they are not kept."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,9 @@ from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError
 from rookery.evaluators.host import EpisodeSource, HostEvaluator
 from rookery.evaluators.host_population import HostPopulation, population_envs
+from rookery.evaluators.measures import Measure
 from rookery.evaluators.population_player import PopulationSpec
+from rookery.evolution import EvoOptimizer
 from rookery.learners.learner import Learner
 from rookery.learners.on_policy import OnPolicyLearner
 from rookery.learners.policies import PolicyLearners, Snapshots
@@ -22,12 +24,15 @@ from rookery.runners.host_envs import check_one_host, clips_rewards, make_envs
 from rookery.runners.jobs import default_chunk_size
 from rookery.types import PyTreeDict
 from rookery.workflows.collector import FIELDS, Collector, RoundSettings, SingleAgentCollector
-from rookery.workflows.config import Settings, TrainConfig
+from rookery.workflows.config import Settings
 from rookery.workflows.device_training import DeviceTraining
 from rookery.workflows.evaluation import close_on_error, make_device_evaluator, make_env, make_evaluation_envs
+from rookery.workflows.exchange import Exchange
 from rookery.workflows.external import ORIGIN_FIELDS, NoEpisodes, check_windows
 from rookery.workflows.generations import REFERENCE_ENVS, DeviceGenerations, Evolution, HostGenerations
+from rookery.workflows.host_hybrids import HostHybrids
 from rookery.workflows.host_training import HostTraining
+from rookery.workflows.hybrid_generations import Crew, DeviceHybrids
 from rookery.workflows.multi_agent_collector import MultiAgentCollector
 from rookery.workflows.policies import assign_policies, check_training
 from rookery.workflows.programs import Layout
@@ -123,53 +128,94 @@ def make_generations(
     check_memory(
         f"agent.population_size={config.population_size} with agent.num_episodes={config.num_episodes}", 4 * num_jobs
     )
-    if train.env.is_external:
-        raise InvalidInputError(
-            f"{train.env.name} begins its episodes itself, so no episode can be asked of an individual: train it with "
-            "a method that learns from steps, such as ppo or sac."
-        )
-    if train.env.has_several_agents:
-        raise several_agents_error(settings)
-    if train.max_staleness > 0:
-        raise InvalidInputError(
-            f"max_staleness={train.max_staleness} is for methods that learn from batches: a generation cannot start "
-            "before the previous one has finished."
-        )
+    check_generations(settings, evolution.optimizer)
     if not train.env.is_on_host:
         reference_env = None
         if config.fixed_obs_statistics:
             reference_env = make_env(train.env, REFERENCE_ENVS, AutoresetMode.NORMAL)
         evaluator = make_device_evaluator(train.env, agent, num_episodes)
         return DeviceGenerations(evolution, layout, evaluator, num_episodes, reference_env)
-    if evolution.optimizer.num_replays:
-        raise InvalidInputError(
-            f"agent.reevaluate={evolution.optimizer.num_replays} is for environments on the device: {train.env.name} "
-            "is on the host. Leave it at 0."
-        )
-    chunk_size = population_chunk_size(train, evolution)
-    num_envs = min(config.num_lanes, chunk_size * config.num_episodes)
+    spec = PopulationSpec(train.env, agent, config.explore, config.tracks_obs, evolution.measures, evolution.optimizer)
+    crew = Crew(config.population_size, 0, 0, config.num_episodes)
     with close_on_error() as opened:
-        envs = open_envs(train.env, num_envs, evaluation_episodes, opened)
-        group = make_population_group(settings, num_envs, envs, opened)
-        spec = PopulationSpec(
-            train.env, agent, config.explore, config.tracks_obs, evolution.measures, evolution.optimizer
-        )
-        ray = settings.ray
-        player = HostPopulation(group, spec, chunk_size, ray.min_env_runners, ray.wait_timeout, num_envs=num_envs)
-        source = evaluation_source(group, player)
-        host_evaluator = HostEvaluator(train.env, agent, num_envs, opened=envs, source=source)
-        return HostGenerations(evolution, layout, player, host_evaluator, num_episodes)
+        players = open_players(settings, spec, crew, config.num_lanes, evaluation_episodes, opened)
+        return HostGenerations(evolution, layout, *players, num_episodes)
 
 
-def population_chunk_size(train: TrainConfig, evolution: Evolution) -> int:
-    """Return the number of individuals that a runner is asked for at a time: all, if it works in this process."""
-    config = evolution.config
-    if train.num_env_runners == 0:
-        return config.population_size
-    num_at_once = -(-config.num_lanes // config.num_episodes)
-    return default_chunk_size(
-        config.population_size, train.num_env_runners, num_at_once, evolution.optimizer.group_size
+def make_hybrid(
+    settings: Settings,
+    layout: Layout,
+    exchange: Exchange,
+    crew: Crew,
+    num_lanes: int,
+    evaluation_episodes: int | None = None,
+) -> Training:
+    """Make the training of a population and a learner on the configured environment; see `make_gradient_training`."""
+    train, num_episodes = settings.train, settings.train.evaluation_episodes
+    agent, optimizer = exchange.learner.agent, exchange.optimizer
+    check_generations(settings, optimizer)
+    # Lanes and devices fill their columns of the buffer unevenly: twice the rows of the run.
+    max_rows = 2 * settings.max_timesteps
+    if not train.env.is_on_host:
+        evaluator = make_device_evaluator(train.env, agent, num_episodes)
+        max_rows += 2 * crew.size * crew.num_episodes * evaluator.max_episode_steps  # and one generation
+        exchange = exchange.with_max_rows(max_rows)
+        return DeviceHybrids(exchange, crew, settings.hyperparameters, layout, num_lanes, evaluator, num_episodes)
+    measures = tuple(map(Measure.parse, optimizer.measures))
+    spec = PopulationSpec(
+        train.env, agent, False, agent.normalize_obs, measures, explorers=crew.explorers, keeps_rows=True
     )
+    exchange, clips = exchange.with_max_rows(max_rows), clips_rewards(train.env)
+    with close_on_error() as opened:
+        players = open_players(settings, spec, crew, num_lanes, evaluation_episodes, opened)
+        return HostHybrids(exchange, crew, settings.hyperparameters, layout, *players, num_episodes, clips)
+
+
+def check_generations(settings: Settings, optimizer: EvoOptimizer) -> None:
+    """Raise if the episodes of individuals cannot be played on the configured environment."""
+    env, max_staleness = settings.train.env, settings.train.max_staleness
+    if env.is_external:
+        raise InvalidInputError(
+            f"{env.name} begins its episodes itself, so no episode can be asked of an individual: train it with "
+            "a method that learns from steps, such as ppo or sac."
+        )
+    if env.has_several_agents:
+        raise several_agents_error(settings)
+    if max_staleness > 0:
+        raise InvalidInputError(
+            f"max_staleness={max_staleness} is for methods that learn from batches: a generation cannot start "
+            "before the previous one has finished."
+        )
+    if env.is_on_host and optimizer.num_replays:
+        raise InvalidInputError(
+            f"agent.reevaluate={optimizer.num_replays} is for environments on the device: {env.name} is on the host. "
+            "Leave it at 0."
+        )
+
+
+def open_players(
+    settings: Settings,
+    spec: PopulationSpec,
+    crew: Crew,
+    num_lanes: int,
+    evaluation_episodes: int | None,
+    opened: contextlib.ExitStack,
+) -> tuple[HostPopulation, HostEvaluator]:
+    """Make what plays the episodes of individuals in host environments, and what plays evaluations.
+
+    A runner is asked for some individuals at a time; for all, if it works in this process.
+    """
+    train, ray, chunk_size = settings.train, settings.ray, crew.size
+    if train.num_env_runners > 0:
+        num_at_once = -(-num_lanes // crew.num_episodes)
+        group_size = 1 if spec.optimizer is None else spec.optimizer.group_size
+        chunk_size = default_chunk_size(crew.size, train.num_env_runners, num_at_once, group_size)
+    num_envs = min(num_lanes, chunk_size * crew.num_episodes)
+    envs = open_envs(train.env, num_envs, evaluation_episodes, opened)
+    group = make_population_group(settings, num_envs, envs, opened)
+    player = HostPopulation(group, spec, chunk_size, ray.min_env_runners, ray.wait_timeout, num_envs=num_envs)
+    source = evaluation_source(group, player)
+    return player, HostEvaluator(train.env, spec.agent, num_envs, opened=envs, source=source)
 
 
 def make_population_group(

@@ -1,6 +1,6 @@
 """How the evolution and the gradient of a hybrid exchange individuals."""
 
-from typing import Any
+from typing import Any, Self
 
 import jax.numpy as jnp
 
@@ -71,6 +71,10 @@ class Exchange(PyTreeNode):
         return {}, evo_state
 
     # Helpers.
+
+    def with_max_rows(self, max_rows: int) -> Self:
+        """Return the exchange with a limit of the rows that a run stores: the replay buffer need not be larger."""
+        return self.replace(learner=self.learner.replace(max_rows=max_rows))
 
     def actor_of(self, learner: OffPolicyState) -> Params:
         """Return the parameters of the learner that act."""

@@ -2,6 +2,8 @@
 
 import functools
 import time
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
@@ -251,11 +253,71 @@ class DeviceGenerations(SearchOnDevice, Generations):
         return [measure.at_step(action, env_state) for measure in self.player.measures]
 
 
-class HostGenerations(Generations):
-    """Plays the episodes of a population in host environments; asking and telling are compiled programs."""
+class HostSearch(SearchTraining):
+    """A search whose episodes are played in host environments; asking and telling are compiled programs.
+
+    A subclass makes the programs with `_make_host_programs`, and begins generations.
+    """
 
     advance: "HostGenerationsLoop"
     evaluator: HostEvaluator
+    player: HostPopulation
+
+    @abstractmethod
+    def begin(self, state: TrainingState) -> tuple[PyTree, Params, int]:
+        """Start a generation; return what the state became by asking, the population, and the generation's number."""
+
+    def take_in(self, asked: PyTree, episodes: PopulationEpisodes) -> tuple[PyTree, PopulationEpisodes]:
+        """Return what telling takes: what was asked, and the episodes on the devices. It may overwrite `asked`."""
+        return asked, self.layout.place(episodes, self.episode_specs)
+
+    @property
+    def spaces(self) -> tuple[Space, Space]:
+        return self.player.obs_space, self.player.action_space
+
+    def init(self, key: Key, hyperparameters: Hyperparameters | None = None) -> TrainingState:
+        return self._run_init(key, hyperparameters)
+
+    def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
+        asked, population, _ = self.begin(state)
+        while (episodes := self.player.poll(PATIENCE)) is None:
+            if (failure := self.player.failure) is not None:
+                self.player.close()
+                raise failure
+        asked, episodes = self.take_in(asked, episodes)
+        return self._tell_all(asked, population, episodes)
+
+    def collect_seconds(self, state: TrainingState) -> float:
+        return self.advance.collect_seconds
+
+    def _make_host_programs(
+        self,
+        start: Callable[[Key, Hyperparameters], TrainingState],
+        tell: Callable[[PyTree, Params, PopulationEpisodes], tuple[Metrics, TrainingState]],
+        asked_specs: PyTree,
+        example: PopulationEpisodes,
+    ) -> None:
+        """Make the programs from functions of one device's share; `example` has the shapes of all episodes."""
+        layout, specs = self.layout, self.specs()
+        self.episode_specs = of_episodes = specs_of(
+            PopulationEpisodes, episode_returns=SPLIT, episode_lengths=SPLIT, measures=SPLIT, obs_statistics=SAME
+        )
+        self.example = layout.place(example, of_episodes)
+
+        def tell_and_add(
+            asked: PyTree, metrics: RunningMetrics, population: Params, episodes: PopulationEpisodes
+        ) -> tuple[TrainingState, RunningMetrics]:
+            new_metrics, state = tell(asked, population, episodes)
+            return state, accumulate(metrics, new_metrics)
+
+        self._init = layout.program(start, (SAME, SAME), specs, options=run_once_options())
+        self._tell_all = layout.program(tell, (asked_specs, SPLIT, of_episodes), (SAME, specs))
+        in_place = layout.program(tell_and_add, (asked_specs, SAME, SPLIT, of_episodes), (specs, SAME), donate=(0, 1))
+        self.advance = HostGenerationsLoop(self, in_place)
+
+
+class HostGenerations(HostSearch, Generations):
+    """Plays the episodes of a population in host environments."""
 
     def __init__(
         self,
@@ -270,22 +332,13 @@ class HostGenerations(Generations):
         self.player = self.environments = player
         self.evaluator = evaluator
         self.evaluation = self._make_evaluation(num_episodes, is_compiled=False)
-        self._init = layout.program(self._start, (SAME, SAME), SAME, options=run_once_options())
-        self._episode_specs = specs = specs_of(
-            PopulationEpisodes, episode_returns=SPLIT, episode_lengths=SPLIT, measures=SPLIT, obs_statistics=SAME
-        )
-        self._example = layout.place(player.no_episodes(config.population_size, config.num_episodes), specs)
+        example = player.no_episodes(config.population_size, config.num_episodes)
+        self._make_host_programs(self._start, self._tell, SAME, example)
         self._ask_all = layout.program(self._ask, (SAME,), (SAME, SPLIT, SAME))
         self._recipe = layout.program(self._make_recipe, (SAME,), (SAME, SAME))
-        self._tell_all = layout.program(self._tell, (SAME, SPLIT, specs), (SAME, SAME))
-        self.advance = HostGenerationsLoop(self, self._ask_all, self._example, specs)
-
-    @property
-    def spaces(self) -> tuple[Space, Space]:
-        return self.player.obs_space, self.player.action_space
 
     def init(self, key: Key, hyperparameters: Hyperparameters | None = None) -> TrainingState:
-        state = self._run_init(key, hyperparameters)
+        state = super().init(key, hyperparameters)
         if not self.config.fixed_obs_statistics:
             return state
         seed = int(jax.random.bits(as_one_key(key)))
@@ -294,25 +347,11 @@ class HostGenerations(Generations):
         agent_state = self.layout.place(agent_state, SAME)
         return state.replace_learner(agent_state=agent_state)
 
-    def step(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
-        asked, population, _ = self.begin(state)
-        while (episodes := self.poll()) is None:
-            if (failure := self.player.failure) is not None:
-                self.player.close()
-                raise failure
-        return self._tell_all(asked, population, episodes)
-
     def metrics_shape(self, state: TrainingState) -> Metrics:
         asked, population, _ = jax.eval_shape(self._ask_all, state)
-        return jax.eval_shape(self._tell_all, asked, population, self._example)[0]
-
-    def collect_seconds(self, state: TrainingState) -> float:
-        return self.advance.collect_seconds
-
-    # For `HostGenerationsLoop`.
+        return jax.eval_shape(self._tell_all, asked, population, self.example)[0]
 
     def begin(self, state: TrainingState) -> tuple[TrainingState, Params, int]:
-        """Start a generation; return the state after asking, the population, and the number of the generation."""
         check_not_traced(self.player.env_name, state)
         asked, population, play_key = self._ask_all(state)
         device = self.layout.mesh.devices.flat[0]  # where agents act
@@ -324,11 +363,6 @@ class HostGenerations(Generations):
         number = self.player.begin(agent_state, individuals, key, self.config.num_episodes, recipe)
         return asked, population, number
 
-    def poll(self) -> PopulationEpisodes | None:
-        """Play on for about a second; return the episodes of the generation once all are played."""
-        episodes = self.player.poll(PATIENCE)
-        return None if episodes is None else self.layout.place(episodes, self._episode_specs)
-
     def _make_recipe(self, state: TrainingState) -> tuple[PyTree, Array]:
         evo_state = self._evo_state(state)
         return self.optimizer.recipe(evo_state), jax.random.key_data(self.optimizer.sample_key(evo_state))
@@ -339,7 +373,7 @@ class UnderWay:
     """A generation that is being played: the key of the state before it, and what was asked."""
 
     key: Key
-    asked: TrainingState
+    asked: PyTree
     population: Params
     number: int
 
@@ -347,33 +381,23 @@ class UnderWay:
 class HostGenerationsLoop:
     """The loop of evolution on the host: ask, play, tell."""
 
-    def __init__(
-        self, training: HostGenerations, ask: Program, example: PopulationEpisodes, episode_specs: PopulationEpisodes
-    ) -> None:
+    def __init__(self, training: HostSearch, tell: Program) -> None:
         self._training = training
+        self._tell = tell
         self._under_way: UnderWay | None = None
-        self._ask = ask
-        self._example = example
         self._is_compiled = False
         self._seconds = 0.0
         self._num_played = 0
-
-        def tell(
-            state: TrainingState, metrics: RunningMetrics, population: Params, episodes: PopulationEpisodes
-        ) -> tuple[TrainingState, RunningMetrics]:
-            new_metrics, state = training._tell(state, population, episodes)
-            return state, accumulate(metrics, new_metrics)
-
-        self._tell = training.layout.program(tell, (SAME, SAME, SPLIT, episode_specs), (SAME, SAME), donate=(0, 1))
 
     def is_ready(self, state: TrainingState, metrics: RunningMetrics, num_iterations: np.int32, until: Counter) -> bool:
         return self._is_compiled
 
     def compile(self, state: TrainingState, metrics: RunningMetrics, num_iterations: np.int32, until: Counter) -> float:
-        seconds = self._ask.compile(state)
-        asked, population, _ = self._ask(state)
+        start = time.perf_counter()
+        generation = self._generation_of(state)  # asking compiles
+        self._tell.compile(generation.asked, metrics, generation.population, self._training.example)
         self._is_compiled = True
-        return seconds + self._tell.compile(asked, metrics, population, self._example)
+        return time.perf_counter() - start
 
     def __call__(
         self, state: TrainingState, metrics: RunningMetrics, num_iterations: np.int32, until: Counter
@@ -386,13 +410,14 @@ class HostGenerationsLoop:
         while num_done < int(num_iterations) and int(state.env_steps) < int(until):
             generation = self._generation_of(state)
             start = time.perf_counter()
-            episodes = self._training.poll()
+            episodes = self._training.player.poll(PATIENCE)
             self._seconds += time.perf_counter() - start
             if episodes is None:
                 break
             self._under_way = None
             self._num_played += 1
-            state, metrics = self._tell(generation.asked, metrics, generation.population, episodes)
+            asked, episodes = self._training.take_in(generation.asked, episodes)
+            state, metrics = self._tell(asked, metrics, generation.population, episodes)
             num_done += 1
         return state, metrics
 

@@ -16,17 +16,18 @@ from rookery.distributed.collectives import sum_over_devices
 from rookery.evaluators import Evaluator, PopulationEvaluator
 from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evaluators.measures import Measure
-from rookery.hyperparameters import Hyperparameters, Scalar, number, values_at
+from rookery.hyperparameters import Hyperparameters, HyperparameterValues, Scalar, number, values_at
 from rookery.learners.replay import OffPolicyState, ReplayLearner
 from rookery.learning import running_statistics
 from rookery.metrics import Latest, Mean, Metrics
 from rookery.replay_buffers.recorder import Recording, ReplayRecorder
+from rookery.replay_buffers.replay_buffer import ReplayState
 from rookery.spaces import Space
-from rookery.types import Array, Key, Params, PyTreeDict
+from rookery.types import Array, Key, Params, PyTreeData, PyTreeDict
 from rookery.workflows.exchange import Exchange, Generation, mean_return
 from rookery.workflows.programs import Layout, specs_of
 from rookery.workflows.reevaluation import Reevaluation, SearchOnDevice, repeated
-from rookery.workflows.search import EvolutionState, check_population, search_metrics
+from rookery.workflows.search import EvolutionState, SearchTraining, check_population, search_metrics
 from rookery.workflows.training import CENTER, REFILL, TrainingState, state_specs, timed
 
 
@@ -80,8 +81,35 @@ class Crew:
     def size(self) -> int:
         return self.population_size + self.num_exploring + self.num_greedy
 
+    @property
+    def explorers(self) -> range:
+        """The numbers of the agents that explore."""
+        return range(self.population_size, self.population_size + self.num_exploring)
 
-class HybridGenerations(SearchOnDevice):
+    def numbers_on(self, device: Array | int, num_devices: int) -> list[Array]:
+        """Return the numbers of the individuals, explorers and greedy copies that a device plays.
+
+        With them the keys of episodes do not depend on the number of devices.
+        """
+        firsts = 0, self.population_size, self.size - self.num_greedy
+        counts = (count // num_devices for count in (self.population_size, self.num_exploring, self.num_greedy))
+        return [
+            first + device * count + np.arange(count, dtype=np.int32)
+            for first, count in zip(firsts, counts, strict=True)
+        ]
+
+
+class Asked(PyTreeData):
+    """What a state became when a generation was asked for, and the metrics of those that improved individuals."""
+
+    state: TrainingState
+    metrics: Metrics
+
+    def with_buffer(self, buffer_state: ReplayState | None) -> Self:
+        return self.replace(state=with_buffer(self.state, buffer_state))
+
+
+class HybridGenerations(SearchTraining):
     """A population and a learner that learns from the episodes of all; an iteration is a generation.
 
     The population is split over the devices. The learner is the same on all of them: each draws its share of a batch
@@ -91,46 +119,17 @@ class HybridGenerations(SearchOnDevice):
 
     agent: ReplayAgent
     learner: ReplayLearner
-    evaluator: Evaluator
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        crew: Crew,
-        num_lanes: int,
-        hyperparameters: Hyperparameters,
-        layout: Layout,
-        evaluator: Evaluator,
-        num_evaluations: int,
-    ) -> None:
+    def __init__(self, exchange: Exchange, crew: Crew, hyperparameters: Hyperparameters, layout: Layout) -> None:
         self.exchange = exchange
         self.optimizer = exchange.optimizer
         self.learner = exchange.learner
-        self.agent = agent = exchange.learner.agent
+        self.agent = exchange.learner.agent
         self.crew = crew
         self.layout = layout
-        self.evaluator = evaluator
         self._hyperparameters = hyperparameters
         check_population(self.optimizer, crew.population_size, layout)
         self.learner.check(layout.num_shares)
-        self.evaluation = self._make_evaluation(num_evaluations, is_compiled=True)
-        self.player = PopulationEvaluator(
-            env=evaluator.env,
-            agent_fn=agent.evaluate_actions,
-            explore_fn=agent.compute_actions,
-            initial_carry_fn=agent.initial_carry,
-            max_episode_steps=evaluator.max_episode_steps,
-            num_lanes=num_lanes,
-            measures=tuple(Measure.parse(text) for text in self.optimizer.measures),
-            track_obs=agent.normalize_obs,
-            axis_name=DEVICE_AXIS,
-        )
-        self.reevaluation = Reevaluation.of(self.optimizer, self.player, layout, self._with_actor)
-        self._make_programs(self._start, self._iterate)
-
-    @property
-    def spaces(self) -> tuple[Space, Space]:
-        return self.evaluator.env.obs_space, self.evaluator.env.action_space
 
     def agent_shape(self) -> AgentState:
         return jax.eval_shape(lambda key: self._acting(self.agent.init(*self.spaces, key)), jax.random.key(0))
@@ -167,25 +166,7 @@ class HybridGenerations(SearchOnDevice):
         specs = self.specs()
         return self.layout.program(self.layout.over_seeds(start), (specs, SAME), specs)(state, agent_state)
 
-    def refill(self, state: TrainingState) -> TrainingState:
-        specs, layout = self.specs(), self.layout
-        given = specs.replace(learner=specs.learner.without_replay())
-        return layout.program(layout.over_seeds(self._refill), (given,), specs, options=run_once_options())(state)
-
-    def collect_seconds(self, state: TrainingState) -> float:
-        """Time the episodes of a generation in a separate program, because a part of a program cannot be timed."""
-
-        def play(state: TrainingState) -> Array:
-            hybrid = hybrid_of(state)
-            population, _ = self.optimizer.ask(hybrid.evo_state)
-            return sum_over_devices(jnp.sum(self._play(hybrid, population, state.key).episode_lengths))
-
-        return timed(self.layout.program(self.layout.over_seeds(play), (self.specs(),), SAME), state)
-
     # For one seed, on this device's share of the population.
-
-    def restarted(self, state: TrainingState, is_due: Array) -> TrainingState:
-        return state.replace_learner(gradient=self.learner.restarted(hybrid_of(state).gradient, is_due))
 
     def _start(self, key: Key, hyperparameters: Any) -> TrainingState:
         key, eval_key, learner_key, evo_key = jax.random.split(key, 4)
@@ -203,29 +184,37 @@ class HybridGenerations(SearchOnDevice):
     def _start_learner(self, key: Key, hyperparameters: Any) -> OffPolicyState:
         return self.learner.init(*self.spaces, hyperparameters.learner, key)
 
-    def _iterate(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
-        key, improve_key, play_key, learn_key = jax.random.split(state.key, 4)
+    def _ask(self, state: TrainingState) -> tuple[Asked, Params, Key]:
+        """Start a generation: also return this device's share of the population, and the key of its episodes."""
+        _, improve_key, play_key, _ = jax.random.split(state.key, 4)
         hybrid, exchange = hybrid_of(state), self.exchange
-        values = values_at(hybrid.hyperparameters, hybrid.env_steps.as_float())
+        values = values_of(hybrid)
         generation = Generation(
             key=improve_key, hyperparameters=values, num_updates=self._num_updates(hybrid, values, hybrid.last_steps)
         )
         _, evo_state = self.optimizer.ask(hybrid.evo_state.replace(hyperparameters=values.strategy))
         improved, evo_state, gradient = exchange.improve(evo_state, hybrid.gradient, generation)
-        hybrid = hybrid.replace(gradient=gradient)
-        generation = generation.replace(actor=exchange.actor_of(gradient))
-        episodes = self._play(hybrid, evo_state.asked, play_key)
-        own, generation = self._outcome(episodes, generation)
+        asked = state.replace_learner(gradient=gradient, evo_state=evo_state.replace(asked=None))
+        return Asked(state=asked, metrics=improved), evo_state.asked, play_key
+
+    def _tell(self, asked: Asked, population: Params, episodes: PopulationEpisodes) -> tuple[Metrics, TrainingState]:
+        """End a generation, whose rows are stored; `episodes.obs_statistics` covers all devices."""
+        state, exchange = asked.state, self.exchange
+        key, _, _, learn_key = jax.random.split(state.key, 4)
+        hybrid = hybrid_of(state)
+        values, actor = values_of(hybrid), exchange.actor_of(hybrid.gradient)
         hybrid = self._with_steps(hybrid, episodes)
+        num_updates = self._num_updates(hybrid, values, hybrid.last_steps)
+        generation = Generation(key=learn_key, hyperparameters=values, num_updates=num_updates, actor=actor)
+        own, generation = self._outcome(episodes, generation)
         joined, evo_state, returns, gradient = exchange.join(
-            evo_state, own.episode_returns, hybrid.gradient, generation
+            hybrid.evo_state.replace(asked=population), own.episode_returns, hybrid.gradient, generation
         )
         evo_state = self.optimizer.tell_episodes(evo_state, returns, own.measures)
-        generation = generation.replace(key=learn_key, num_updates=self._num_updates(hybrid, values, hybrid.last_steps))
         learned, gradient = exchange.learn(gradient, generation)
         migrated, evo_state = exchange.migrate(evo_state, gradient, generation)
-        shown = search_metrics(self.optimizer, evo_state, own) | self._episode_metrics(hybrid, episodes, generation)
-        metrics = {**shown, **improved, **joined, **learned, **migrated}
+        shown = search_metrics(self.optimizer, evo_state, own) | self._shown(hybrid, generation)
+        metrics = {**shown, **asked.metrics, **joined, **learned, **migrated}
         center = self._with_actor(self._acting(gradient.agent_state), self.optimizer.center(evo_state))
         hybrid = hybrid.replace(
             agent_state=center,
@@ -236,41 +225,15 @@ class HybridGenerations(SearchOnDevice):
         )
         return metrics, state.replace(key=key, learner=hybrid)
 
-    def _play(self, hybrid: HybridState, population: Params, key: Key) -> PopulationEpisodes:
-        """Play this device's share of a generation and store its rows; the copies of the actor come last."""
-        num_shares, crew = self.layout.num_shares, self.crew
-        own_individuals, own_exploring, own_greedy = (
-            count // num_shares for count in (crew.population_size, crew.num_exploring, crew.num_greedy)
-        )
-        num_copies = own_exploring + own_greedy
+    def _agents(self, hybrid: HybridState, population: Params, num_copies: int) -> tuple[AgentState, Params]:
+        """Return what all agents of a generation share, and their parameters; copies of the actor come last."""
         actor = self.exchange.actor_of(hybrid.gradient)
         agents = jax.tree.map(
             lambda leaf, of_actor: jnp.concatenate([leaf, jnp.broadcast_to(of_actor, (num_copies, *of_actor.shape))]),
             population,
             actor,
         )
-        size = own_individuals + num_copies
-        acting = self.learner.acting_state(hybrid.gradient)
-        shared = repeated(acting, size)
-        # The numbers of agents, and with them the keys of their episodes, do not depend on the number of devices.
-        parts = (0, own_individuals), (crew.population_size, own_exploring), (crew.size - crew.num_greedy, own_greedy)
-        device = jax.lax.axis_index(DEVICE_AXIS)
-        numbers = [first + device * count + jnp.arange(count, dtype=jnp.int32) for first, count in parts]
-        places = np.arange(size)
-        explores = (places >= own_individuals) & (places < own_individuals + own_exploring)
-        recorder = ReplayRecorder(
-            buffer=self.learner.buffer,
-            buffer_state=hybrid.gradient.buffer_state,
-            shift=(hybrid.iterations.low % self.player.num_lanes).astype(jnp.int32),
-        )
-        return self.player.play(
-            self._with_actor(shared, agents),
-            key,
-            crew.num_episodes,
-            first_agent=jnp.concatenate(numbers),
-            recorder=recorder,
-            explores=jnp.asarray(explores) if own_exploring else None,
-        )
+        return self.learner.acting_state(hybrid.gradient), agents
 
     def _outcome(self, episodes: PopulationEpisodes, generation: Generation) -> tuple[PopulationEpisodes, Generation]:
         """Split off the episodes of the individuals, and say how fit all were."""
@@ -287,16 +250,14 @@ class HybridGenerations(SearchOnDevice):
         return own, generation.replace(fitness=fitness, actor_fitness=actor_fitness)
 
     def _with_steps(self, hybrid: HybridState, episodes: PopulationEpisodes) -> HybridState:
-        """Count the steps of a generation, and keep what it recorded and observed."""
+        """Count the steps of a generation, and keep what it observed."""
         num_steps = sum_over_devices(jnp.sum(episodes.episode_lengths, dtype=jnp.int32))
         gradient, agent_state = hybrid.gradient, hybrid.gradient.agent_state
         if episodes.obs_statistics is not None:
             statistics = running_statistics.merge(agent_state.obs_preprocessor_state, episodes.obs_statistics)
             agent_state = agent_state.replace(obs_preprocessor_state=statistics)
         env_steps = hybrid.env_steps.add(num_steps)
-        gradient = gradient.replace(
-            agent_state=agent_state, buffer_state=episodes.recorded.buffer_state, env_steps=env_steps
-        )
+        gradient = gradient.replace(agent_state=agent_state, env_steps=env_steps)
         gradient = gradient.replace(agent_state=self.learner.acting_state(gradient))
         return hybrid.replace(gradient=gradient, env_steps=env_steps, last_steps=num_steps)
 
@@ -305,27 +266,21 @@ class HybridGenerations(SearchOnDevice):
         is_warm = hybrid.env_steps.as_float() >= self.learner.warmup_steps
         return jnp.where(is_warm, self.exchange.num_updates(values, num_steps), 0)
 
-    def _episode_metrics(
-        self, hybrid: HybridState, episodes: PopulationEpisodes, generation: Generation
-    ) -> dict[str, Mean | Latest]:
-        recording: Recording = episodes.recorded
-        num_rows = jnp.sum(hybrid.gradient.buffer_state.num_rows, dtype=jnp.int32)
-        num_rows, num_idle = sum_over_devices((num_rows, recording.num_idle))
+    def _shown(self, hybrid: HybridState, generation: Generation) -> dict[str, Mean | Latest]:
+        num_rows = sum_over_devices(jnp.sum(hybrid.gradient.buffer_state.num_rows, dtype=jnp.int32))
         fitness = generation.actor_fitness
         return {
             "hybrid/rl_fitness": Mean.where(jnp.isfinite(fitness), fitness),
-            "rollout/idle_rows": Mean.of(num_idle),
             "buffer/size": Latest.of(num_rows),
         }
 
-    def _refill(self, state: TrainingState) -> TrainingState:
+    def _emptied(self, state: TrainingState) -> tuple[TrainingState, Params, Key]:
+        """Return the state with an empty replay buffer, and the population and the key to fill it with."""
         learner_key, play_key = jax.random.split(jax.random.fold_in(state.key, REFILL))
         hybrid = hybrid_of(state)
         empty = self._start_learner(learner_key, hybrid.hyperparameters).buffer_state
         population, _ = self.optimizer.ask(hybrid.evo_state)
-        with_buffer = hybrid.replace(gradient=hybrid.gradient.replace(buffer_state=empty))
-        recorded = self._play(with_buffer, population, play_key).recorded
-        return state.replace_learner(gradient=hybrid.gradient.replace(buffer_state=recorded.buffer_state))
+        return with_buffer(state, empty), population, play_key
 
     def _acting(self, agent_state: AgentState) -> AgentState:
         """Return the state with the parameters that act, alone."""
@@ -333,6 +288,103 @@ class HybridGenerations(SearchOnDevice):
 
     def _with_actor(self, agent_state: AgentState, actor: Params) -> AgentState:
         return agent_state.replace(params=PyTreeDict({self.agent.actor_entry: actor}))
+
+
+class DeviceHybrids(SearchOnDevice, HybridGenerations):
+    """Plays the episodes of a generation inside the compiled program."""
+
+    evaluator: Evaluator
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        crew: Crew,
+        hyperparameters: Hyperparameters,
+        layout: Layout,
+        num_lanes: int,
+        evaluator: Evaluator,
+        num_evaluations: int,
+    ) -> None:
+        super().__init__(exchange, crew, hyperparameters, layout)
+        agent = self.agent
+        self.evaluator = evaluator
+        self.evaluation = self._make_evaluation(num_evaluations, is_compiled=True)
+        self.player = PopulationEvaluator(
+            env=evaluator.env,
+            agent_fn=agent.evaluate_actions,
+            explore_fn=agent.compute_actions,
+            initial_carry_fn=agent.initial_carry,
+            max_episode_steps=evaluator.max_episode_steps,
+            num_lanes=num_lanes,
+            measures=tuple(Measure.parse(text) for text in self.optimizer.measures),
+            track_obs=agent.normalize_obs,
+            axis_name=DEVICE_AXIS,
+        )
+        self.reevaluation = Reevaluation.of(self.optimizer, self.player, layout, self._with_actor)
+        self._make_programs(self._start, self._iterate)
+
+    @property
+    def spaces(self) -> tuple[Space, Space]:
+        return self.evaluator.env.obs_space, self.evaluator.env.action_space
+
+    def refill(self, state: TrainingState) -> TrainingState:
+        specs, layout = self.specs(), self.layout
+        given = specs.replace(learner=specs.learner.without_replay())
+        return layout.program(layout.over_seeds(self._refill), (given,), specs, options=run_once_options())(state)
+
+    def collect_seconds(self, state: TrainingState) -> float:
+        """Time the episodes of a generation in a separate program, because a part of a program cannot be timed."""
+
+        def play(state: TrainingState) -> Array:
+            hybrid = hybrid_of(state)
+            population, _ = self.optimizer.ask(hybrid.evo_state)
+            return sum_over_devices(jnp.sum(self._play(hybrid, population, state.key).episode_lengths))
+
+        return timed(self.layout.program(self.layout.over_seeds(play), (self.specs(),), SAME), state)
+
+    def restarted(self, state: TrainingState, is_due: Array) -> TrainingState:
+        return state.replace_learner(gradient=self.learner.restarted(hybrid_of(state).gradient, is_due))
+
+    def _iterate(self, state: TrainingState) -> tuple[Metrics, TrainingState]:
+        asked, population, play_key = self._ask(state)
+        episodes = self._play(hybrid_of(asked.state), population, play_key)
+        recording: Recording = episodes.recorded
+        metrics, state = self._tell(asked.with_buffer(recording.buffer_state), population, episodes)
+        return {**metrics, "rollout/idle_rows": Mean.of(sum_over_devices(recording.num_idle))}, state
+
+    def _play(self, hybrid: HybridState, population: Params, key: Key) -> PopulationEpisodes:
+        """Play this device's share of a generation and store its rows; the copies of the actor come last."""
+        crew, device = self.crew, jax.lax.axis_index(DEVICE_AXIS)
+        numbers = jnp.concatenate(crew.numbers_on(device, self.layout.num_shares))
+        acting, agents = self._agents(hybrid, population, numbers.size - self.optimizer.share_size)
+        explores = (numbers >= crew.explorers.start) & (numbers < crew.explorers.stop)
+        recorder = ReplayRecorder(
+            buffer=self.learner.buffer,
+            buffer_state=hybrid.gradient.buffer_state,
+            shift=(hybrid.iterations.low % self.player.num_lanes).astype(jnp.int32),
+        )
+        return self.player.play(
+            self._with_actor(repeated(acting, numbers.size), agents),
+            key,
+            crew.num_episodes,
+            first_agent=numbers,
+            recorder=recorder,
+            explores=explores if crew.num_exploring else None,
+        )
+
+    def _refill(self, state: TrainingState) -> TrainingState:
+        empty, population, play_key = self._emptied(state)
+        return with_buffer(state, self._play(hybrid_of(empty), population, play_key).recorded.buffer_state)
+
+
+def values_of(hybrid: HybridState) -> HyperparameterValues:
+    """Return the hyper-parameters of the next generation."""
+    return values_at(hybrid.hyperparameters, hybrid.env_steps.as_float())
+
+
+def with_buffer(state: TrainingState, buffer_state: ReplayState | None) -> TrainingState:
+    """Return the state with another replay buffer."""
+    return state.replace_learner(gradient=hybrid_of(state).gradient.replace(buffer_state=buffer_state))
 
 
 def hybrid_of(state: TrainingState) -> HybridState:

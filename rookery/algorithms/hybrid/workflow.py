@@ -14,10 +14,11 @@ from rookery.errors import InvalidInputError
 from rookery.evolution import EvoOptimizer
 from rookery.hyperparameters import Hyperparameters
 from rookery.learners.replay import ReplayLearner
+from rookery.workflows.choice import make_hybrid
 from rookery.workflows.config import Settings
-from rookery.workflows.evaluation import make_device_evaluator
 from rookery.workflows.exchange import Exchange
-from rookery.workflows.hybrid_generations import Crew, HybridGenerations, HybridHyperparameters
+from rookery.workflows.hybrid_generations import Crew, HybridHyperparameters
+from rookery.workflows.training import Training
 from rookery.workflows.workflow import Workflow
 
 
@@ -33,7 +34,10 @@ class HybridConfig:
         1, low=0, help="episodes of the learner's actor per generation, with exploration; a multiple of num_episodes"
     )
     num_lanes: int = setting(
-        16, low=1, help="episodes in parallel on a device; changes the order of the rows in the replay buffer"
+        16,
+        low=1,
+        help="episodes in parallel on a device, or host environments; on a device it changes the order of the rows in "
+        "the replay buffer",
     )
     warmup_steps: int = setting(1000, low=0, help="steps before the first update")
     normalize_obs: bool = setting(False, help="by the mean and standard deviation of all observations so far")
@@ -91,7 +95,7 @@ class HybridWorkflow(Workflow):
 
     @classmethod
     def parts(cls, settings: Settings, num_columns: int = 1) -> tuple[Part, Part]:
-        """Return the strategy and the learner; `num_columns` is the number of lanes of all devices."""
+        """Return the strategy and the learner; `num_columns` is that of the replay buffer, over all devices."""
         config, total_timesteps = settings.method, settings.train.total_timesteps
         shared = {"normalize_obs": config.normalize_obs}
         of_strategy = shared | {
@@ -113,13 +117,8 @@ class HybridWorkflow(Workflow):
             ),
         )
 
-    def make_training(self) -> HybridGenerations:
-        config, train, num_devices = self.config, self.settings.train, self.layout.num_shares
-        if train.env.is_on_host:
-            raise InvalidInputError(
-                f"agent={self.settings.agent_name} runs on device environments, and {train.env.name} is on the host: "
-                "use another environment, such as classic/pendulum, or another agent, such as td3."
-            )
+    def make_training(self) -> Training:
+        config, num_devices = self.config, self.layout.num_shares
         strategy, _ = self.parts(self.settings)
         optimizer = self.make_optimizer(strategy)
         exchange_class = self.exchange_for(optimizer)
@@ -127,22 +126,12 @@ class HybridWorkflow(Workflow):
         num_jobs = crew.size * crew.num_episodes
         check_memory(f"agent.population_size={config.population_size}", 4 * num_jobs)
         num_lanes = max(1, min(config.num_lanes, num_jobs // num_devices))
-        learner_part = self.parts(self.settings, num_lanes * num_devices)[1]
+        num_columns = num_devices * (1 if self.settings.train.env.is_on_host else num_lanes)
+        learner_part = self.parts(self.settings, num_columns)[1]
         learner = learner_part.workflow.learner_class.of(learner_part.config)
         self.check_parts(optimizer, learner)
-        evaluator = make_device_evaluator(train.env, learner.agent, train.evaluation_episodes)
-        # Lanes fill their columns unevenly: twice the rows of the run, and one generation.
-        max_rows = 2 * (self.settings.max_timesteps + num_jobs * evaluator.max_episode_steps)
-        exchange = exchange_class(optimizer=optimizer, learner=learner.replace(max_rows=max_rows), config=config)
-        return HybridGenerations(
-            exchange,
-            crew,
-            num_lanes,
-            self.settings.hyperparameters,
-            self.layout,
-            evaluator,
-            train.evaluation_episodes,
-        )
+        exchange = exchange_class(optimizer=optimizer, learner=learner, config=config)
+        return make_hybrid(self.settings, self.layout, exchange, crew, num_lanes, self.evaluation_episodes)
 
     def make_optimizer(self, strategy: Part) -> EvoOptimizer:
         """Build the strategy."""

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from rookery.algorithms.hybrid.erl import ERLWorkflow
-from rookery.errors import InvalidInputError, RookeryError
-from rookery.workflows.hybrid_generations import HybridGenerations
+from rookery.errors import RookeryError
+from rookery.workflows.hybrid_generations import DeviceHybrids
 from tests.equivalence.interrupted_runs import assert_equal
 
 EPISODE_LENGTH, POPULATION_SIZE = 10, 4
@@ -52,7 +52,7 @@ def with_run(workflow: ERLWorkflow, path: Path, **train: Any) -> ERLWorkflow:
 @pytest.fixture(autouse=True)
 def nothing_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the program that times how experience is gathered, which commands in the docs run."""
-    monkeypatch.setattr(HybridGenerations, "collect_seconds", lambda self, state: 0.0)
+    monkeypatch.setattr(DeviceHybrids, "collect_seconds", lambda self, state: 0.0)
 
 
 def test_every_step_is_counted_and_stored_and_learned_from_after_the_warm_up(shared: ERLWorkflow) -> None:
@@ -136,8 +136,3 @@ def test_the_config_of_a_run_has_all_options_of_both_parts() -> None:
 def test_options_that_make_no_sense_are_refused(options: dict, message: str) -> None:
     with pytest.raises(RookeryError, match=message):
         make_workflow(**options)
-
-
-def test_environments_on_the_host_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="agent=erl runs on device environments, and gymnasium/Pendulum-v1"):
-        make_workflow(env="gymnasium/Pendulum-v1")
