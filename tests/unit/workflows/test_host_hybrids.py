@@ -148,7 +148,7 @@ def test_individuals_act_greedily_and_the_learner_explores_and_their_rows_are_in
     workflow = make()
     state = workflow.init(workflow.make_key())
     agent, hybrid = workflow.agent, hybrid_of(state)
-    population, _ = workflow.training.optimizer.ask(hybrid.evo_state)
+    population, _ = workflow.training.optimizer.replace(axis_name=None).ask(hybrid.evo_state)
     actor = hybrid.gradient.agent_state.params.policy
     _, state = workflow.step(state)
     rows = stored(state)
