@@ -232,7 +232,7 @@ def test_an_episode_with_actions_that_are_not_finite_counts_and_is_not_stored(ma
     assert int(state.env_steps) == sum(map(len, Diary.episodes)) > len(rows.rewards)
 
 
-@pytest.mark.parametrize("method", ["erl", "erl_es", "cem_rl"])
+@pytest.mark.parametrize("method", ["erl_es", "cem_rl"])
 def test_a_run_that_was_stopped_ends_as_the_one_that_was_not(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
