@@ -58,8 +58,7 @@ class HostHybrids(HostSearch, HybridGenerations):
         self._shares = [np.concatenate(crew.numbers_on(device, num_devices)) for device in range(num_devices)]
         """The numbers of the agents whose episodes each device learns from."""
         specs = self.specs()
-        without_buffer = specs.replace(learner=specs.learner.without_replay())
-        of_buffer = specs.learner.gradient.buffer_state
+        of_buffer, without_buffer = hybrid_of(specs).gradient.buffer_state, with_buffer(specs, None)
         asked = specs_of(Asked, state=specs, metrics=SAME)
         self._make_host_programs(self._start, self._tell, asked, player.no_episodes(crew.size, crew.num_episodes))
         asked = asked.replace(state=without_buffer)
@@ -113,7 +112,7 @@ class HostHybrids(HostSearch, HybridGenerations):
         rows: SampleBatch = episodes.recorded
         if self._clips_rewards:
             rows = rows.replace(rewards=np.sign(rows.rewards))
-        columns = self._columns(rows, episodes.episode_lengths)
+        columns = self._columns(rows, np.asarray(episodes.episode_lengths))
         for first in range(0, max(map(len, columns)), BLOCK_ROWS):
             parts = [column[first : first + BLOCK_ROWS] for column in columns]
             is_live = np.arange(BLOCK_ROWS)[:, None] < np.array([len(part) for part in parts])  # [R, D]

@@ -86,7 +86,7 @@ class Crew:
         """The numbers of the agents that explore."""
         return range(self.population_size, self.population_size + self.num_exploring)
 
-    def numbers_on(self, device: Array | int, num_devices: int) -> list[Array]:
+    def numbers_on(self, device: Array | int, num_devices: int) -> list[Array | np.ndarray]:
         """Return the numbers of the individuals, explorers and greedy copies that a device plays.
 
         With them the keys of episodes do not depend on the number of devices.

@@ -55,6 +55,13 @@ EQUAL = {
     ],
     "individuals by recipe": ["agent=openes", *EVOLUTION, "agent.normalize_obs=true"],
     "individuals that are sent": ["agent=nsga2", *EVOLUTION],
+    "steps of individuals": [
+        "agent=erl",
+        "agent.gradient=dqn",
+        "agent.warmup_steps=40",
+        "agent.learner.network.hidden_sizes=[8]",
+        *(option for option in EVOLUTION if "network" not in option),
+    ],
 }
 
 

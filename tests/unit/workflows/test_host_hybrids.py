@@ -148,7 +148,7 @@ def test_individuals_act_greedily_and_the_learner_explores_and_their_rows_are_in
     workflow = make()
     state = workflow.init(workflow.make_key())
     agent, hybrid = workflow.agent, hybrid_of(state)
-    population, _ = workflow.training.optimizer.ask(hybrid.evo_state)
+    population, _ = workflow.training.optimizer.replace(axis_name=None).ask(hybrid.evo_state)
     actor = hybrid.gradient.agent_state.params.policy
     _, state = workflow.step(state)
     rows = stored(state)
@@ -167,6 +167,7 @@ def test_individuals_act_greedily_and_the_learner_explores_and_their_rows_are_in
     assert np.abs(noise).max() < 0.5
 
 
+@pytest.mark.usefixtures("optimized_programs")  # alone, where rounding counts
 @pytest.mark.parametrize("method", ["erl", "cem_rl"])
 def test_the_number_of_environments_makes_no_difference(make: Make, method: str) -> None:
     _, expected = after(make(method), 3)
@@ -219,7 +220,7 @@ def test_an_individual_that_breaks_its_environment_is_invalid_and_spoils_no_lear
     metrics, state = workflow.step(with_nan(workflow.init(workflow.make_key())))
     assert int(state.learner.evo_state.num_invalid) == 1
     assert int(state.env_steps) == POPULATION_SIZE * TIME_LIMIT == int(metrics["buffer/size"])
-    assert np.isfinite(float(workflow.step(state)[0]["train/critic_loss"].mean))
+    assert np.isfinite(workflow.step(state)[0]["train/critic_loss"])
 
 
 def test_an_episode_with_actions_that_are_not_finite_counts_and_is_not_stored(make: Make) -> None:
@@ -231,7 +232,7 @@ def test_an_episode_with_actions_that_are_not_finite_counts_and_is_not_stored(ma
     assert int(state.env_steps) == sum(map(len, Diary.episodes)) > len(rows.rewards)
 
 
-@pytest.mark.parametrize("method", ["erl", "erl_es", "cem_rl"])
+@pytest.mark.parametrize("method", ["erl_es", "cem_rl"])
 def test_a_run_that_was_stopped_ends_as_the_one_that_was_not(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
