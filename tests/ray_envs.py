@@ -1,5 +1,6 @@
 """Environments for tests on Ray, where a test cannot reach into the process that steps them."""
 
+import ctypes
 import os
 import signal
 import sys
@@ -29,6 +30,12 @@ def raise_without_arguments() -> None:
     raise ValueError
 
 
+def hang_in_c() -> None:
+    """Hang without giving up the GIL, and ignore SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ctypes.PyDLL(None).sleep(3600)
+
+
 COMMANDS = {
     "exit": lambda: os._exit(3),
     "system exit": lambda: sys.exit("bye"),
@@ -36,6 +43,7 @@ COMMANDS = {
     "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "hang": lambda: time.sleep(3600),
+    "hang in C": hang_in_c,
     "raise": raise_unpicklable,
     "raise nothing": raise_without_arguments,
 }

@@ -1,16 +1,17 @@
 """Runners on Ray: the same fragments as in this process, and failures that stay with their runner."""
 
+import contextlib
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 from ray import exceptions as ray_errors
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
@@ -26,7 +27,6 @@ from rookery.runners.group import (
     Delivery,
     EnvSpec,
     FragmentRequest,
-    LocalRunners,
     Ready,
     Reply,
     RunnerFailed,
@@ -37,36 +37,18 @@ from rookery.runners.group import (
 from rookery.runners.ray.actor import Hello, versions_here
 from rookery.runners.ray.group import RayRunners, as_failure, check_versions
 from rookery.runners.ray.settings import RaySettings
-from rookery.testing.misbehaving_envs import CountingEnv
+from rookery.testing.misbehaving_envs import CountingEnv, LyingEnv
+from tests.ray.kills import Twins, check_seeds, commanded_env, receive, start
 from tests.ray.processes import children_of, is_running, wait_until
-from tests.ray_envs import CommandedEnv, give_command, seeds_in
+from tests.ray_envs import give_command
 from tests.runner_envs import ParityAgent, SummingAgent
 
-PATIENCE, HANG_SECONDS = 120.0, 10.0
+SAMPLE_TIMEOUT = 100.0
 NUM_ENVS, NUM_STEPS = 3, 7
 
 
 def spec_of(env: EnvConfig) -> RunnerSpec:
     return RunnerSpec(EnvSpec(env, NUM_ENVS), NUM_STEPS, seed=5)
-
-
-def receive(group: RunnerGroup, num_replies: int) -> dict[int, Reply]:
-    """Wait for as many replies."""
-    replies: dict[int, Reply] = {}
-    end = time.monotonic() + PATIENCE
-    while len(replies) < num_replies:
-        assert time.monotonic() < end, f"only {replies} arrived"
-        replies |= group.receive(1.0)
-    return replies
-
-
-def start(group: RunnerGroup, agent: Any) -> FragmentRequest:
-    """Start all runners; return a request for fragments."""
-    state = agent.init(*group.describe().spaces["agent"], jax.random.key(0))
-    request = FragmentRequest(TRAIN, group.put({DEFAULT_POLICY: state}))
-    group.start(ActingSpec({TRAIN: agent}), request)
-    assert receive(group, group.num_runners) == dict.fromkeys(range(group.num_runners), Ready())
-    return request
 
 
 def sample(group: RunnerGroup, request: FragmentRequest) -> dict[int, Reply]:
@@ -89,6 +71,16 @@ def closing() -> Iterator[Callable[[RunnerGroup], Any]]:
         group.close()
 
 
+class Ahead:
+    """A clock that is ahead of the real one."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.seconds
+
+
 @dataclass(frozen=True)
 class Commanded:
     """Two runners whose environments do what a file in `folder` says. Each test leaves them ready."""
@@ -96,6 +88,7 @@ class Commanded:
     group: RayRunners
     request: FragmentRequest
     folder: Path
+    clock: Ahead
 
     def sample(self) -> dict[int, Reply]:
         return sample(self.group, self.request)
@@ -108,54 +101,40 @@ class Commanded:
 @pytest.fixture(scope="module")
 def commanded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commanded]:
     folder = tmp_path_factory.mktemp("commands")
-    env = EnvConfig(name_own_env(commanded_env(folder)))
-    group = RayRunners(spec_of(env), 2, RaySettings(sample_timeout=HANG_SECONDS))
-    yield Commanded(group, start(group, ParityAgent()), folder)
+    env, clock = EnvConfig(name_own_env(commanded_env(folder))), Ahead()
+    group = RayRunners(spec_of(env), 2, RaySettings(sample_timeout=SAMPLE_TIMEOUT), clock)
+    yield Commanded(group, start(group, ParityAgent()), folder, clock)
     group.close()
 
 
-def commanded_env(folder: Path) -> Callable[[], CommandedEnv]:
-    def make() -> CommandedEnv:
-        return CommandedEnv(str(folder))
-
-    return make
-
-
 @pytest.mark.parametrize("agent", [ParityAgent(), SummingAgent()], ids=["feedforward", "recurrent"])
-def test_runners_on_ray_return_the_bytes_of_runners_here(agent: Any, closing: Any) -> None:
-    spec = spec_of(EnvConfig("gymnasium/CartPole-v1", episode_length=20))
-    there, here = closing(RayRunners(spec, 2, RaySettings())), closing(LocalRunners(spec, 2))
-    assert there.describe() == here.describe()
-    requests = {group: start(group, agent) for group in (there, here)}
-    for _ in range(4):
-        theirs, ours = (sample(group, request) for group, request in requests.items())
-        for index in range(2):
-            reply, expected = theirs[index], ours[index]
-            assert isinstance(reply, Delivery)
-            assert isinstance(expected, Delivery)
-            jax.tree.map(np.testing.assert_array_equal, reply.sample.batch, expected.sample.batch)
-            jax.tree.map(np.testing.assert_array_equal, reply.sample.first_carries, expected.sample.first_carries)
-            assert reply.sample.episodes == expected.sample.episodes
-            assert all(leaf.flags.owndata for leaf in jax.tree.leaves(reply.report.state)), "the store is kept full"
-            assert reply.report.ledger == expected.report.ledger
+def test_runners_on_ray_return_the_bytes_of_runners_here_also_around_a_kill(agent: Any) -> None:
+    with contextlib.closing(Twins(spec_of(EnvConfig("gymnasium/CartPole-v1", episode_length=20)), 2, agent)) as twins:
+        for killed in (None, None, 1, None, None):
+            twins.sample(killed)
 
 
 @pytest.mark.parametrize(
     ("command", "kind", "message"),
     [
         ("exit", FaultKind.KILLED, "its process "),
-        ("kill", FaultKind.KILLED, "its process "),
         ("segfault", FaultKind.KILLED, "its process "),
-        ("hang", FaultKind.HUNG, "it did not answer request for 10 s; ray.sample_timeout sets the limit."),
-        ("stop", FaultKind.HUNG, "it did not answer request for 10 s; ray.sample_timeout sets the limit."),
+        ("hang in C", FaultKind.HUNG, "it did not answer request for 100 s; ray.sample_timeout sets the limit."),
+        ("stop", FaultKind.HUNG, "it did not answer request for 100 s; ray.sample_timeout sets the limit."),
     ],
 )
 def test_a_runner_that_fails_is_rebuilt_with_new_seeds_and_the_other_goes_on(
     command: str, kind: FaultKind, message: str, commanded: Commanded
 ) -> None:
-    before = commanded.sample()
+    group, before = commanded.group, commanded.sample()
     give_command(commanded.folder, command)
-    replies = commanded.sample()
+    for index in range(2):
+        group.send(index, commanded.request)
+    replies = receive(group, 1 if kind is FaultKind.HUNG else 2)
+    if kind is FaultKind.HUNG:
+        assert group.receive(0.0) == {}
+        commanded.clock.seconds += SAMPLE_TIMEOUT
+        replies |= receive(group, 1)
     (failed_at,) = [index for index, reply in replies.items() if isinstance(reply, RunnerFailed)]
     failure, last = replies[failed_at], before[failed_at]
     assert isinstance(failure, RunnerFailed)
@@ -168,22 +147,26 @@ def test_a_runner_that_fails_is_rebuilt_with_new_seeds_and_the_other_goes_on(
     for reply in commanded.sample().values():
         assert isinstance(reply, Delivery)
         assert reply.sample.env_steps == NUM_ENVS * NUM_STEPS
-    seeds = seeds_in(commanded.folder)
-    assert len(seeds) == len(set(seeds))
+    check_seeds(commanded.folder)
 
 
-def test_the_processes_of_environments_end_with_their_runner(closing: Any) -> None:
-    settings = RunnerSettings(processes=True)
-    group = closing(RayRunners(spec_of(EnvConfig("gymnasium/CartPole-v1", runner=settings)), 1, RaySettings()))
+def test_an_environment_that_ends_its_process_costs_its_episode_and_all_end_with_their_runner(
+    closing: Any, tmp_path: Path
+) -> None:
+    env = EnvConfig(name_own_env(commanded_env(tmp_path)), runner=RunnerSettings(processes=True))
+    group = closing(RayRunners(spec_of(env), 1, RaySettings()))
     request = start(group, ParityAgent())
-    assert isinstance(sample(group, request)[0], Delivery)
+    give_command(tmp_path, "segfault")
+    reply = sample(group, request)[0]
+    assert isinstance(reply, Delivery)
+    assert [fault.failed.kind for fault in reply.sample.faults] == [FaultKind.KILLED]
     pid = group._slots[0].greeting.pid
     started = children_of(pid)[1:]
     assert len(started) >= NUM_ENVS
     os.kill(pid, signal.SIGKILL)
     group.send(0, request)
     assert isinstance(receive(group, 1)[0], RunnerFailed)
-    assert wait_until(lambda: not any(map(is_running, started)), PATIENCE)
+    assert wait_until(lambda: not any(map(is_running, started)))
 
 
 @pytest.mark.parametrize("command", ["raise", "raise nothing", "system exit"])
@@ -213,6 +196,16 @@ def test_nothing_is_under_way_after_close_and_a_group_starts_again(commanded: Co
     assert group.receive() == {}
     again = start(group, ParityAgent())
     assert all(isinstance(reply, Delivery) for reply in sample(group, again).values())
+
+
+def test_a_runner_whose_environment_returns_nonsense_ends_the_run_if_the_settings_say_so(closing: Any) -> None:
+    lying = partial(LyingEnv, lambda result: (None, *result[1:]))
+    env = EnvConfig(name_own_env(lying), runner=RunnerSettings(on_invalid="raise"))
+    group = closing(RayRunners(spec_of(env), 1, RaySettings()))
+    failure = sample(group, start(group, ParityAgent()))[0]
+    assert isinstance(failure, RunnerFailed)
+    assert failure.is_fatal
+    assert "on_invalid='raise' ends the run" in failure.message
 
 
 def test_one_runner_that_cannot_be_made_fails_and_the_other_describes_the_environments(
@@ -249,16 +242,6 @@ class FailsElsewhere:
         if os.getpid() != self.pid:
             raise RuntimeError("only here")
         return CountingEnv()
-
-
-class Ahead:
-    """A clock that is ahead of the real one."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return time.monotonic() + self.seconds
 
 
 def test_a_runner_without_room_is_named_once_while_it_waits(closing: Any, caplog: pytest.LogCaptureFixture) -> None:
