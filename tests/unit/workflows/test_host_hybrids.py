@@ -272,6 +272,16 @@ def test_a_recurrent_learner_learns_from_sequences(make: Make) -> None:
     assert np.isfinite(metrics["train/critic_loss"])
 
 
+def test_the_actor_of_pga_map_elites_plays_among_the_children(make: Make) -> None:
+    strategy = {"archive": "grid", "cells": [4, 4], "descriptors": ["mean:action", "last:obs.0"]}
+    strategy |= {"low": [-1, -1], "high": [1, 1]}
+    few = {"num_random": POPULATION_SIZE, "num_critic_steps": 2, "num_climbing_steps": 2}
+    metrics, state = after(make("pga_me", strategy=strategy, **few), 3)
+    assert int(state.num_updates) == 2 * 2
+    returns = [sum(row[2] for row in rows) for rows in Diary.episodes]
+    assert np.isclose(returns, metrics["qd/actor_fitness"]).any()
+
+
 @pytest.mark.parametrize(
     ("train", "message"),
     [
