@@ -92,7 +92,7 @@ def lost(env):
     return None
 '''
 
-TRACES = '''"""Says which of the modules that a run names are imported, and runs the command."""
+TRACES = '''"""Runs commands on a run; prints their codes and which of the modules that the run names are imported."""
 
 import sys
 
@@ -101,8 +101,11 @@ sys.addaudithook(lambda event, arguments: seen.append(arguments[0]) if event == 
 
 from rookery import cli
 
-code = cli.main(sys.argv[1:])
-print(code, [name for name in seen if name.startswith("evil")])
+codes = []
+for command in sys.argv[1:]:
+    codes.append(cli.main([command, "run"]))
+    print(f"end of {command}", file=sys.stderr)
+print(codes, [name for name in seen if name.startswith("evil")])
 '''
 
 
@@ -237,13 +240,13 @@ def test_a_run_that_names_own_parts_imports_nothing(
     config[group][key] = value
     run.config_path.write_text(yaml.safe_dump(config))
     # An evaluation needs the policy file and the environment alone.
-    for command, code in (("evaluate", 2 if group == "env" else 0), ("resume", 2), ("report", 0)):
-        argv = [sys.executable, "traces.py", command, "run"]
-        done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-        assert done.stdout.splitlines()[-1] == f"{code} []", done.stderr
-        if code:
-            advice = f"{setting} imports a module of its own. If you trust the run, name it again, {setting}, or add"
-            assert advice in done.stderr
+    codes = {"evaluate": 2 if group == "env" else 0, "resume": 2, "report": 0}
+    argv = [sys.executable, "traces.py", *codes]
+    done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == f"{[*codes.values()]} []", done.stderr
+    advice = f"{setting} imports a module of its own. If you trust the run, name it again, {setting}, or add"
+    errors = re.split(r"end of \w+\n", done.stderr)
+    assert [advice in error for error in errors[:-1]] == [code == 2 for code in codes.values()]
 
 
 def test_a_policy_that_names_own_classes_imports_nothing(
