@@ -26,7 +26,7 @@ from bench.ray import steps_per_second
 from bench.table import Row
 
 NUM_ENVS, NUM_STEPS = 8, 128
-NUM_REQUESTS = 30
+NUM_REQUESTS = 150
 PLACES = ("process", "ray", "processes")
 NUM_ACTORS, MEGABYTES = 4, (1, 10, 100)
 NUM_REPEATS = 5
@@ -75,7 +75,7 @@ def cpu_per_step(place: str) -> dict[str, float]:
 
     env = EnvConfig("gymnasium/CartPole-v1", runner=RunnerSettings(processes=place == "processes"))
     with _group(env, NUM_ENVS, NUM_STEPS, is_on_ray=place == "ray") as (group, request):
-        _sample(group, request, 3)
+        _sample(group, request, 5)
         start = cpu_seconds_of_all()
         _sample(group, request, NUM_REQUESTS)
         seconds = cpu_seconds_of_all() - start
