@@ -1,0 +1,1 @@
+"""JSON values to arrays of a space, exactly."""
