@@ -63,6 +63,8 @@ class Refused:
     code: Code
     message: str
     outcome: Stage | None = None
+    expected: int | None = None
+    """The number of the next request, if this one has another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,21 @@ class StartRequest:
     """The seconds of silence after which the episode has expired; None: never."""
     may_repeat: bool = True
     """Whether an equal request repeats this one, instead of naming an id that is taken."""
+    explore: bool = False
+    """Whether the actions are sampled, in an episode that does not learn."""
+    policies: Mapping[AgentID, str] | None = None
+    """The policies of the agents, instead of those that they have by default. There are no other agents then."""
+    info: Mapping[str, Any] | None = None
+    """What the simulator wants to be kept with the episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Where an open episode is: its last request, the answer if it is there, and the rest of the lease."""
+
+    seq: int
+    answer: Answer | None
+    seconds_left: float | None
 
 
 @dataclass(slots=True)
@@ -140,9 +157,9 @@ class StepRequest:
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """One step of an episode, for the runner."""
+    """One step of an episode, for those who act."""
 
-    id: str
+    request: StartRequest
     env: int | None
     reports: Mapping[AgentID, Report]
     is_reset: bool = False
@@ -153,3 +170,8 @@ class Row:
     """Whether the simulator left the episode after this step."""
     is_kept: bool = True
     """Whether the complete rows of an abandoned episode are kept."""
+
+    @property
+    def id(self) -> str:
+        """The id of the episode."""
+        return self.request.id
