@@ -52,6 +52,8 @@ class HostLibrary(Library):
     """Whether the library steps its envs in its own threads, so that they cannot run in processes."""
     is_external: bool = False
     """Whether simulators are in control: there is one of each, and it has no episodes of its own to evaluate on."""
+    is_one_env: bool = False
+    """Whether the name of the library is that of its only environment."""
     clipping_option: str | None = None
     """The option that clips rewards to their sign. Workflows omit it and clip rewards for training only."""
     clips_by_default: bool = False
@@ -119,6 +121,27 @@ LIBRARIES: dict[str, Library] = {
         has_threads=True,
         clipping_option="reward_clip",
         training_options=("episodic_life",),
+    ),
+    "served": HostLibrary(
+        module="rookery.serving.env",
+        requires="uvicorn",
+        extra="serve",
+        names_fn="served_names",
+        make_fn="make_served_env",
+        has_threads=True,
+        is_external=True,
+        is_one_env=True,
+    ),
+    "served_agents": HostLibrary(
+        module="rookery.serving.env",
+        requires="uvicorn",
+        extra="serve",
+        names_fn="served_names",
+        make_fn="make_served_agents",
+        has_several_agents=True,
+        has_threads=True,
+        is_external=True,
+        is_one_env=True,
     ),
 }
 """Third parties add libraries by entry points: see `rookery.envs.registration`."""

@@ -184,6 +184,43 @@ def test_the_same_simulator_trains_again() -> None:
         assert train(env, total_timesteps=24).metrics["time/total_timesteps"][-1] == 24
 
 
+def test_evaluated_episodes_are_reported_and_not_learned_from() -> None:
+    def play(env: Counters, number: int) -> None:
+        Counters.play(env, number)
+        for mode, reward in (("evaluate", 100.0), ("watch", 1000.0)):
+            episode = env.start_episode(mode=mode)
+            for _ in range(2):
+                assert env.get_action(episode, np.zeros(2, np.float32)) in (0, 1)
+                env.log_returns(episode, reward)
+            env.end_episode(episode, np.zeros(2, np.float32))
+
+    metrics = train(Counters(play), **{"evaluation.interval": 48}).metrics
+    assert metrics["eval/mean_reward"][-1] == 200.0
+    assert metrics["eval/mean_ep_length"][-1] == 2.0
+    returns = metrics["rollout/ep_rew_mean"]
+    assert set(returns[~np.isnan(returns)]) == {10.0}
+
+
+def test_two_agents_are_evaluated_by_their_policies() -> None:
+    class Evaluated(Pair):
+        def start_episode(self, *args: Any) -> str:
+            self.number = getattr(self, "number", -1) + 1
+            return super().start_episode(mode="evaluate" if self.number % 2 else "learn")
+
+    config = {"env.policies": "per_agent", "agent.num_envs": 4, "agent.num_minibatches": 2}
+    assert train(Evaluated(), "ppo", 96, **config).metrics["eval/mean_reward"][-1] == 14.0
+
+
+def test_fragments_that_are_older_than_the_simulator_allows_are_discarded_and_counted() -> None:
+    def steps_discarded(max_age: int | None) -> float:
+        env = Counters(num_threads=12)
+        env.max_age = max_age
+        return float(train(env, "impala", 240).metrics["rollout/steps_discarded"][-1])
+
+    assert steps_discarded(None) == 0
+    assert steps_discarded(0) > 0
+
+
 def test_an_evaluation_without_episodes_of_its_own_is_refused() -> None:
     run = train(Counters(), total_timesteps=24)
     with pytest.raises(InvalidInputError, match="begins its episodes itself"):
