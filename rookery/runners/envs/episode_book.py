@@ -118,6 +118,11 @@ class EpisodeBook:
         episode.heard_at = now
         return Status(episode.seq, episode.answer, episode.request.lease)
 
+    def request_of(self, owner: Hashable, episode_id: str) -> StartRequest | None:
+        """Return how an episode was started, if it is open."""
+        episode = self._open.get(episode_id)
+        return None if episode is None or episode.owner != owner else episode.request
+
     def expire(self, now: float) -> list[str]:
         """End the episodes whose simulators were silent for the time of their lease; return their ids."""
         expired = [episode for episode in self._open.values() if episode.is_silent(now)]
@@ -165,12 +170,19 @@ class EpisodeBook:
 
     def answer(self, episode_id: str, actions: Mapping[AgentID, Any], version: int, now: float) -> None:
         """Answer a step that was taken; an episode that is over meanwhile needs no answer."""
+        self._answer(episode_id, Acted(actions, version), now)
+
+    def fail(self, episode_id: str, message: str, now: float) -> None:
+        """Answer that there is no action for a step that was taken."""
+        self._answer(episode_id, self._refuse(Code.POLICY_FAULT, message), now)
+
+    def _answer(self, episode_id: str, answer: Answer, now: float) -> None:
         episode = self._open.get(episode_id)
         if episode is None or episode.stage is not Stage.ASKED or episode.row is not None:
             return
         self._num_asked -= 1
         episode.stage, episode.heard_at = Stage.ANSWERED, now
-        episode.reply(Acted(actions, version))
+        episode.reply(answer)
 
     def close(self) -> None:
         """Refuse all requests from now on, also those that wait."""

@@ -54,6 +54,8 @@ class Code(enum.StrEnum):
     REWARD = "reward"
     """No action was taken that the reward could be for."""
     CLOSED = "closed"
+    POLICY_FAULT = "policy_fault"
+    """The policy gave an action that is not finite."""
 
 
 @dataclass(frozen=True, slots=True)
