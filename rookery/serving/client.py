@@ -125,10 +125,9 @@ class Client:
         delay, failed_at = FIRST_DELAY, None
         while True:
             try:
-                status, answer, wait = self._exchange(method, self._prefix + path, data, self._timeout)
+                status, answer = self._exchange(method, self._prefix + path, data, self._timeout)
             except (OSError, http.client.HTTPException) as error:
                 problem: Exception = ServerGoneError(f"{self._host}:{self._port} does not answer: {error!r}")
-                wait = 0.0
             else:
                 if 200 <= status < 300:
                     return answer
@@ -141,7 +140,7 @@ class Client:
                 failed_at = now
             if now - failed_at >= self.patience:
                 raise problem
-            time.sleep(max(wait, delay * random.uniform(0.5, 1.0)))
+            time.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(2 * delay, MAX_DELAY)
 
     def close(self) -> None:
@@ -167,8 +166,8 @@ class Client:
                 episode.end(obs, truncated=not terminated)
                 return total
 
-    def _exchange(self, method: str, path: str, data: bytes | None, timeout: float) -> tuple[int, dict, float]:
-        """Send a request once; return the status and the body of the answer, and the seconds to wait after it."""
+    def _exchange(self, method: str, path: str, data: bytes | None, timeout: float) -> tuple[int, dict]:
+        """Send a request once; return the status and the body of the answer."""
         connection = getattr(self._local, "connection", None)
         if connection is None:
             if self._tls is None:
@@ -183,8 +182,7 @@ class Client:
         except BaseException:  # what is left of this exchange must not answer the next
             self._disconnect()
             raise
-        wait = response.getheader("Retry-After") or ""
-        return response.status, _decoded(text), min(float(wait), MAX_DELAY) if wait.isdigit() else 0.0
+        return response.status, _decoded(text)
 
     def _disconnect(self) -> None:
         connection, self._local.connection = getattr(self._local, "connection", None), None

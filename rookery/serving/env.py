@@ -91,7 +91,8 @@ class ServedEnv(ExternalEnv):
             lambda: self.needs_log_prob,
         )
         app = Application(episodes, tokens, limits, metrics, default_mode=Mode.LEARN)
-        self._server = Server(app, settings.host, settings.port, limits, tls)
+        app.is_ready = True
+        self._server = Server(app, settings.host, settings.port, limits, tls, metrics)
         self._server.bind()
         where = "no token is needed" if settings.token_file is None else f"the token is in {settings.token_file}"
         print(f"clients play at {self._server.url}; {where}")
