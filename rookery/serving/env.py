@@ -69,9 +69,16 @@ class ServedEnv(ExternalEnv):
             settings.max_age,
         )
         self.settings = settings
+        self.limits = Limits()
         self.metrics = Metrics()
         self._server: Server | None = None
         self._is_closed = threading.Event()
+
+    @property
+    def url(self) -> str:
+        """Where clients find the server, once it is prepared."""
+        assert self._server is not None, "prepare() takes the port"
+        return self._server.url
 
     def prepare(self) -> None:
         """Take the port, before training compiles."""
@@ -80,7 +87,7 @@ class ServedEnv(ExternalEnv):
         tls = None
         if settings.tls_cert is not None and settings.tls_key is not None:
             tls = Tls(Path(settings.tls_cert), Path(settings.tls_key))
-        limits, metrics = Limits(), self.metrics
+        limits, metrics = self.limits, self.metrics
         episodes = Episodes(
             self._book,
             self.spaces,
@@ -89,13 +96,14 @@ class ServedEnv(ExternalEnv):
             settings.lease,
             settings.max_abs,
             lambda: self.needs_log_prob,
+            limits.pending_seconds,
         )
         app = Application(episodes, tokens, limits, metrics, default_mode=Mode.LEARN)
         app.is_ready = True
         self._server = Server(app, settings.host, settings.port, limits, tls, metrics)
         self._server.bind()
         where = "no token is needed" if settings.token_file is None else f"the token is in {settings.token_file}"
-        print(f"clients play at {self._server.url}; {where}")
+        print(f"clients play at {self.url}; {where}")
 
     def run(self) -> None:
         """Serve clients until training is over."""
