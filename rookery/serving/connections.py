@@ -5,7 +5,7 @@ import itertools
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
@@ -13,6 +13,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rookery.serving.limits import Limits
+from rookery.serving.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +47,10 @@ class LimitedProtocol(HttpToolsProtocol):
     Times are those of the event loop. `check_deadlines` is called for every connection by `sweep`.
     """
 
-    def __init__(self, limits: Limits, count_refusal: Callable[[str], None], **options: Any) -> None:
+    def __init__(self, limits: Limits, metrics: Metrics, **options: Any) -> None:
         super().__init__(**options)
         self._limits = limits
-        self._count_refusal = count_refusal
+        self._metrics = metrics
         self._deadline = self.loop.time() + limits.receive_seconds
         self._unread_deadline = math.inf
         self._num_bytes = 0
@@ -60,9 +61,14 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._metrics.connections = len(self.connections)
         if len(self.connections) > self._limits.connections:
             self._refuse(_refused(503, "connections", f"the server has its {self._limits.connections} connections"))
             self._close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._metrics.connections = len(self.connections)
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -83,10 +89,6 @@ class LimitedProtocol(HttpToolsProtocol):
     def _parse(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            # Another protocol was offered; the request is answered in this one.
-            if len(data) > upgrade.args[0]:
-                raise _pipelined() from None
         except httptools.HttpParserError as error:
             cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
             if isinstance(cause, httptools.HttpParserError):
@@ -101,7 +103,7 @@ class LimitedProtocol(HttpToolsProtocol):
     # What the parser calls.
     def on_message_begin(self) -> None:
         if self.cycle and not self.cycle.response_complete:
-            raise _pipelined()
+            raise _refused(400, "pipelined", "a request came before the answer to the one before it")
         self._is_received = False
         super().on_message_begin()
 
@@ -129,6 +131,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._max_bytes = limits.headers + limits.body
         if not (self.url.startswith(b"/") and self.url.isascii()):
             raise _refused(400, "path", "expected a path that starts with / and is ASCII")
+        if self.parser.should_upgrade():
+            raise _refused(400, "upgrade", "the server speaks HTTP/1.1: expected no offer of another protocol")
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -151,7 +155,7 @@ class LimitedProtocol(HttpToolsProtocol):
     # How connections end.
     def _refuse(self, refusal: RefusedError) -> None:
         """Answer in place of the application, then read no more of what comes."""
-        self._count_refusal(refusal.code)
+        self._metrics.refusals[refusal.code] += 1
         self._is_refused = True
         self._deadline = self.loop.time() + LINGER_SECONDS
         if self.cycle and not self.cycle.response_complete:
@@ -170,15 +174,17 @@ class LimitedProtocol(HttpToolsProtocol):
     def check_deadlines(self, now: float) -> None:
         """Close the connection if one has passed."""
         if self._unread_deadline < now:
+            self._metrics.refusals["unread"] += not self.transport.is_closing()
             self.transport.abort()
-        elif self.transport.get_write_buffer_size() == 0:
-            self._unread_deadline = math.inf
-        else:
-            self._unread_deadline = min(self._unread_deadline, now + self._limits.unread_seconds)
+            return
+        is_read = self.transport.get_write_buffer_size() == 0
+        self._unread_deadline = math.inf if is_read else min(self._unread_deadline, now + self._limits.unread_seconds)
         if self._deadline < now:
             if self._num_bytes and not self._is_refused:
                 seconds = self._limits.receive_seconds
                 self._refuse(_refused(408, "receive", f"the request did not arrive within {seconds:g} s"))
+            elif not self._is_refused:
+                self._metrics.refusals["idle"] += 1
             self._close()
 
     def shutdown(self) -> None:
@@ -191,10 +197,6 @@ class LimitedProtocol(HttpToolsProtocol):
 
 def _refused(status: int, code: str, message: str) -> RefusedError:
     return RefusedError(HTTPStatus(status), code, f"{message}.")
-
-
-def _pipelined() -> RefusedError:
-    return _refused(400, "pipelined", "a request came before the answer to the one before it")
 
 
 async def sweep(connections: Iterable[LimitedProtocol]) -> None:

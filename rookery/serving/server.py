@@ -20,6 +20,7 @@ try:
     import uvicorn
 
     from rookery.serving.connections import LimitedProtocol, sweep
+    from rookery.serving.metrics import Metrics
 except ImportError:
     raise missing_extra("uvicorn", "serve") from None
 
@@ -31,7 +32,7 @@ except ImportError:  # on Windows
 GRACE_SECONDS = 2
 """For the answers that are being written when the server ends."""
 POLL_SECONDS = 0.02
-SEND_BUFFER = 256 * 2**10
+SEND_BUFFER = 64 * 2**10
 """Bytes that the system keeps of an answer that nobody reads."""
 RENEWAL_SECONDS = 5.0
 
@@ -79,7 +80,7 @@ class Server:
         port: int,
         limits: Limits,
         tls: Tls | None = None,
-        count_refusal: Callable[[str], None] = lambda code: None,
+        metrics: Metrics | None = None,
     ) -> None:
         self._app = app
         self._host, self.port = host, port
@@ -89,7 +90,7 @@ class Server:
         self._socket: socket.socket | None = None
         config = uvicorn.Config(
             app,
-            http=functools.partial(LimitedProtocol, limits, count_refusal),  # type: ignore[arg-type]
+            http=functools.partial(LimitedProtocol, limits, metrics or Metrics()),  # type: ignore[arg-type]
             ssl_context_factory=(lambda config, default: context) if context else None,
             ws="none",
             interface="asgi3",
@@ -110,11 +111,6 @@ class Server:
         """Where clients find the server."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http{'s' if self._tls else ''}://{host}:{self.port}"
-
-    @property
-    def num_connections(self) -> int:
-        """Open connections, without those in a TLS handshake."""
-        return len(self._uvicorn.server_state.connections)
 
     def bind(self) -> None:
         """Take the port: an error if another process has it. Port 0 takes a free one."""
@@ -156,7 +152,10 @@ class Server:
         except BaseException as error:
             if self._is_started.done():
                 raise
-            self._is_started.set_exception(error)
+            # uvicorn exits where the application does not start; it has logged why.
+            failure = RuntimeError("the server did not start.")
+            failure.__cause__ = error
+            self._is_started.set_exception(failure)
 
     async def _serve(self) -> None:
         assert self._socket is not None, "bind() comes before start()"
