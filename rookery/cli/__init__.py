@@ -25,6 +25,7 @@ from rookery.cli.garbage import collect_rarely
 from rookery.cli.listing import add_list
 from rookery.cli.report import add_report
 from rookery.cli.resume import add_resume
+from rookery.cli.serve import add_serve
 from rookery.cli.train import add_train
 from rookery.cli.tune import add_tune
 from rookery.errors import RookeryError, shortened
@@ -39,6 +40,7 @@ COMMANDS = (
     add_report,
     add_list,
     add_check_env,
+    add_serve,
     add_client,
     add_bench,
     add_doctor,

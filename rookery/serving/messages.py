@@ -25,8 +25,8 @@ from rookery.runners.envs.episode_messages import (
 )
 from rookery.runners.envs.validation import row_of
 from rookery.serving.limits import Limits
-from rookery.serving.routes import AGENT_FIELDS, EPISODE_ID, START_FIELDS, STEP_FIELDS, Field
-from rookery.spaces import Space
+from rookery.serving.routes import AGENT_FIELDS, EPISODE_ID, START_FIELDS, STEP_FIELDS, names_of
+from rookery.spaces import Box, Space
 
 try:
     import orjson
@@ -126,7 +126,7 @@ class MessageReader:
 
     def step_of_json(self, fields: Object, where: str) -> StepRequest:
         """Read a step, but for its observations, which remain JSON."""
-        _check_names(fields, STEP_NAMES, where)
+        check_names(fields, STEP_NAMES, where)
         seq = fields.get("seq")
         if seq is not None and not (type(seq) is int and seq >= 0):
             raise ApiError(422, "type", f"seq is {seq!r:.80}; expected an integer from 0.", f"{where}seq")
@@ -146,7 +146,7 @@ class MessageReader:
 
     def _reports(self, fields: Object, where: str) -> dict[AgentID, Report]:
         """Read the reports of several agents."""
-        _check_names(fields, TEAM_NAMES, where, f"with several agents ({', '.join(self._agents)}) it is in `agents`")
+        check_names(fields, TEAM_NAMES, where, f"with several agents ({', '.join(self._agents)}) it is in `agents`")
         given = _object(fields.get("agents", {}), f"{where}agents")
         reports = {}
         for name, report in given.items():
@@ -154,7 +154,7 @@ class MessageReader:
                 message = f"there is no agent {shortened(name)!r}: the agents are {', '.join(self._agents)}."
                 raise ApiError(422, "agent", message, f"{where}agents")
             agent, place = self._agents[name], f"{where}agents.{name}."
-            _check_names(_object(report, place[:-1]), AGENT_NAMES, place)
+            check_names(_object(report, place[:-1]), AGENT_NAMES, place)
             end = _end(report, place)
             reports[agent] = self._report(agent, report, end, place)
             reports[agent].end = end
@@ -192,7 +192,7 @@ def read_steps(
     fields: Object, reader_of: Callable[[str], MessageReader], limits: Limits
 ) -> dict[str, StepRequest | ApiError]:
     """Read the steps of many episodes, by episode, in their order; an error costs its own step."""
-    _check_names(fields, STEPS_NAMES, "")
+    check_names(fields, STEPS_NAMES, "")
     entries = fields.get("steps")
     if type(entries) is not list or len(entries) > limits.num_steps:
         given = f"{len(entries)} steps" if type(entries) is list else _shown(entries)
@@ -281,7 +281,7 @@ class _StepBatch:
 
 def read_start(fields: Object, default_mode: Mode, explores: bool, lease: float) -> StartRequest:
     """Read the start of an episode."""
-    _check_names(fields, START_NAMES, "")
+    check_names(fields, START_NAMES, "")
     mode = fields.get("mode", default_mode)
     if not isinstance(mode, str) or mode not in MODES:
         raise ApiError(422, "mode", f"mode is {_shown(mode)}; expected learn, watch or evaluate.", "mode")
@@ -306,10 +306,26 @@ def read_start(fields: Object, default_mode: Mode, explores: bool, lease: float)
 def _explores(fields: Object, mode: Mode, default: bool) -> bool:
     """Return whether the actions of an episode are sampled."""
     needed = {Mode.LEARN: True, Mode.EVALUATE: False}.get(mode)
-    given = _flag(fields, "explore", "") if "explore" in fields else default if needed is None else needed
+    given = read_flag(fields, "explore", "") if "explore" in fields else default if needed is None else needed
     if needed is not None and given is not needed:
         raise ApiError(422, "explore", f"mode={mode} explores always or never: leave out explore.", "explore")
     return given
+
+
+def read_carry(value: Any, template: Any, num_rows: int) -> list[Any]:
+    """Read the recurrent states that a client keeps, a list of arrays `[N, ...]`; return that of each row."""
+    leaves, treedef = jax.tree.flatten(template)
+    if type(value) is not list or len(value) != len(leaves):
+        raise ApiError(422, "carry", f"carry must be a list of {len(leaves)} arrays, as an answer has it.", "carry")
+    arrays = []
+    for index, (part, leaf) in enumerate(zip(value, leaves, strict=True)):
+        reader = json_reader(Box(-np.inf, np.inf, leaf.shape[1:], leaf.dtype))
+        array, length = reader.read_array(part, f"carry[{index}]")
+        if length != num_rows:
+            raise ApiError(422, "shape", f"carry has {length} rows; expected {num_rows}, as obs.", "carry")
+        arrays.append(array)
+    tree = jax.tree.unflatten(treedef, arrays)
+    return [row_of(tree, row) for row in range(num_rows)]
 
 
 def answer_to_json(answer: Answer, seq: int | None, is_multi_agent: bool) -> Object:
@@ -349,7 +365,7 @@ def _as_list(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be written as JSON.")
 
 
-def _check_names(fields: Object, names: frozenset[str], where: str, hint: str = "") -> None:
+def check_names(fields: Object, names: frozenset[str], where: str, hint: str = "") -> None:
     """Raise for the first unknown field."""
     if names.issuperset(fields):
         return
@@ -365,7 +381,7 @@ def _object(value: Any, where: str) -> Object:
     return value
 
 
-def _flag(fields: Object, name: str, where: str) -> bool:
+def read_flag(fields: Object, name: str, where: str) -> bool:
     flag = fields.get(name, False)
     if type(flag) is not bool:
         raise ApiError(422, "type", f"{name} is {_shown(flag)}; expected true or false.", f"{where}{name}")
@@ -374,8 +390,8 @@ def _flag(fields: Object, name: str, where: str) -> bool:
 
 def _end(fields: Object, where: str) -> End:
     """Return whether and how an episode or an agent ends; both flags: terminated."""
-    is_truncated = _flag(fields, "truncated", where)
-    if _flag(fields, "terminated", where):
+    is_truncated = read_flag(fields, "truncated", where)
+    if read_flag(fields, "terminated", where):
         return End.TERMINATED
     return End.TRUNCATED if is_truncated else End.RUNNING
 
@@ -413,12 +429,8 @@ def _shown(value: Any) -> str:
     return shortened(orjson.dumps(value).decode())
 
 
-def _names_of(fields: tuple[Field, ...]) -> frozenset[str]:
-    return frozenset(field.name for field in fields)
-
-
 MODES = frozenset(Mode)
 ID = re.compile(EPISODE_ID)
-START_NAMES, STEP_NAMES, AGENT_NAMES = map(_names_of, (START_FIELDS, STEP_FIELDS, AGENT_FIELDS))
+START_NAMES, STEP_NAMES, AGENT_NAMES = map(names_of, (START_FIELDS, STEP_FIELDS, AGENT_FIELDS))
 TEAM_NAMES = STEP_NAMES - {"obs", "reward", "action", "log_prob"}
 STEPS_NAMES = frozenset({"steps", "obs"})

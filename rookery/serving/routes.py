@@ -60,6 +60,11 @@ STEP_FIELDS = (
         "agents", "object", "`{agent: {obs, reward, action, log_prob, terminated, truncated, info}}` for several agents"
     ),
 )
+ACT_FIELDS = (
+    Field("obs", "array", "observations `[N, ...]`"),
+    Field("explore", "boolean", "whether actions are sampled; false by default"),
+    Field("carry", "list", "of a recurrent policy, from the answer before; absent where episodes begin"),
+)
 STEP_ANSWER = (
     Field("seq", "integer", "that of the request"),
     Field("action", "array", "what to do"),
@@ -80,11 +85,7 @@ ROUTES = (
         "/v1/policies/{policy}/act",
         Scope.ACT,
         "actions without an episode",
-        (
-            Field("obs", "array", "observations `[N, ...]`"),
-            Field("explore", "boolean", "whether actions are sampled; false by default"),
-            Field("carry", "list", "of a recurrent policy, from the answer before; absent where episodes begin"),
-        ),
+        ACT_FIELDS,
         (
             Field("actions", "array", "actions `[N, ...]`"),
             Field("version", "integer", "of the parameters that chose them"),
@@ -136,6 +137,11 @@ ROUTES = (
         (Field("answers", "list", "in the same order: an answer or `{error}`"),),
     ),
 )  # fmt: skip
+
+
+def names_of(fields: tuple[Field, ...]) -> frozenset[str]:
+    """Return the names of fields."""
+    return frozenset(field.name for field in fields)
 
 
 def _pattern(path: str) -> re.Pattern[bytes]:

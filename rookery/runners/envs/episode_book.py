@@ -63,7 +63,7 @@ class EpisodeBook:
             return self._refuse_closed()
         if found is not None and request.may_repeat and (found.owner, found.request) == (owner, request):
             self.counts["repeated"] += 1
-            return Started(request.id, found.env)
+            return Started(request.id, found.env, is_repeated=True)
         if found is not None:
             return self._refuse(
                 Code.TAKEN, f"episode {request.id!r} is open already: end it first, or choose another id."

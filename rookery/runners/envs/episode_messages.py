@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rookery.runners.envs.base_env import AgentID, End
@@ -75,6 +75,8 @@ class Started:
 
     id: str
     env: int | None
+    is_repeated: bool = field(default=False, compare=False)
+    """Whether an earlier request has started it."""
 
 
 @dataclass(slots=True)
