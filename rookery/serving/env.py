@@ -22,6 +22,8 @@ from rookery.serving.server import Server, check_address
 from rookery.serving.tls import Tls
 from rookery.serving.tokens import Tokens
 
+COUNTS = ("started", "ended", "left", "expired", "lost", "steps", "repeated")
+"""What is recorded of episodes, also before the first."""
 ONE_AGENT, SEVERAL_AGENTS = "served", "served_agents"
 
 
@@ -98,6 +100,7 @@ class ServedEnv(ExternalEnv):
             lambda: self.needs_log_prob,
             limits.pending_seconds,
         )
+        metrics.episode_counts = lambda: self._book.counts
         app = Application(episodes, tokens, limits, metrics, default_mode=Mode.LEARN)
         app.is_ready = True
         self._server = Server(app, settings.host, settings.port, limits, tls, metrics)
@@ -121,7 +124,8 @@ class ServedEnv(ExternalEnv):
         self._is_closed.set()
 
     def report(self) -> Mapping[str, float]:
-        return {f"serving/{name}": number for name, number in self.metrics.record().items()}
+        counts = dict.fromkeys(COUNTS, 0) | self.metrics.record()
+        return {f"serving/{name}": number for name, number in counts.items()}
 
 
 def served_names() -> list[str]:

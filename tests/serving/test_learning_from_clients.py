@@ -2,15 +2,12 @@
 
 import contextlib
 import itertools
-import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 
@@ -18,10 +15,11 @@ from rookery.runners.envs.base_env import SINGLE_AGENT
 from rookery.runners.envs.external_base_env import ExternalBaseEnv
 from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import Sample
-from rookery.serving.client import Client, EpisodeLostError, RefusedError, ServerGoneError
+from rookery.serving.client import Client, RefusedError, ServerGoneError
 from rookery.serving.env import ServedEnv, ServedSettings
 from rookery.serving.limits import Limits
 from rookery.spaces import Box, Discrete
+from tests.numbered_clients import EPISODES, LENGTH, start_client
 from tests.runner_envs import count_rows, make_runner, rows_of
 
 SPACES = {SINGLE_AGENT: (Box(-np.inf, np.inf, (1,)), Discrete(2))}
@@ -112,3 +110,155 @@ def test_a_client_gives_the_same_batches_as_any_other_env(
         assert len(rows_of(sample)) == sample.env_steps == num_rows
     assert runner.ledger.is_exact
     check_rows(samples)
+
+
+class UnreliableClient(Client):
+    """Sends every request twice, old ones in between, and loses every fifth answer."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._number, self._before = 0, None
+
+    def _exchange(self, method: str, path: str, data: bytes | None, timeout: float) -> tuple[int, dict]:
+        self._number += 1
+        if self._before is not None:
+            super()._exchange(*self._before)
+        self._before = method, path, data, timeout
+        super()._exchange(method, path, data, timeout)
+        answer = super()._exchange(method, path, data, timeout)
+        if self._number % 5 == 0:
+            raise ConnectionResetError("the answer is lost")
+        return answer
+
+
+def test_requests_that_are_doubled_late_or_unanswered_count_once(serve: Callable[..., Served]) -> None:
+    trajectories = []
+    for client_type in (Client, UnreliableClient):
+        served = serve(max_episodes=1)
+        runner = served.runner(rollout_fragment_length=20, num_fragments=1)
+        served.play(lambda client: play_numbered(client, length=8), client_type)
+        samples = [runner.sample() for _ in range(4)]
+        steps = check_rows(samples)
+        first = min(steps)
+        trajectories.append(
+            [(row.obs - 1000 * first, row.t, row.reward) for sample in samples for row in rows_of(sample)]
+        )
+        assert runner.ledger.is_exact
+        assert not served.errors
+        is_repeated = served.env.report()["serving/repeated"] > 0
+        assert is_repeated == (client_type is UnreliableClient)
+    assert trajectories[0] == trajectories[1]
+
+
+def test_a_step_that_waits_for_long_is_sent_again_and_counts_once(serve: Callable[..., Served]) -> None:
+    served = serve(max_episodes=4, pending_seconds=0.05)
+    runner = served.runner(rollout_fragment_length=10, num_fragments=4)
+    for _ in range(4):
+        served.play(play_numbered)
+    samples = []
+    for _ in range(3):
+        time.sleep(0.3)  # the learner is busy, and nobody polls
+        samples.append(runner.sample())
+    check_rows(samples)
+    assert runner.ledger.is_exact
+    assert served.env.report()["serving/repeated"] > 0
+    assert not served.errors
+
+
+def test_clients_of_a_fleet_and_episodes_that_never_end_are_all_counted(serve: Callable[..., Served]) -> None:
+    num_clients, num_steps = 200, 20
+    served = serve(max_episodes=num_clients, lease=0.5)
+    runner = served.runner(rollout_fragment_length=5, num_fragments=num_clients)
+    refused = []
+
+    def play(client: Client) -> None:
+        ids = [client.start().id for _ in range(num_clients)]
+        for extra in range(3):
+            client.patience = 0.0
+            with pytest.raises(RefusedError) as caught:
+                client.start(id=f"extra-{extra}")
+            refused.append(caught.value.status)
+        client.patience = NEVER
+        for t in range(num_steps + 1):
+            steps = [{"episode": name, "seq": t, "reward": float(t - 1) if t else 0.0} for name in ids]
+            obs = [[1000.0 * k + t] for k in range(num_clients)]
+            client.request("POST", "/v1/steps", {"steps": steps, "obs": obs})
+
+    served.play(play)
+    samples = [runner.sample() for _ in range(num_steps // 5)]
+    steps = check_rows(samples)
+    assert sorted(steps) == list(range(num_clients))
+    assert {len(found) for found in steps.values()} == {num_steps}
+    deadline = time.monotonic() + NEVER
+    while served.env.report()["serving/expired"] < num_clients and time.monotonic() < deadline:
+        runner.sample_within(0.1)
+    assert refused == [429] * 3
+    assert served.env.report()["serving/expired"] == num_clients, "nobody ended them"
+    assert runner.ledger.is_exact
+    assert runner.ledger.env_steps.abandoned == num_clients, "the last action of each led nowhere"
+
+
+@pytest.mark.parametrize("num_clients", [1, 64])
+def test_clients_play_evaluations_while_others_train(serve: Callable[..., Served], num_clients: int) -> None:
+    served = serve(max_episodes=2)
+    runner = served.runner(rollout_fragment_length=20, num_fragments=2)
+    done = threading.Semaphore(0)
+
+    def evaluate(client: Client) -> None:
+        for mode in ("evaluate", "watch"):
+            episode = client.start(mode=mode)
+            for t in range(6):
+                assert episode.act([t]) == t % 2
+                episode.reward(2.0)
+            episode.end([6.0])
+            assert episode.episode_return == 12.0
+        done.release()
+
+    served.play(play_numbered)
+    for _ in range(num_clients):
+        served.play(evaluate)
+    samples = []
+    while len([episode for sample in samples for episode in sample.evaluated]) < num_clients:
+        samples.append(runner.sample())
+    check_rows(samples)
+    evaluated = [episode for sample in samples for episode in sample.evaluated]
+    assert [(episode.episode_return, episode.episode_length) for episode in evaluated] == [(12.0, 6)] * num_clients
+    assert not served.errors
+
+
+def kill_clients(served: Served, num_rounds: int, num_clients: int = 8, num_killed: int = 3) -> dict[int, list[int]]:
+    """Kill some clients in each round and start others; return the steps of all episodes, which are checked."""
+    runner = served.runner(rollout_fragment_length=10, num_fragments=8)
+    draw, numbers = np.random.default_rng(0), itertools.count()
+    clients = [start_client(served.url, next(numbers)) for _ in range(num_clients)]
+    samples = []
+    try:
+        for _ in range(num_rounds):
+            samples += [runner.sample() for _ in range(draw.integers(3, 9))]
+            for place in draw.choice(num_clients, num_killed, replace=False):
+                clients[place].kill()
+                clients[place].wait()
+                clients[place] = start_client(served.url, next(numbers))
+            assert runner.ledger.is_exact
+        newest = next(numbers) - 1
+        deadline = time.monotonic() + NEVER
+        while max(steps := check_rows(samples)) // EPISODES < newest and time.monotonic() < deadline:
+            samples.append(runner.sample())
+    finally:
+        for client in clients:
+            client.kill()
+            client.wait()
+    assert runner.ledger.is_exact
+    assert max(steps) // EPISODES == newest, "the envs of killed clients are free for others"
+    counts = served.env.report()
+    assert 0 < counts["serving/expired"] <= num_rounds * num_killed
+    assert counts["serving/lost"] == counts["serving/left"] == 0
+    return steps
+
+
+def test_clients_that_are_killed_keep_their_complete_steps_and_cost_nobody_else_any(
+    serve: Callable[..., Served],
+) -> None:
+    steps = kill_clients(serve(max_episodes=8, lease=0.5), num_rounds=3)
+    survivors = [found for number, found in steps.items() if len(found) == LENGTH]
+    assert len(survivors) > 10
