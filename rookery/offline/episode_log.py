@@ -81,7 +81,6 @@ class EpisodeLog:
 
     def sync(self) -> None:
         """Let all that was written survive a crash of the machine."""
-        self._file.flush()
         os.fsync(self._file.fileno())
         self._synced_at = self._clock()
 
@@ -92,7 +91,7 @@ class EpisodeLog:
     def _open_next(self) -> None:
         found = (FILE_NAME.fullmatch(path.name) for path in self._folder.glob(f"{self._name}-*.jsonl"))
         number = max([int(match[1]) for match in found if match], default=0) + 1
-        self._file = open(self._folder / f"{self._name}-{number:05d}.jsonl", "xb")  # noqa: SIM115
+        self._file = open(self._folder / f"{self._name}-{number:05d}.jsonl", "xb", buffering=0)  # noqa: SIM115
         self._synced_at = self._clock()
 
 
