@@ -105,10 +105,11 @@ class MessageReader:
         needs_log_prob: Callable[[], bool] = lambda: False,
     ) -> None:
         self._limits = limits
+        self._max_abs = FLOAT32_MAX if max_abs is None else max_abs
         self._needs_log_prob = needs_log_prob
         self._agents = {str(agent): agent for agent in spaces}
         self.obs = {agent: json_reader(*agent_spaces, max_abs) for agent, agent_spaces in spaces.items()}
-        self._actions = {agent: json_reader(action_space) for agent, (_, action_space) in spaces.items()}
+        self._actions = {agent: json_reader(action_space, None, max_abs) for agent, (_, action_space) in spaces.items()}
         self.is_multi_agent = set(spaces) != {SINGLE_AGENT}
 
     @property
@@ -164,7 +165,7 @@ class MessageReader:
         obs, action, info = fields.get("obs"), fields.get("action"), fields.get("info")
         report = Report(obs)
         if "reward" in fields:
-            report.reward = _number(fields["reward"], f"{where}reward")
+            report.reward = _number(fields["reward"], f"{where}reward", self._max_abs)
         if action is not None or "log_prob" in fields:
             if action is None or obs is None or end is not End.RUNNING:
                 message = "an action needs the observation on which it was chosen, and log_prob an action."
@@ -396,12 +397,12 @@ def _end(fields: Object, where: str) -> End:
     return End.TRUNCATED if is_truncated else End.RUNNING
 
 
-def _number(value: Any, where: str) -> float:
-    """Return a number that float32 can hold."""
+def _number(value: Any, where: str, max_abs: float = FLOAT32_MAX) -> float:
+    """Return a number of limited size, by default of what float32 can hold."""
     if type(value) not in (int, float):
         raise ApiError(422, "type", f"{where} is {_shown(value)}; expected a number.", where)
-    if not abs(value) <= FLOAT32_MAX:
-        raise ApiError(422, "range", f"{where} is {value:g}; expected at most {FLOAT32_MAX:.3g}.", where)
+    if not abs(value) <= max_abs:
+        raise ApiError(422, "range", f"{where} is {value:g}; expected at most {max_abs:.3g}.", where)
     return float(value)
 
 
