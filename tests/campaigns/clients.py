@@ -5,11 +5,14 @@ python -m tests.campaigns.clients pendulum
 """
 
 import argparse
+import contextlib
 import json
 import socket
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,22 @@ CARTPOLE = {
     "agent.num_epochs": 10,
     "agent.learning_rate": {"start": 1e-3, "end": 0.0},
 }
+KILLED = ("total_timesteps=100_000_000", "agent.num_envs=4", "agent.rollout_length=32", "checkpoint.interval=256")
+SECONDS_TO_GO_ON = 90.0
 PENDULUM = {"agent.num_envs": 1, "agent.rollout_length": 1, "agent.warmup_steps": 500}
+
+
+def served_settings(folder: Path, env_name: str) -> dict[str, Any]:
+    """Write the files that a served environment needs; return its settings."""
+    spaces, token_file = folder / "spaces.json", folder / "token"
+    spaces.write_text(json.dumps(spaces_of(env_name)))
+    token_file.write_text("default act " + 40 * "x" + "\n")
+    token_file.chmod(0o600)
+    return {"spaces": str(spaces), "port": free_port(), "token_file": str(token_file)}
+
+
+def url_of(kwargs: Mapping[str, Any]) -> str:
+    return f"http://127.0.0.1:{kwargs['port']}"
 
 
 def train(
@@ -35,13 +53,9 @@ def train(
 ) -> rookery.Run:
     """Train on simulators in processes."""
     with tempfile.TemporaryDirectory() as folder:
-        spaces, token_file, port = Path(folder, "spaces.json"), Path(folder, "token"), free_port()
-        spaces.write_text(json.dumps(spaces_of(env_name)))
-        token_file.write_text("default act " + 40 * "x" + "\n")
-        token_file.chmod(0o600)
-        kwargs = {"spaces": str(spaces), "port": port, "token_file": str(token_file)}
+        kwargs = served_settings(Path(folder), env_name)
         settings = {f"env.kwargs.{name}": value for name, value in kwargs.items()} | dict(config)
-        with simulators(num_clients, f"http://127.0.0.1:{port}", env_name, logs_every, token_file):
+        with simulators(num_clients, url_of(kwargs), env_name, logs_every, Path(kwargs["token_file"])):
             return rookery.train(agent, "served", total_timesteps=num_steps, config=settings)
 
 
@@ -82,17 +96,65 @@ def pendulum(num_steps: int = 20_000) -> float:
     return mean_return(run.policy, "Pendulum-v1")
 
 
+def kills(count: int = 100) -> None:
+    """Kill a training again and again, and resume it; its clients are never started again."""
+    draw = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        kwargs, run_dir = served_settings(Path(folder), "CartPole-v1"), Path(folder, "run")
+        overrides = [f"env.kwargs.{name}={value}" for name, value in kwargs.items()]
+        command = ["train", "agent=ppo", "env=served", *overrides, f"run_dir={run_dir}", *KILLED]
+        with simulators(3, url_of(kwargs), "CartPole-v1", token_file=Path(kwargs["token_file"])) as clients:
+            num_steps = 0
+            for _ in range(count + 1):
+                with rookery_process(*command) as training:
+                    num_steps = wait_for_steps(run_dir, num_steps, training)
+                    time.sleep(draw.uniform(0.0, 1.0))
+                    training.kill()
+                    training.wait()
+                assert rookery.load(run_dir).num_steps >= num_steps, "the last checkpoint is whole"
+                assert all(client.poll() is None for client in clients), "clients outlive the server"
+                command = ["resume", str(run_dir)]
+
+
+@contextlib.contextmanager
+def rookery_process(*arguments: str) -> Iterator[subprocess.Popen]:
+    """Run a command of Rookery; kill it in the end."""
+    process = subprocess.Popen([sys.executable, "-m", "rookery", *arguments], stdout=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_for_steps(run_dir: Path, before: int, training: subprocess.Popen) -> int:
+    """Wait for a checkpoint of more steps than before; return its steps."""
+    deadline = time.monotonic() + SECONDS_TO_GO_ON
+    while time.monotonic() < deadline:
+        assert training.poll() is None, "the training ended by itself"
+        steps = [int(path.name) for path in run_dir.glob("checkpoints/*") if path.name.isdecimal()]
+        if max(steps, default=0) > before:
+            return max(steps)
+        time.sleep(0.05)
+    raise AssertionError(f"no checkpoint after {before} steps in {SECONDS_TO_GO_ON:g} s")
+
+
 GOALS = {cartpole: 450.0, pendulum: -200.0}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("task", choices=[task.__name__ for task in GOALS])
-    name = parser.parse_args().task
-    (task,) = (task for task in GOALS if task.__name__ == name)
-    start = time.monotonic()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=["cartpole", "pendulum", "kills"])
+    parser.add_argument("--count", type=int, default=100, help="number of kills")
+    arguments, start = parser.parse_args(), time.monotonic()
+    if arguments.task == "kills":
+        kills(arguments.count)
+        print(f"{arguments.count} kills, all resumed; {time.monotonic() - start:.0f} s")
+        return 0
+    (task,) = (task for task in GOALS if task.__name__ == arguments.task)
     found, goal = task(), GOALS[task]
-    print(f"{name}: mean return {found:.1f} of 20 greedy episodes, goal {goal:g}; {time.monotonic() - start:.0f} s")
+    seconds = time.monotonic() - start
+    print(f"{arguments.task}: mean return {found:.1f} of 20 greedy episodes, goal {goal:g}; {seconds:.0f} s")
     return int(found < goal)
 
 
