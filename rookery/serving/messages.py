@@ -316,8 +316,9 @@ def _explores(fields: Object, mode: Mode, default: bool) -> bool:
 def read_carry(value: Any, template: Any, num_rows: int) -> list[Any]:
     """Read the recurrent states that a client keeps, a list of arrays `[N, ...]`; return that of each row."""
     leaves, treedef = jax.tree.flatten(template)
-    if type(value) is not list or len(value) != len(leaves):
-        raise ApiError(422, "carry", f"carry must be a list of {len(leaves)} arrays, as an answer has it.", "carry")
+    if not leaves or type(value) is not list or len(value) != len(leaves):
+        expected = f"a list of {len(leaves)} arrays, as an answer has it" if leaves else "none: the policy has no state"
+        raise ApiError(422, "carry", f"carry is {_shown(value)}; expected {expected}.", "carry")
     arrays = []
     for index, (part, leaf) in enumerate(zip(value, leaves, strict=True)):
         reader = json_reader(Box(-np.inf, np.inf, leaf.shape[1:], leaf.dtype))
