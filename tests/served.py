@@ -32,12 +32,6 @@ class Echo:
         self.is_draining = True
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            await receive()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-            await send({"type": "lifespan.shutdown.complete"})
-            return
         self.paths.append(scope["path"])
         body, more_body = b"", True
         while more_body:

@@ -94,7 +94,7 @@ class Server:
             ssl_context_factory=(lambda config, default: context) if context else None,
             ws="none",
             interface="asgi3",
-            lifespan="on",
+            lifespan="off",
             log_config=None,
             access_log=False,
             proxy_headers=False,
@@ -126,7 +126,7 @@ class Server:
         self.port = self._socket.getsockname()[1]
 
     def start(self) -> None:
-        """Answer requests in a thread. Returns once the application is up."""
+        """Answer requests in a thread. Returns once it does."""
         self._thread.start()
         self._is_started.result()
 
@@ -152,10 +152,7 @@ class Server:
         except BaseException as error:
             if self._is_started.done():
                 raise
-            # uvicorn exits where the application does not start; it has logged why.
-            failure = RuntimeError("the server did not start.")
-            failure.__cause__ = error
-            self._is_started.set_exception(failure)
+            self._is_started.set_exception(error)
 
     async def _serve(self) -> None:
         assert self._socket is not None, "bind() comes before start()"
