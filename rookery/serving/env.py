@@ -103,8 +103,9 @@ class ServedEnv(ExternalEnv):
         metrics.episode_counts = lambda: self._book.counts
         app = Application(episodes, tokens, limits, metrics, default_mode=Mode.LEARN)
         app.is_ready = True
-        self._server = Server(app, settings.host, settings.port, limits, tls, metrics)
-        self._server.bind()
+        server = Server(app, settings.host, settings.port, limits, tls, metrics)
+        server.bind()
+        self._server = server
         where = "no token is needed" if settings.token_file is None else f"the token is in {settings.token_file}"
         print(f"clients play at {self.url}; {where}")
 

@@ -119,8 +119,8 @@ class Server:
             self._socket = socket.create_server(address[:2], family=family, backlog=2048)
         except OSError as error:
             raise InvalidInputError(
-                f"cannot listen on {self._host} port {self.port}: {error.strerror}: take another with --port, or 0 for "
-                "a free one."
+                f"cannot listen on {self._host} port {self.port}: {error.strerror}: take another port (--port, "
+                "env.kwargs.port), or 0 for a free one."
             ) from None
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         self.port = self._socket.getsockname()[1]
@@ -132,6 +132,10 @@ class Server:
 
     def stop(self, drain: float) -> None:
         """Answer open steps for up to `drain` seconds, then end. New episodes are refused meanwhile."""
+        if not self._thread.is_alive():
+            if self._socket is not None:
+                self._socket.close()
+            return
         self._app.drain()
         deadline = time.monotonic() + drain
         while self._app.num_open_steps and time.monotonic() < deadline:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rookery.runners.envs.agent_spaces import AgentSpaces
 from rookery.runners.envs.base_env import SINGLE_AGENT
 from rookery.runners.envs.external_base_env import ExternalBaseEnv
 from rookery.runners.runner import EnvRunner
@@ -30,8 +31,8 @@ NEVER = 30.0
 class Served:
     """A served environment with a runner, and clients in threads."""
 
-    def __init__(self, pending_seconds: float = 30.0, **settings: Any) -> None:
-        self.env = ServedEnv(ServedSettings(spaces="-", port=0, token_file=None, drain=0.0, **settings), SPACES)
+    def __init__(self, pending_seconds: float = 30.0, spaces_of: AgentSpaces = SPACES, **settings: Any) -> None:
+        self.env = ServedEnv(ServedSettings(spaces="-", port=0, token_file=None, drain=0.0, **settings), spaces_of)
         self.env.limits = Limits(pending_seconds=pending_seconds)
         self.base_env = ExternalBaseEnv([self.env])
         self.base_env.prepare()
@@ -262,3 +263,27 @@ def test_clients_that_are_killed_keep_their_complete_steps_and_cost_nobody_else_
     steps = kill_clients(serve(max_episodes=8, lease=0.5), num_rounds=3)
     survivors = [found for number, found in steps.items() if len(found) == LENGTH]
     assert len(survivors) > 10
+
+
+def test_two_agents_play_over_http(serve: Callable[..., Served]) -> None:
+    served = serve(max_episodes=2, spaces_of=dict.fromkeys(("left", "right"), SPACES[SINGLE_AGENT]))
+    runner = served.runner(rollout_fragment_length=8, num_fragments=4)
+
+    def play(client: Client) -> None:
+        while True:
+            episode = client.start(several_agents=True)
+            for t in range(6):
+                shown = {"left": [t]} if t > 3 else {"left": [t], "right": [t]}
+                assert episode.act(shown) == dict.fromkeys(shown, t % 2)
+                episode.reward({"left": 1.0, "right": 2.0} if t < 4 else {"left": 1.0})
+                if t == 3:
+                    episode.end_agents({"right": [4]})
+            episode.end({"left": [6]})
+
+    served.play(play)
+    episodes = [episode for _ in range(4) for episode in runner.sample().episodes]
+    assert not served.errors
+    assert len(episodes) > 3
+    for episode in episodes:
+        assert episode.agent_returns == {"left": 6.0, "right": 8.0}
+    assert runner.ledger.is_exact
