@@ -1,10 +1,12 @@
 """Training on external simulators: shapes, staleness, logged actions, and what is refused."""
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium
+import jax
 import numpy as np
 import pytest
 
@@ -23,14 +25,21 @@ NEVER = 60.0
 class Counters(ExternalEnv):
     """Each of its threads plays episodes whose rewards are the number of the step: 0, 1, 2, ..."""
 
-    def __init__(self, play_fn: Callable | None = None, num_threads: int = 1, action_space: Any = None) -> None:
-        super().__init__(BOX, action_space or gymnasium.spaces.Discrete(2), num_threads)
+    def __init__(
+        self,
+        play_fn: Callable | None = None,
+        num_threads: int = 1,
+        action_space: Any = None,
+        max_episodes: int | None = None,
+    ) -> None:
+        super().__init__(BOX, action_space or gymnasium.spaces.Discrete(2), max_episodes or num_threads)
+        self.num_threads = num_threads
         self.play_fn = play_fn or Counters.play
         self.errors: list[Exception] = []
         self.has_failed = threading.Event()
 
     def run(self) -> None:
-        threads = [threading.Thread(target=self._play, args=(k,), daemon=True) for k in range(self.max_episodes)]
+        threads = [threading.Thread(target=self._play, args=(k,), daemon=True) for k in range(self.num_threads)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -68,6 +77,19 @@ def test_any_number_of_simulators_gives_samples_of_one_shape(num_threads: int) -
     )
     assert metrics["rollout/staleness_max"].max() <= 1  # what A2C bears
     assert "eval/mean_reward" not in metrics
+
+
+@pytest.mark.parametrize(("num_threads", "num_envs"), [(1, 64), (64, 4)])
+def test_few_and_many_simulators_train_and_compile_no_program_twice(
+    num_threads: int, num_envs: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = Counters(num_threads=num_threads, max_episodes=64)
+    with caplog.at_level(logging.WARNING), jax.log_compiles():
+        run = train(env, total_timesteps=4 * 8 * num_envs, **{"agent.num_envs": num_envs})
+    assert run.metrics["time/total_timesteps"][-1] == 4 * 8 * num_envs
+    compiled = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Compiling jit(")]
+    programs = [message for message in compiled if any(f"jit({name})" in message for name in ("_act", "update"))]
+    assert 2 <= len(programs) == len(set(programs))
 
 
 def test_a_replay_method_stores_fragments_that_do_not_continue_each_other() -> None:
