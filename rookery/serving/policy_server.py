@@ -138,8 +138,12 @@ class PolicyServer:
                     act_together(policy, [ask] * (1 << power), explore)
             start = time.perf_counter()
             act_together(policy, [ask] * self._max_batch, False)
-            if time.perf_counter() - start > SLOW_SECONDS and self._worker is None:
-                self._worker = ThreadPoolExecutor(1, "rookery-acting")
+            if time.perf_counter() - start > SLOW_SECONDS:
+                self.act_in_thread()
+
+    def act_in_thread(self) -> None:
+        """Act in a thread from now on: the loop answers other requests meanwhile."""
+        self._worker = self._worker or ThreadPoolExecutor(1, "rookery-acting")
 
     def replace(self, policies: Mapping[str, Policy], version: int) -> None:
         """Act with other parameters from the next batch on; open episodes keep their recurrent states."""

@@ -4,7 +4,12 @@ import contextvars
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from typing import Any
 
+import jax
+import numpy as np
+
+from rookery.configuration import to_mapping
 from rookery.errors import RookeryError
 from rookery.policy import Policy
 from rookery.serving.metrics import Metrics
@@ -81,10 +86,17 @@ class Reload:
             ours = served[name]
             if not (alike(policy.obs_space, ours.obs_space) and alike(policy.action_space, ours.action_space)):
                 raise ReloadError(f"policy {name} has other spaces.")
-            if policy.agent != ours.agent:
+            if _form_of(policy) != _form_of(ours):
                 raise ReloadError(f"policy {name} has another agent or other networks.")
             if not all_finite(policy.agent_state):
                 raise ReloadError(f"policy {name} has parameters that are not finite.")
         return {
             name: served[name].with_state(policy.agent_state, policy.num_steps) for name, policy in policies.items()
         }
+
+
+def _form_of(policy: Policy) -> tuple[Any, ...]:
+    """Return what policies have in common that can share compiled programs."""
+    leaves, treedef = jax.tree.flatten(policy.agent_state)
+    shapes = [(np.shape(leaf), np.asarray(leaf).dtype) for leaf in leaves]
+    return type(policy.agent), to_mapping(policy.agent), treedef, shapes
