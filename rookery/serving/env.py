@@ -37,7 +37,7 @@ class ServedSettings:
     max_age: int | None = setting(
         None, low=0, help="updates by which fragments may lag; null: 1 for PPO and A2C, any number for others"
     )
-    max_abs: float = setting(1e9, low=0.0, help="the largest absolute value of observations, actions and rewards")
+    max_abs: float = setting(1e9, low=0.0, help="the largest absolute value of numbers in observations")
     host: str = setting("127.0.0.1", help="the address to listen on")
     port: int = setting(8642, low=0, high=65535, help="the port to listen on; 0: a free one")
     token_file: str | None = setting(

@@ -287,3 +287,35 @@ def test_two_agents_play_over_http(serve: Callable[..., Served]) -> None:
     for episode in episodes:
         assert episode.agent_returns == {"left": 6.0, "right": 8.0}
     assert runner.ledger.is_exact
+
+
+@pytest.mark.parametrize(
+    ("step_fn", "code", "where"),
+    [
+        (lambda episode: episode.act([2e9]), "range", "obs"),
+        (lambda episode: episode.act(["1"]), "type", "obs"),
+        (lambda episode: episode.act([1.0, 2.0]), "shape", "obs"),
+        (lambda episode: episode.log([0.0], 1), "log_prob_needed", "log_prob"),
+        (lambda episode: episode.log([0.0], 2, log_prob=-1.0), "range", "action"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_refused_with_its_place(
+    serve: Callable[..., Served], step_fn: Callable, code: str, where: str
+) -> None:
+    served = serve(max_episodes=1, max_abs=1e9)
+    served.base_env.require_log_probs(True)
+    served.runner(rollout_fragment_length=4, num_fragments=1)
+    refusals: list[RefusedError] = []
+
+    def play(client: Client) -> None:
+        episode = client.start()
+        with pytest.raises(RefusedError) as caught:
+            step_fn(episode)
+        refusals.append(caught.value)
+        for t in range(20):
+            assert episode.act([t]) == t % 2
+
+    served.play(play)
+    assert [row.obs for row in rows_of(served.runner_.sample())] == [0, 1, 2, 3]
+    (refusal,) = refusals
+    assert (refusal.status, refusal.code, refusal.where) == (422, code, where)
