@@ -40,8 +40,7 @@ class Served:
         self.errors: list[Exception] = []
 
     def runner(self, **settings: Any) -> EnvRunner:
-        self.runner_ = make_runner(self.base_env, **settings)
-        return self.runner_
+        return make_runner(self.base_env, **settings)
 
     def play(self, play_fn: Callable[[Client], None], client_type: type[Client] = Client) -> threading.Thread:
         """Let a client play in a thread until the server is closed."""
@@ -99,6 +98,13 @@ def check_rows(samples: Sequence[Sample]) -> dict[int, list[int]]:
     return steps
 
 
+def sample_of(runner: EnvRunner) -> Sample:
+    """Sample fragments; fail instead of waiting for ever."""
+    sample = runner.sample_within(NEVER)
+    assert sample is not None, "the clients do not go on"
+    return sample
+
+
 @pytest.mark.parametrize(("mode", "num_rows"), [("complete_episodes", 50), ("truncate_episodes", 40)])
 def test_a_client_gives_the_same_batches_as_any_other_env(
     serve: Callable[..., Served], mode: str, num_rows: int
@@ -138,7 +144,7 @@ def test_requests_that_are_doubled_late_or_unanswered_count_once(serve: Callable
         served = serve(max_episodes=1)
         runner = served.runner(rollout_fragment_length=20, num_fragments=1)
         served.play(lambda client: play_numbered(client, length=8), client_type)
-        samples = [runner.sample() for _ in range(4)]
+        samples = [sample_of(runner) for _ in range(4)]
         steps = check_rows(samples)
         first = min(steps)
         trajectories.append(
@@ -159,7 +165,7 @@ def test_a_step_that_waits_for_long_is_sent_again_and_counts_once(serve: Callabl
     samples = []
     for _ in range(3):
         time.sleep(0.3)  # the learner is busy, and nobody polls
-        samples.append(runner.sample())
+        samples.append(sample_of(runner))
     check_rows(samples)
     assert runner.ledger.is_exact
     assert served.env.report()["serving/repeated"] > 0
@@ -186,7 +192,7 @@ def test_clients_of_a_fleet_and_episodes_that_never_end_are_all_counted(serve: C
             client.request("POST", "/v1/steps", {"steps": steps, "obs": obs})
 
     served.play(play)
-    samples = [runner.sample() for _ in range(num_steps // 5)]
+    samples = [sample_of(runner) for _ in range(num_steps // 5)]
     steps = check_rows(samples)
     assert sorted(steps) == list(range(num_clients))
     assert {len(found) for found in steps.values()} == {num_steps}
@@ -220,7 +226,7 @@ def test_clients_play_evaluations_while_others_train(serve: Callable[..., Served
         served.play(evaluate)
     samples = []
     while len([episode for sample in samples for episode in sample.evaluated]) < num_clients:
-        samples.append(runner.sample())
+        samples.append(sample_of(runner))
     check_rows(samples)
     evaluated = [episode for sample in samples for episode in sample.evaluated]
     assert [(episode.episode_return, episode.episode_length) for episode in evaluated] == [(12.0, 6)] * num_clients
@@ -235,7 +241,7 @@ def kill_clients(served: Served, num_rounds: int, num_clients: int = 8, num_kill
     samples = []
     try:
         for _ in range(num_rounds):
-            samples += [runner.sample() for _ in range(draw.integers(3, 9))]
+            samples += [sample_of(runner) for _ in range(draw.integers(3, 9))]
             for place in draw.choice(num_clients, num_killed, replace=False):
                 clients[place].kill()
                 clients[place].wait()
@@ -244,7 +250,7 @@ def kill_clients(served: Served, num_rounds: int, num_clients: int = 8, num_kill
         newest = next(numbers) - 1
         deadline = time.monotonic() + NEVER
         while max(steps := check_rows(samples)) // EPISODES < newest and time.monotonic() < deadline:
-            samples.append(runner.sample())
+            samples.append(sample_of(runner))
     finally:
         for client in clients:
             client.kill()
@@ -281,7 +287,7 @@ def test_two_agents_play_over_http(serve: Callable[..., Served]) -> None:
             episode.end({"left": [6]})
 
     served.play(play)
-    episodes = [episode for _ in range(4) for episode in runner.sample().episodes]
+    episodes = [episode for _ in range(4) for episode in sample_of(runner).episodes]
     assert not served.errors
     assert len(episodes) > 3
     for episode in episodes:
@@ -304,7 +310,7 @@ def test_what_cannot_be_learned_from_is_refused_with_its_place(
 ) -> None:
     served = serve(max_episodes=1, max_abs=1e9)
     served.base_env.require_log_probs(True)
-    served.runner(rollout_fragment_length=4, num_fragments=1)
+    runner = served.runner(rollout_fragment_length=4, num_fragments=1)
     refusals: list[RefusedError] = []
 
     def play(client: Client) -> None:
@@ -316,6 +322,6 @@ def test_what_cannot_be_learned_from_is_refused_with_its_place(
             assert episode.act([t]) == t % 2
 
     served.play(play)
-    assert [row.obs for row in rows_of(served.runner_.sample())] == [0, 1, 2, 3]
+    assert [row.obs for row in rows_of(sample_of(runner))] == [0, 1, 2, 3]
     (refusal,) = refusals
     assert (refusal.status, refusal.code, refusal.where) == (422, code, where)
