@@ -1,10 +1,14 @@
 """Connections: deadlines, sizes and counts that uvicorn does not have."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import logging
 import math
+import os
+import socket
+import struct
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
@@ -19,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 0.25
 """Between two looks at the deadlines of all connections."""
+NO_LINGER = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
+"""Of a socket: closing it drops what was not sent, in place of trying for minutes."""
 LINGER_SECONDS = 1.0
 """A refused client that is still sending gets this long to read why."""
 
@@ -162,7 +168,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             if self.cycle.response_started:
-                self.transport.abort()
+                self._abort()
                 return
         self.transport.write(refusal.answer())
 
@@ -171,11 +177,17 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
         self._unread_deadline = 0.0
 
+    def _abort(self) -> None:
+        """Drop the connection, with what the system keeps for a client that does not read."""
+        with contextlib.suppress(OSError):
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+        self.transport.abort()
+
     def check_deadlines(self, now: float) -> None:
         """Close the connection if one has passed."""
         if self._unread_deadline < now:
             self._metrics.refusals["unread"] += not self.transport.is_closing()
-            self.transport.abort()
+            self._abort()
             return
         is_read = self.transport.get_write_buffer_size() == 0
         self._unread_deadline = math.inf if is_read else min(self._unread_deadline, now + self._limits.unread_seconds)
@@ -191,8 +203,10 @@ class LimitedProtocol(HttpToolsProtocol):
         """End with the server: an open request is answered, others are not waited for."""
         if self._is_received and self.cycle and not self.cycle.response_complete:
             self.cycle.keep_alive = False
+            # A client that does not read its answer is not waited for either.
+            self._unread_deadline = min(self._unread_deadline, self.loop.time() + LINGER_SECONDS)
         else:
-            self.transport.abort()
+            self._abort()
 
 
 def _refused(status: int, code: str, message: str) -> RefusedError:
