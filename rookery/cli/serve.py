@@ -2,9 +2,12 @@
 
 import argparse
 import contextlib
+import gc
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from rookery.cli.console import make_console, print_line, print_rows, printable
 from rookery.cli.run_argument import add_trust
@@ -110,6 +113,7 @@ def serve(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> "Server
     server.bind()
     server.start()
     policy_server.warm_up()
+    gc.freeze()  # what is there now stays: it is not searched for cycles while requests wait
     app.is_ready = True
     newest = None if arguments.step is not None or arguments.best else newest_step_fn(arguments.path)
     if newest is not None:
@@ -167,6 +171,8 @@ def describe(server: "Server", policy_server: "PolicyServer", token_file: Path |
     rows = [(name, repr(policy)) for name, policy in policies.items()]
     token = "none is needed" if token_file is None else str(token_file)
     print_rows(console, [*[(name, printable(text)) for name, text in rows], ("token", token)], more=True)
-    header = "" if token_file is None else f' -H "Authorization: Bearer $(head -1 {token_file} | cut -d" " -f3)"'
-    body = encode({"obs": first_obs(policy.obs_space, 1)}).decode()
-    print_line(console, f"""curl {server.url}/v1/policies/{name}/act{header} --json '{body}'""")
+    lines = [f"curl {server.url}/v1/policies/{quote(name, safe='')}/act -H 'Content-Type: application/json'"]
+    if token_file is not None:
+        lines.append(f' -H "Authorization: Bearer $(head -1 {shlex.quote(str(token_file))} | cut -d" " -f3)"')
+    lines.append(f" -d '{encode({'obs': first_obs(policy.obs_space, 1)}).decode()}'")
+    print_line(console, printable("".join(lines)))

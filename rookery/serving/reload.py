@@ -40,10 +40,9 @@ class Reload:
         newest: Callable[[], int | None],
         read: Callable[[int], Mapping[str, Policy]],
         metrics: Metrics,
-        seconds: float = RELOAD_SECONDS,
     ) -> None:
         self._server, self._newest, self._read = server, newest, read
-        self._metrics, self._seconds = metrics, seconds
+        self._metrics = metrics
         self._refused_step: int | None = None
         self._stopped = threading.Event()
         context = contextvars.copy_context()  # which modules a run may name
@@ -59,7 +58,7 @@ class Reload:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._seconds):
+        while not self._stopped.wait(RELOAD_SECONDS):
             self.check()
 
     def check(self) -> None:
