@@ -83,8 +83,8 @@ OBSERVATIONS = [
 BODIES = [
     *b"""null 1 "obs" [] {} { } {"obs" {"obs":} {'obs':1} {"obs":[]}x {"steps":1} {"steps":[1]}""".split(),
     *b'{"steps":[],"obs":1} {"seq":-1} {"seq":1.5} {"episode":1} {"episode":"../a"} {"episode":""}'.split(),
-    *b'{"mode":"x"} {"lease":-1} {"lease":1e9} {"obz":[]} {"agents":[]} {"agents":{"x":{}}} {"explore":1} {"steps":[{}]}'.split(),
-    *b'{"policies":{"a":1}} {"obs":[[0,0,0,0]],"carry":1} {"action":1} {"terminated":1} {"reward":"1"}'.split(),
+    *b'{"mode":"x"} {"lease":-1} {"lease":1e9} {"obz":[]} {"agents":[]} {"agents":{"x":{}}} {"explore":1}'.split(),
+    *b'{"policies":{"a":1}} {"obs":[[0,0,0,0]],"carry":1} {"steps":[{}]} {"action":1} {"reward":"1"}'.split(),
     *(b"", b" ", b"\xef\xbb\xbf{}", b'{"\xff":1}', b'{"a":"\xc3"}', b'{"reward":1e999}', b"\x80" * 1000),
     *('{"obs": []}'.encode(encoding) for encoding in ("utf-16", "utf-32")),
 ]
