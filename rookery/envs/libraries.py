@@ -43,23 +43,27 @@ class Library:
 class HostLibrary(Library):
     """A library whose environments are Python objects, which cannot be compiled."""
 
-    names_fn: str
-    """The function of the module that returns the names of the environments."""
     make_fn: str
     """The function of the module that `make_host_env` calls."""
+    names_fn: str | None = None
+    """The function of the module that returns the names of the environments; None if there is one, with the name of the
+    library."""
     has_several_agents: bool = False
     has_threads: bool = False
     """Whether the library steps its envs in its own threads, so that they cannot run in processes."""
     is_external: bool = False
     """Whether simulators are in control: there is one of each, and it has no episodes of its own to evaluate on."""
-    is_one_env: bool = False
-    """Whether the name of the library is that of its only environment."""
     clipping_option: str | None = None
     """The option that clips rewards to their sign. Workflows omit it and clip rewards for training only."""
     clips_by_default: bool = False
     """Whether workflows clip if the option is not given."""
     training_options: tuple[str, ...] = ()
     """Options that help training but change episodes; evaluation omits them."""
+
+    @property
+    def is_one_env(self) -> bool:
+        """Whether the name of the library is that of its only environment."""
+        return self.names_fn is None
 
     def clips_rewards(self, kwargs: Mapping[str, Any]) -> bool:
         """Return whether a workflow with these options clips rewards for training."""
@@ -126,22 +130,18 @@ LIBRARIES: dict[str, Library] = {
         module="rookery.serving.env",
         requires="uvicorn",
         extra="serve",
-        names_fn="served_names",
         make_fn="make_served_env",
         has_threads=True,
         is_external=True,
-        is_one_env=True,
     ),
     "served_agents": HostLibrary(
         module="rookery.serving.env",
         requires="uvicorn",
         extra="serve",
-        names_fn="served_names",
         make_fn="make_served_agents",
         has_several_agents=True,
         has_threads=True,
         is_external=True,
-        is_one_env=True,
     ),
 }
 """Third parties add libraries by entry points: see `rookery.envs.registration`."""

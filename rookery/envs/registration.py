@@ -65,9 +65,12 @@ def load_library(library: str) -> EnvLibrary:
 def env_names(library: str) -> list[str]:
     """Return the full names of a library's environments, sorted."""
     host_library = find_host_library(library)
-    if host_library is not None and host_library.is_one_env:
+    if host_library is None:
+        names_fn = load_library(library).names
+    elif host_library.names_fn is None:
         return [library]
-    names_fn = getattr(host_library.load(), host_library.names_fn) if host_library else load_library(library).names
+    else:
+        names_fn = getattr(host_library.load(), host_library.names_fn)
     return sorted(f"{library}/{name}" for name in names_fn())
 
 

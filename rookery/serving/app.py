@@ -87,6 +87,8 @@ class Application:
             reply = self._refusal(as_api_error(error))
         except ClientGoneError:
             return
+        except asyncio.CancelledError:
+            reply = self._refusal(ApiError(503, "closed", "the server ends: ask again later."))
         except Exception:
             reply = self._failure()
         origin = next((value for header, value in scope["headers"] if header == b"origin"), None)

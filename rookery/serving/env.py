@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rookery.configuration import check_settings, from_mapping, setting
-from rookery.errors import InvalidInputError
+from rookery.errors import InvalidInputError, RookeryError
 from rookery.runners.envs.agent_spaces import AgentSpaces, agent_spaces_from_json
 from rookery.runners.envs.base_env import SINGLE_AGENT
 from rookery.runners.envs.episode_messages import Mode
@@ -25,6 +25,8 @@ from rookery.serving.tokens import Tokens
 COUNTS = ("started", "ended", "left", "expired", "lost", "steps", "repeated")
 """What is recorded of episodes, also before the first."""
 ONE_AGENT, SEVERAL_AGENTS = "served", "served_agents"
+CHECK_SECONDS = 1.0
+DRAIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,6 @@ class ServedSettings:
     tls_cert: str | None = setting(None, help="certificate; with tls_key, clients use https")
     tls_key: str | None = setting(None, help="key of the certificate")
     insecure: bool = setting(False, help="listen on other addresses than loopback without a token and TLS")
-    drain: float = setting(1.0, low=0.0, help="seconds to answer open steps at the end")
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -79,10 +80,10 @@ class ServedEnv(ExternalEnv):
     @property
     def url(self) -> str:
         """Where clients find the server, once it is prepared."""
-        assert self._server is not None, "prepare() takes the port"
+        assert self._server is not None, "it takes its port when it is prepared"
         return self._server.url
 
-    def prepare(self) -> None:
+    def _prepare(self) -> None:
         """Take the port, before training compiles."""
         settings = self.settings
         tokens = Tokens.none() if settings.token_file is None else Tokens.open(Path(settings.token_file))
@@ -112,26 +113,25 @@ class ServedEnv(ExternalEnv):
     def run(self) -> None:
         """Serve clients until training is over."""
         if self._server is None:
-            self.prepare()
-        assert self._server is not None, "it was prepared"
-        self._server.start()
-        self._is_closed.wait()
+            self._prepare()
+        server = self._server
+        assert server is not None, "it was prepared"
+        server.start()
+        while not self._is_closed.wait(CHECK_SECONDS):
+            if not server.is_serving:
+                self._server = None
+                raise RookeryError("the server for clients has ended.")
 
-    def close(self) -> None:
-        """Answer open steps for a moment and stop listening."""
+    def _close(self) -> None:
+        """Stop listening, once the open steps were answered that there is no action for."""
         server, self._server = self._server, None
         if server is not None:
-            server.stop(self.settings.drain)
+            server.stop(DRAIN_SECONDS)
         self._is_closed.set()
 
-    def report(self) -> Mapping[str, float]:
+    def _report(self) -> Mapping[str, float]:
         counts = dict.fromkeys(COUNTS, 0) | self.metrics.record()
         return {f"serving/{name}": number for name, number in counts.items()}
-
-
-def served_names() -> list[str]:
-    """Return no names: the library is the environment."""
-    return []
 
 
 def make_served_env(

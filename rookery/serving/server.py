@@ -112,6 +112,11 @@ class Server:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http{'s' if self._tls else ''}://{host}:{self.port}"
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether requests are answered."""
+        return self._thread.is_alive()
+
     def bind(self) -> None:
         """Take the port: an error if another process has it. Port 0 takes a free one."""
         try:

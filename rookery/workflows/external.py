@@ -13,7 +13,7 @@ from rookery.evaluators.host import HostEvaluateMetric
 from rookery.evaluators.playback import RenderError
 from rookery.learners.learner import Learner
 from rookery.learners.replay import ReplayLearner
-from rookery.runners.recording.episode import EpisodeMeans, EpisodeMetric
+from rookery.runners.recording.episode import EpisodeMetric
 from rookery.runners.sampling import Sample
 from rookery.sample_batch import SampleBatch
 from rookery.types import Key, PyTreeDict
@@ -69,14 +69,11 @@ class SimulatorEpisodes:
 
     def evaluate(self, agent_state: AgentState, key: Key, num_episodes: int) -> HostEvaluateMetric:
         """Return the episodes that simulators have played to evaluate since the last call."""
-        episodes, means = self._take_evaluated(), EpisodeMeans()
-        for episode in episodes:
-            means.add(episode.metrics)
+        episodes = self._take_evaluated()
         return HostEvaluateMetric(
             episode_returns=jnp.array([episode.episode_return for episode in episodes], jnp.float32),
             episode_lengths=jnp.array([episode.episode_length for episode in episodes], jnp.int32),
             num_left_out=0,
-            reported=PyTreeDict(means.take()),
         )
 
     def frames(self, agent_state: AgentState, key: Key, max_steps: int) -> Iterator[np.ndarray]:

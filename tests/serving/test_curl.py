@@ -48,7 +48,7 @@ def test_actions_without_an_episode(tmp_path: Path) -> None:
 def test_an_episode_in_three_requests(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(f"default act {40 * 'x'}\n")
     (tmp_path / "token").chmod(0o600)
-    settings = ServedSettings(spaces="-", port=0, token_file=str(tmp_path / "token"), drain=0.0)
+    settings = ServedSettings(spaces="-", port=0, token_file=str(tmp_path / "token"))
     env = ServedEnv(settings, {SINGLE_AGENT: SPACES})
     base_env = ExternalBaseEnv([env])
     base_env.prepare()

@@ -16,14 +16,16 @@ from rookery.runners.envs.base_env import SINGLE_AGENT
 from rookery.runners.envs.external_base_env import ExternalBaseEnv
 from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import Sample
-from rookery.serving.client import Client, RefusedError, ServerGoneError
+from rookery.serving.client import Client, EpisodeLostError, RefusedError, ServerGoneError
 from rookery.serving.env import ServedEnv, ServedSettings
 from rookery.serving.limits import Limits
 from rookery.spaces import Box, Discrete
+from tests.campaigns.clients import free_port
 from tests.numbered_clients import EPISODES, LENGTH, start_client
 from tests.runner_envs import count_rows, make_runner, rows_of
 
 SPACES = {SINGLE_AGENT: (Box(-np.inf, np.inf, (1,)), Discrete(2))}
+DEFAULTS = {"spaces": "-", "port": 0, "token_file": None}
 NEVER = 30.0
 """Seconds after which a client gives up, so that a test fails instead of waiting for ever."""
 
@@ -32,7 +34,7 @@ class Served:
     """A served environment with a runner, and clients in threads."""
 
     def __init__(self, pending_seconds: float = 30.0, spaces_of: AgentSpaces = SPACES, **settings: Any) -> None:
-        self.env = ServedEnv(ServedSettings(spaces="-", port=0, token_file=None, drain=0.0, **settings), spaces_of)
+        self.env = ServedEnv(ServedSettings(**DEFAULTS | settings), spaces_of)
         self.env.limits = Limits(pending_seconds=pending_seconds)
         self.base_env = ExternalBaseEnv([self.env])
         self.base_env.prepare()
@@ -152,7 +154,7 @@ def test_requests_that_are_doubled_late_or_unanswered_count_once(serve: Callable
         )
         assert runner.ledger.is_exact
         assert not served.errors
-        is_repeated = served.env.report()["serving/repeated"] > 0
+        is_repeated = served.base_env.report()["serving/repeated"] > 0
         assert is_repeated == (client_type is UnreliableClient)
     assert trajectories[0] == trajectories[1]
 
@@ -168,7 +170,7 @@ def test_a_step_that_waits_for_long_is_sent_again_and_counts_once(serve: Callabl
         samples.append(sample_of(runner))
     check_rows(samples)
     assert runner.ledger.is_exact
-    assert served.env.report()["serving/repeated"] > 0
+    assert served.base_env.report()["serving/repeated"] > 0
     assert not served.errors
 
 
@@ -197,10 +199,10 @@ def test_clients_of_a_fleet_and_episodes_that_never_end_are_all_counted(serve: C
     assert sorted(steps) == list(range(num_clients))
     assert {len(found) for found in steps.values()} == {num_steps}
     deadline = time.monotonic() + NEVER
-    while served.env.report()["serving/expired"] < num_clients and time.monotonic() < deadline:
+    while served.base_env.report()["serving/expired"] < num_clients and time.monotonic() < deadline:
         runner.sample_within(0.1)
     assert refused == [429] * 3
-    assert served.env.report()["serving/expired"] == num_clients, "nobody ended them"
+    assert served.base_env.report()["serving/expired"] == num_clients, "nobody ended them"
     assert runner.ledger.is_exact
     assert runner.ledger.env_steps.abandoned == num_clients, "the last action of each led nowhere"
 
@@ -257,7 +259,7 @@ def kill_clients(served: Served, num_rounds: int, num_clients: int = 8, num_kill
             client.wait()
     assert runner.ledger.is_exact
     assert max(steps) // EPISODES == newest, "the envs of killed clients are free for others"
-    counts = served.env.report()
+    counts = served.base_env.report()
     assert 0 < counts["serving/expired"] <= num_rounds * num_killed
     assert counts["serving/lost"] == counts["serving/left"] == 0
     return steps
@@ -325,3 +327,26 @@ def test_what_cannot_be_learned_from_is_refused_with_its_place(
     assert [row.obs for row in rows_of(sample_of(runner))] == [0, 1, 2, 3]
     (refusal,) = refusals
     assert (refusal.status, refusal.code, refusal.where) == (422, code, where)
+
+
+def test_a_server_that_ends_is_started_again(serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rookery.serving.env.CHECK_SECONDS", 0.05)
+    served = serve(max_episodes=2, port=free_port())
+    runner = served.runner(rollout_fragment_length=10, num_fragments=2)
+    lost = []
+
+    def play(client: Client) -> None:
+        while True:
+            try:
+                play_numbered(client)
+            except EpisodeLostError:
+                lost.append(client)
+
+    served.play(play)
+    check_rows([sample_of(runner)])
+    assert served.env._server is not None
+    served.env._server.stop(0.0)
+    samples = [sample_of(runner) for _ in range(4)]
+    assert lost, "their episodes are over"
+    assert any(row.t == 0 for row in rows_of(samples[-1]))
+    assert runner.ledger.is_exact

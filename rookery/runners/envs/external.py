@@ -89,16 +89,6 @@ class ExternalEnv(ABC):
     def run(self) -> None:
         """Play episodes."""
 
-    def prepare(self) -> None:  # noqa: B027
-        """Prepare before anything compiles; raise if no simulator can play."""
-
-    def close(self) -> None:  # noqa: B027
-        """End what `run` does; called when training is over, from another thread."""
-
-    def report(self) -> Mapping[str, float]:
-        """Return numbers for the record of training."""
-        return {}
-
     def start_episode(self, episode_id: str | None = None, mode: str = Mode.LEARN, explore: bool = False) -> str:
         """Begin an episode; return its id.
 
@@ -192,6 +182,16 @@ class ExternalEnv(ABC):
         self._book = EpisodeBook(self.max_episodes, self.spaces)
         self._stopped = self._thread = None
         self.needs_log_prob = False
+
+    def _prepare(self) -> None:  # noqa: B027
+        """Prepare before anything compiles; raise if no simulator can play."""
+
+    def _close(self) -> None:  # noqa: B027
+        """End what `run` does; called when training is over, from another thread."""
+
+    def _report(self) -> Mapping[str, float]:
+        """Return numbers for the record of training."""
+        return {}
 
     def _stop(self, reason: Failed) -> None:
         """Note that `run` has ended."""

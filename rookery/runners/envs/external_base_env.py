@@ -80,10 +80,10 @@ class ExternalBaseEnv(BaseEnv):
 
     def prepare(self) -> None:
         for env in self._envs:
-            env.prepare()
+            env._prepare()
 
     def report(self) -> Mapping[str, float]:
-        return {name: number for env in self._envs for name, number in env.report().items()}
+        return {name: number for env in self._envs for name, number in env._report().items()}
 
     def require_log_probs(self, is_required: bool) -> None:
         """Refuse logged actions without their log-probability, or accept them."""
@@ -146,7 +146,7 @@ class ExternalBaseEnv(BaseEnv):
                 env._book.close()
             self._bell.ring()
         for env in self._envs:
-            env.close()
+            env._close()
         deadline = time.monotonic() + CLOSE_TIMEOUT
         for env in self._envs:
             if env._thread is not None:
