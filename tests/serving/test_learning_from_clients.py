@@ -159,14 +159,17 @@ def test_requests_that_are_doubled_late_or_unanswered_count_once(serve: Callable
     assert trajectories[0] == trajectories[1]
 
 
-def test_a_step_that_waits_for_long_is_sent_again_and_counts_once(serve: Callable[..., Served]) -> None:
+def test_a_step_that_waits_for_long_is_sent_again_and_counts_once(
+    serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rookery.serving.episodes.SWEEP_SECONDS", 0.02)
     served = serve(max_episodes=4, pending_seconds=0.05)
     runner = served.runner(rollout_fragment_length=10, num_fragments=4)
     for _ in range(4):
         served.play(play_numbered)
     samples = []
     for _ in range(3):
-        time.sleep(0.3)  # the learner is busy, and nobody polls
+        time.sleep(0.5)  # the learner is busy, and nobody polls
         samples.append(sample_of(runner))
     check_rows(samples)
     assert runner.ledger.is_exact
