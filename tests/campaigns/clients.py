@@ -22,6 +22,7 @@ import numpy as np
 import rookery
 from rookery.policy import Policy
 from rookery.spaces import from_gymnasium, to_json
+from tests.served_training import Served, kill_clients, play_fleet
 from tests.simulator_clients import simulators
 
 CARTPOLE = {
@@ -96,7 +97,7 @@ def pendulum(num_steps: int = 20_000) -> float:
     return mean_return(run.policy, "Pendulum-v1")
 
 
-def kills(count: int = 100) -> None:
+def kills(count: int) -> None:
     """Kill a training again and again, and resume it; its clients are never started again."""
     draw = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -139,17 +140,32 @@ def wait_for_steps(run_dir: Path, before: int, training: subprocess.Popen) -> in
     raise AssertionError(f"no checkpoint after {before} steps in {SECONDS_TO_GO_ON:g} s")
 
 
+def lost(count: int) -> None:
+    """Kill 3 of 8 clients in each round."""
+    served = Served(max_episodes=8, lease=0.5)
+    kill_clients(served, count)
+    served.base_env.close()
+
+
+def fleet() -> None:
+    """Play 1,000 clients of 100 steps, and begin 10,000 episodes more than there may be."""
+    served = Served(max_episodes=1_000, lease=5.0)
+    play_fleet(served, num_clients=1_000, num_steps=100, num_refused=10_000)
+    served.base_env.close()
+
+
 GOALS = {cartpole: 450.0, pendulum: -200.0}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=["cartpole", "pendulum", "kills"])
-    parser.add_argument("--count", type=int, default=100, help="number of kills")
+    parser.add_argument("task", choices=["cartpole", "pendulum", "kills", "lost", "fleet"])
+    parser.add_argument("--count", type=int, default=50, help="number of kills")
     arguments, start = parser.parse_args(), time.monotonic()
-    if arguments.task == "kills":
-        kills(arguments.count)
-        print(f"{arguments.count} kills, all resumed; {time.monotonic() - start:.0f} s")
+    others = {"kills": lambda: kills(arguments.count), "lost": lambda: lost(arguments.count), "fleet": fleet}
+    if arguments.task in others:
+        others[arguments.task]()
+        print(f"{arguments.task}: all held; {time.monotonic() - start:.0f} s")
         return 0
     (task,) = (task for task in GOALS if task.__name__ == arguments.task)
     found, goal = task(), GOALS[task]

@@ -1,62 +1,19 @@
 """Learning from clients over HTTP: every step counts once, whatever becomes of clients, requests and answers."""
 
 import contextlib
-import itertools
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
-from rookery.runners.envs.agent_spaces import AgentSpaces
 from rookery.runners.envs.base_env import SINGLE_AGENT
-from rookery.runners.envs.external_base_env import ExternalBaseEnv
-from rookery.runners.runner import EnvRunner
-from rookery.runners.sampling import Sample
-from rookery.serving.client import Client, EpisodeLostError, RefusedError, ServerGoneError
-from rookery.serving.env import ServedEnv, ServedSettings
-from rookery.serving.limits import Limits
-from rookery.spaces import Box, Discrete
+from rookery.serving.client import Client, EpisodeLostError, RefusedError
 from tests.campaigns.clients import free_port
-from tests.numbered_clients import EPISODES, LENGTH, start_client
-from tests.runner_envs import count_rows, make_runner, rows_of
-
-SPACES = {SINGLE_AGENT: (Box(-np.inf, np.inf, (1,)), Discrete(2))}
-DEFAULTS = {"spaces": "-", "port": 0, "token_file": None}
-NEVER = 30.0
-"""Seconds after which a client gives up, so that a test fails instead of waiting for ever."""
-
-
-class Served:
-    """A served environment with a runner, and clients in threads."""
-
-    def __init__(self, pending_seconds: float = 30.0, spaces_of: AgentSpaces = SPACES, **settings: Any) -> None:
-        self.env = ServedEnv(ServedSettings(**DEFAULTS | settings), spaces_of)
-        self.env.limits = Limits(pending_seconds=pending_seconds)
-        self.base_env = ExternalBaseEnv([self.env])
-        self.base_env.prepare()
-        self.url = self.env.url
-        self.errors: list[Exception] = []
-
-    def runner(self, **settings: Any) -> EnvRunner:
-        return make_runner(self.base_env, **settings)
-
-    def play(self, play_fn: Callable[[Client], None], client_type: type[Client] = Client) -> threading.Thread:
-        """Let a client play in a thread until the server is closed."""
-
-        def run() -> None:
-            client = client_type(self.url, patience=NEVER)
-            try:
-                play_fn(client)
-            except (ServerGoneError, RefusedError) as error:
-                self.errors.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        return thread
+from tests.numbered_clients import LENGTH
+from tests.runner_envs import rows_of
+from tests.served_training import SPACES, Served, check_rows, kill_clients, play_fleet, play_numbered, sample_of
 
 
 @pytest.fixture
@@ -69,42 +26,6 @@ def serve() -> Iterator[Callable[..., Served]]:
             return served
 
         yield start
-
-
-NUMBERS = itertools.count()
-
-
-def play_numbered(client: Client, length: int = 25, num_episodes: int | None = None) -> None:
-    """Play episodes whose observations tell episode and step: 1000 k + t."""
-    for _ in itertools.count() if num_episodes is None else range(num_episodes):
-        episode, offset = client.start(), 1000 * next(NUMBERS)
-        for t in range(length):
-            assert episode.act([offset + t]) == (offset + t) % 2
-            episode.reward(t)
-        episode.end([offset + length], truncated=True)
-
-
-def check_rows(samples: Sequence[Sample]) -> dict[int, list[int]]:
-    """Check that every row is that of its step, and is there once; return the steps of each episode."""
-    steps: dict[int, list[int]] = {}
-    for sample in samples:
-        for row in rows_of(sample):
-            number, t = divmod(int(row.obs), 1000)
-            assert row.t == t
-            assert row.reward == t
-            assert row.successor == row.obs + 1
-            steps.setdefault(number, []).append(t)
-    assert set(Counter(count_rows(samples)).values()) == {1}
-    for found in steps.values():
-        assert sorted(found) == list(range(len(found))), "nothing is missing and nothing doubled"
-    return steps
-
-
-def sample_of(runner: EnvRunner) -> Sample:
-    """Sample fragments; fail instead of waiting for ever."""
-    sample = runner.sample_within(NEVER)
-    assert sample is not None, "the clients do not go on"
-    return sample
 
 
 @pytest.mark.parametrize(("mode", "num_rows"), [("complete_episodes", 50), ("truncate_episodes", 40)])
@@ -178,36 +99,7 @@ def test_a_step_that_waits_for_long_is_sent_again_and_counts_once(
 
 
 def test_clients_of_a_fleet_and_episodes_that_never_end_are_all_counted(serve: Callable[..., Served]) -> None:
-    num_clients, num_steps = 200, 20
-    served = serve(max_episodes=num_clients, lease=0.5)
-    runner = served.runner(rollout_fragment_length=5, num_fragments=num_clients)
-    refused = []
-
-    def play(client: Client) -> None:
-        ids = [client.start().id for _ in range(num_clients)]
-        for extra in range(3):
-            client.patience = 0.0
-            with pytest.raises(RefusedError) as caught:
-                client.start(id=f"extra-{extra}")
-            refused.append(caught.value.status)
-        client.patience = NEVER
-        for t in range(num_steps + 1):
-            steps = [{"episode": name, "seq": t, "reward": float(t - 1) if t else 0.0} for name in ids]
-            obs = [[1000.0 * k + t] for k in range(num_clients)]
-            client.request("POST", "/v1/steps", {"steps": steps, "obs": obs})
-
-    served.play(play)
-    samples = [sample_of(runner) for _ in range(num_steps // 5)]
-    steps = check_rows(samples)
-    assert sorted(steps) == list(range(num_clients))
-    assert {len(found) for found in steps.values()} == {num_steps}
-    deadline = time.monotonic() + NEVER
-    while served.base_env.report()["serving/expired"] < num_clients and time.monotonic() < deadline:
-        runner.sample_within(0.1)
-    assert refused == [429] * 3
-    assert served.base_env.report()["serving/expired"] == num_clients, "nobody ended them"
-    assert runner.ledger.is_exact
-    assert runner.ledger.env_steps.abandoned == num_clients, "the last action of each led nowhere"
+    play_fleet(serve(max_episodes=200, lease=0.5), num_clients=200, num_steps=20, num_refused=3)
 
 
 @pytest.mark.parametrize("num_clients", [1, 64])
@@ -236,36 +128,6 @@ def test_clients_play_evaluations_while_others_train(serve: Callable[..., Served
     evaluated = [episode for sample in samples for episode in sample.evaluated]
     assert [(episode.episode_return, episode.episode_length) for episode in evaluated] == [(12.0, 6)] * num_clients
     assert not served.errors
-
-
-def kill_clients(served: Served, num_rounds: int, num_clients: int = 8, num_killed: int = 3) -> dict[int, list[int]]:
-    """Kill some clients in each round and start others; return the steps of all episodes, which are checked."""
-    runner = served.runner(rollout_fragment_length=10, num_fragments=8)
-    draw, numbers = np.random.default_rng(0), itertools.count()
-    clients = [start_client(served.url, next(numbers)) for _ in range(num_clients)]
-    samples = []
-    try:
-        for _ in range(num_rounds):
-            samples += [sample_of(runner) for _ in range(draw.integers(3, 9))]
-            for place in draw.choice(num_clients, num_killed, replace=False):
-                clients[place].kill()
-                clients[place].wait()
-                clients[place] = start_client(served.url, next(numbers))
-            assert runner.ledger.is_exact
-        newest = next(numbers) - 1
-        deadline = time.monotonic() + NEVER
-        while max(steps := check_rows(samples)) // EPISODES < newest and time.monotonic() < deadline:
-            samples.append(sample_of(runner))
-    finally:
-        for client in clients:
-            client.kill()
-            client.wait()
-    assert runner.ledger.is_exact
-    assert max(steps) // EPISODES == newest, "the envs of killed clients are free for others"
-    counts = served.base_env.report()
-    assert 0 < counts["serving/expired"] <= num_rounds * num_killed
-    assert counts["serving/lost"] == counts["serving/left"] == 0
-    return steps
 
 
 def test_clients_that_are_killed_keep_their_complete_steps_and_cost_nobody_else_any(
