@@ -129,17 +129,14 @@ def play_fleet(served: Served, num_clients: int, num_steps: int, num_refused: in
 
     def play(client: Client) -> None:
         ids = [client.start().id for _ in range(num_clients)]
-        client.patience = 0.0
-        for extra in range(num_refused):
-            try:
-                client.start(id=f"extra-{extra}")
-            except RefusedError as error:
-                refused[error.status] += 1
-        client.patience = NEVER
+        extras = (f"extra-{number}" for number in range(num_refused))
         for t in range(num_steps + 1):
             steps = [{"episode": name, "seq": t, "reward": float(t - 1) if t else 0.0} for name in ids]
             obs = [[1000.0 * k + t] for k in range(num_clients)]
             client.request("POST", "/v1/steps", {"steps": steps, "obs": obs})
+            refused.update(
+                _status_of(client, extra) for extra in itertools.islice(extras, -(-num_refused // num_steps))
+            )
 
     served.play(play)
     steps = check_rows([sample_of(runner) for _ in range(num_steps // 5)])
@@ -152,3 +149,15 @@ def play_fleet(served: Served, num_clients: int, num_steps: int, num_refused: in
     assert served.base_env.report()["serving/expired"] == num_clients, "nobody ended them"
     assert runner.ledger.is_exact
     assert runner.ledger.env_steps.abandoned == num_clients, "the last action of each led nowhere"
+
+
+def _status_of(client: Client, episode: str) -> int:
+    """Return the status with which an episode is refused."""
+    client.patience = 0.0
+    try:
+        client.start(id=episode)
+    except RefusedError as error:
+        return error.status
+    finally:
+        client.patience = NEVER
+    return 0
