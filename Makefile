@@ -25,8 +25,9 @@ format: $(VENV)/.dev  ## rewrite the files as `check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(VENV)/.dev  ## write the tables of options in docs/methods
+docs: $(VENV)/.dev  ## write the tables of options in docs/methods, and the page of the serving protocol
 	$(BIN)/python docs/option_tables.py
+	$(BIN)/python docs/protocol_page.py
 
 bench: $(VENV)/.dev  ## run the benchmarks and print the table
 	$(BIN)/rookery bench

@@ -1,5 +1,6 @@
 """A trained policy in hand: NumPy observations in, NumPy actions out."""
 
+import copy
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -53,15 +54,28 @@ class Policy:
         """
         array, is_batch = self._batch_of(obs)
         recurrent = self._recurrent_inputs(array, is_batch, state, episode_start)
-        draw: Any = ()
-        if not deterministic:
-            draw = self._seed, np.uint32(self._num_samples)
-            self._num_samples = (self._num_samples + 1) % 2**32
-        actions, carry = self._programs[deterministic](self._leaves, array, recurrent, draw)
+        actions, carry, _ = self._run(array, recurrent, deterministic)
         next_state = None
         if recurrent is not None:
             next_state = jax.tree.map(lambda leaf: np.asarray(leaf) if is_batch else np.asarray(leaf)[0], carry)
         return _as_env_action(self.action_space, actions, is_batch), next_state
+
+    def act(self, obs: Tree, carry: Carry, starts: np.ndarray | None, explore: bool) -> tuple[Tree, Carry, Any]:
+        """Act on a batch of observations in the form of the space, unchecked.
+
+        `carry` and `starts`, float32 `[N]`, are only for recurrent policies. Returns the actions, the next carry, and
+        the log-probabilities of the actions if the agent computes them.
+        """
+        actions, carry, log_prob = self._run(obs, None if starts is None else (carry, starts), not explore)
+        log_prob = None if log_prob is None else np.asarray(log_prob)
+        return _as_env_action(self.action_space, actions, True), jax.tree.map(np.asarray, carry), log_prob
+
+    def with_state(self, agent_state: AgentState, num_steps: int) -> "Policy":
+        """Return a policy with another state of the same agent, which shares the compiled programs."""
+        other = copy.copy(self)
+        other.agent_state, other.num_steps = agent_state, num_steps
+        other._leaves = jax.tree.leaves(jax.tree.map(jnp.asarray, agent_state))
+        return other
 
     def __call__(self, obs: Tree) -> Tree:
         """Return `predict(obs)[0]`, the greedy action."""
@@ -83,7 +97,7 @@ class Policy:
     def warm_up(self, *batch_sizes: int) -> None:
         """Compile `predict` for single observations (1) and for batches of these sizes."""
         for size in batch_sizes:
-            obs = _zeros(self.obs_space, size)
+            obs = first_obs(self.obs_space, size)
             self.predict(obs if size > 1 else jax.tree.map(lambda leaf: leaf[0], obs))
 
     def __repr__(self) -> str:
@@ -92,6 +106,15 @@ class Policy:
             f"Policy({kind}{type(self.agent).__name__}, {self.obs_space} -> {self.action_space}, "
             f"{self.num_steps:,} env steps)"
         )
+
+    def _run(self, obs: Tree, recurrent: Any, deterministic: bool) -> tuple[Tree, Carry, Any]:
+        """Run the program on a batch of arrays."""
+        draw: Any = ()
+        if not deterministic:
+            draw = self._seed, np.uint32(self._num_samples)
+            self._num_samples = (self._num_samples + 1) % 2**32
+        results: tuple[Tree, Carry, Any] = self._programs[deterministic](self._leaves, obs, recurrent, draw)
+        return results
 
     def _batch_of(self, obs: Tree) -> tuple[Tree, bool]:
         """Return a batch of observations as arrays, and whether a batch was given."""
@@ -130,22 +153,24 @@ class Policy:
             raise ShapeError(f"the state has the shapes {shapes}: expected {expected}, or None where episodes begin.")
         return carry, np.broadcast_to(starts, (num_rows,))
 
-    def _greedy(self, leaves: list[Array], obs: Tree, recurrent: Any, draw: Any) -> tuple[Tree, Carry]:
+    def _greedy(self, leaves: list[Array], obs: Tree, recurrent: Any, draw: Any) -> tuple[Tree, Carry, Any]:
         return self._act(self.agent.evaluate_actions, leaves, obs, recurrent, jax.random.key(0))
 
-    def _sampled(self, leaves: list[Array], obs: Tree, recurrent: Any, draw: tuple[Array, Array]) -> tuple[Tree, Carry]:
+    def _sampled(
+        self, leaves: list[Array], obs: Tree, recurrent: Any, draw: tuple[Array, Array]
+    ) -> tuple[Tree, Carry, Any]:
         seed, num_samples = draw
         key = jax.random.fold_in(jax.random.key(seed), num_samples)
         return self._act(self.agent.compute_actions, leaves, obs, recurrent, key)
 
-    def _act(self, act: Any, leaves: list[Array], obs: Tree, recurrent: Any, key: Key) -> tuple[Tree, Carry]:
+    def _act(self, act: Any, leaves: list[Array], obs: Tree, recurrent: Any, key: Key) -> tuple[Tree, Carry, Any]:
         policy_extras = PyTreeDict(carry=())
         if recurrent is not None:
             carry, starts = recurrent
             policy_extras = PyTreeDict(carry=carry, episode_start=starts)
         batch = SampleBatch(obs=obs, extras=PyTreeDict(policy_extras=policy_extras, env_extras=PyTreeDict()))
         actions, extras = act(jax.tree.unflatten(self._treedef, leaves), batch, key)
-        return actions, extras.get("carry", ())
+        return actions, extras.get("carry", ()), extras.get("log_prob")
 
 
 def _wrong_shape(space: Space, shape: list[int]) -> ShapeError:
@@ -192,13 +217,13 @@ def _numbers(given: Any, what: str, dtype: DTypeLike | None = None) -> np.ndarra
         raise ShapeError(f"{what} is {given!r:.80}: expected an array of numbers.{hint}") from None
 
 
-def _zeros(space: Space, num_rows: int) -> Tree:
+def first_obs(space: Space, num_rows: int) -> Tree:
     """Return a batch of the first observations of a space: zeros, except where integers start elsewhere."""
     match space:
         case Dict():
-            return {name: _zeros(part, num_rows) for name, part in space.spaces.items()}
+            return {name: first_obs(part, num_rows) for name, part in space.spaces.items()}
         case Tuple():
-            return tuple(_zeros(part, num_rows) for part in space.spaces)
+            return tuple(first_obs(part, num_rows) for part in space.spaces)
     assert isinstance(space, ArraySpace), "spaces are arrays, dicts or tuples"
     first = space.start if isinstance(space, Discrete | MultiDiscrete) else 0
     return np.full((num_rows, *space.shape), first, space.sample_dtype)

@@ -15,6 +15,7 @@ from typing import NoReturn
 import rookery
 from rookery.cli.bench import add_bench
 from rookery.cli.check_env import add_check_env
+from rookery.cli.client import add_client
 from rookery.cli.compilation_cache import enable_compilation_cache
 from rookery.cli.console import indented_traceback, one_line
 from rookery.cli.doctor import add_doctor
@@ -24,13 +25,26 @@ from rookery.cli.garbage import collect_rarely
 from rookery.cli.listing import add_list
 from rookery.cli.report import add_report
 from rookery.cli.resume import add_resume
+from rookery.cli.serve import add_serve
 from rookery.cli.train import add_train
 from rookery.cli.tune import add_tune
 from rookery.errors import RookeryError, shortened
 from rookery.recorders.lasting_stream import discard_output
 from rookery.trust import strangers_config
 
-COMMANDS = (add_train, add_tune, add_resume, add_evaluate, add_report, add_list, add_check_env, add_bench, add_doctor)
+COMMANDS = (
+    add_train,
+    add_tune,
+    add_resume,
+    add_evaluate,
+    add_report,
+    add_list,
+    add_check_env,
+    add_serve,
+    add_client,
+    add_bench,
+    add_doctor,
+)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -43,10 +43,11 @@ class Library:
 class HostLibrary(Library):
     """A library whose environments are Python objects, which cannot be compiled."""
 
-    names_fn: str
-    """The function of the module that returns the names of the environments."""
     make_fn: str
     """The function of the module that `make_host_env` calls."""
+    names_fn: str | None = None
+    """The function of the module that returns the names of the environments; None if there is one, with the name of the
+    library."""
     has_several_agents: bool = False
     has_threads: bool = False
     """Whether the library steps its envs in its own threads, so that they cannot run in processes."""
@@ -58,6 +59,11 @@ class HostLibrary(Library):
     """Whether workflows clip if the option is not given."""
     training_options: tuple[str, ...] = ()
     """Options that help training but change episodes; evaluation omits them."""
+
+    @property
+    def is_one_env(self) -> bool:
+        """Whether the name of the library is that of its only environment."""
+        return self.names_fn is None
 
     def clips_rewards(self, kwargs: Mapping[str, Any]) -> bool:
         """Return whether a workflow with these options clips rewards for training."""
@@ -119,6 +125,23 @@ LIBRARIES: dict[str, Library] = {
         has_threads=True,
         clipping_option="reward_clip",
         training_options=("episodic_life",),
+    ),
+    "served": HostLibrary(
+        module="rookery.serving.env",
+        requires="uvicorn",
+        extra="serve",
+        make_fn="make_served_env",
+        has_threads=True,
+        is_external=True,
+    ),
+    "served_agents": HostLibrary(
+        module="rookery.serving.env",
+        requires="uvicorn",
+        extra="serve",
+        make_fn="make_served_agents",
+        has_several_agents=True,
+        has_threads=True,
+        is_external=True,
     ),
 }
 """Third parties add libraries by entry points: see `rookery.envs.registration`."""

@@ -65,7 +65,12 @@ def load_library(library: str) -> EnvLibrary:
 def env_names(library: str) -> list[str]:
     """Return the full names of a library's environments, sorted."""
     host_library = find_host_library(library)
-    names_fn = getattr(host_library.load(), host_library.names_fn) if host_library else load_library(library).names
+    if host_library is None:
+        names_fn = load_library(library).names
+    elif host_library.names_fn is None:
+        return [library]
+    else:
+        names_fn = getattr(host_library.load(), host_library.names_fn)
     return sorted(f"{library}/{name}" for name in names_fn())
 
 
@@ -90,7 +95,10 @@ def make_env(name: str, episode_length: int | None = None, **library_kwargs: Any
 def check_env_name(name: str) -> None:
     """Raise if no environment has this name; a host library, which may have more than it lists, decides later."""
     library, _, name_in_library = name.partition("/")
-    if name_in_library and (is_on_host(library) or library in OWN_LIBRARIES):
+    host_library = find_host_library(library)
+    if host_library is not None and host_library.is_one_env != bool(name_in_library):
+        return
+    if name_in_library and library in OWN_LIBRARIES:
         return
     libraries = all_library_names()
     if library not in libraries:

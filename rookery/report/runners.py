@@ -32,15 +32,15 @@ def runners(runs: Sequence[LoadedRun]) -> Markup | None:
         note("A runner that fails is restarted. It loses the fragment that it was asked for; the others go on."),
         legend_of(runs),
         figures(
-            [_lines_of(run, "Runners", STATES, last, named) for run in on_ray],
-            [_lines_of(run, "Updates that the acting parameters lag", STALENESS, last, named) for run in on_ray],
+            [lines_of(run, "Runners", STATES, last, named) for run in on_ray],
+            [lines_of(run, "Updates that the acting parameters lag", STALENESS, last, named) for run in on_ray],
             metric_figure(runs, WAITING, "Waiting for runners in an iteration, ms"),
             count_table(runs, "Runners in numbers", TOTALS),
         ),
     )
 
 
-def _lines_of(run: LoadedRun, title: str, metrics: Mapping[str, str], last: int, named: bool) -> Markup | None:
+def lines_of(run: LoadedRun, title: str, metrics: Mapping[str, str], last: int, named: bool) -> Markup | None:
     """Draw some metrics of one run into one figure, with their labels below."""
     found = [(label, run.series[metric]) for metric, label in metrics.items() if metric in run.series]
     if not found:

@@ -21,6 +21,7 @@ from rookery.report.plots import share_bar
 from rookery.report.policies import by_policy, policies
 from rookery.report.population import population
 from rookery.report.runners import runners
+from rookery.report.simulators import simulators
 from rookery.report.tables import (
     NOT_KNOWN,
     as_text,
@@ -36,7 +37,8 @@ REPORTED_IN = {"eval/": "evaluation", "rollout/": "training"}
 NOT_REPORTED = (
     *("mean_reward", "std_reward", "mean_ep_length", "episodes_left_out", "episodes_cut", "best_"),
     *("ep_rew_mean", "ep_len_mean", "staleness", "obs_clipped", "exploration_rate"),
-    *("steps_discarded", "steps_sampled", "steps_queued"),
+    *("steps_discarded", "steps_sampled", "steps_queued", "steps_pending", "steps_abandoned"),
+    *("episodes_abandoned", "logged_share"),
 )
 """Beginnings of the names of our own metrics of episodes; environments report the others."""
 
@@ -148,6 +150,7 @@ SECTIONS: tuple[Section, ...] = (
     updates,
     throughput,
     runners,
+    simulators,
     faults,
     configuration,
     versions,

@@ -7,7 +7,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -128,7 +128,7 @@ class RunnerSpec:
     clips_rewards: bool = False
     """Replace rewards by their signs (Mnih et al., 2015); episode returns stay unclipped."""
     max_age: int | None = None
-    """By how many versions fragments of external envs may lag; None: any number."""
+    """By how many versions fragments of external envs may lag that set no limit themselves; None: any number."""
     needs_log_prob: bool = False
     """Whether the method would be biased by logged actions without their log-probability."""
 
@@ -146,7 +146,8 @@ class RunnerSpec:
             perf_decay=PERF_DECAY,
         )
         if isinstance(base_env, ExternalBaseEnv):
-            config = replace(config, num_fragments=self.envs.num_envs, max_age=self.max_age)
+            max_age = self.max_age if base_env.max_age is None else base_env.max_age
+            config = replace(config, num_fragments=self.envs.num_envs, max_age=max_age)
             base_env.require_log_probs(self.needs_log_prob)
         assignment = acting.assignment
         runner = EnvRunner(
@@ -196,6 +197,8 @@ class RunnerReport:
     num_lost_envs: int
     milliseconds: Mapping[str, float]
     """The mean time of each phase of a step."""
+    env_report: Mapping[str, float] = field(default_factory=dict)
+    """What the environments report themselves."""
 
 
 @dataclass(frozen=True)
@@ -516,7 +519,8 @@ def _report(runner: EnvRunner) -> RunnerReport:
         steps_abandoned=ledger.env_steps.abandoned,
         obs_clipped=runner.base_env.num_clipped,
     )
-    return RunnerReport(runner.get_state(), ledger, counts, runner.num_lost_envs, runner.perf.milliseconds())
+    milliseconds, env_report = runner.perf.milliseconds(), runner.base_env.report()
+    return RunnerReport(runner.get_state(), ledger, counts, runner.num_lost_envs, milliseconds, env_report)
 
 
 def check_one_agent(env: EnvConfig, description: Description) -> None:

@@ -73,6 +73,7 @@ def try_first_reset(base_env: BaseEnv, env: EnvConfig, sleep: Callable[[float], 
     If that fails, it is restarted as often as in training. Vector environments of a library are not tried, because they
     take their seeds with their first reset.
     """
+    base_env.prepare()
     transport = getattr(getattr(base_env, "vector_env", base_env), "transport", None)
     if transport is None:
         return

@@ -11,11 +11,13 @@ import numpy as np
 from rookery.agent import Agent, AgentState
 from rookery.errors import InvalidInputError
 from rookery.runners.acting.assignment import PolicyMappingFn
+from rookery.runners.acting.guests import Guests
 from rookery.runners.acting.pipelines import ActionConnectorsFn, ObsConnectorsFn, PipelineMap
 from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID, PolicyMap
 from rookery.runners.callbacks import Callbacks, SampleEvent
 from rookery.runners.engine import EpisodeEngine
 from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, BaseEnv, End
+from rookery.runners.envs.external_base_env import ExternalBaseEnv
 from rookery.runners.envs.validation import zeros_of
 from rookery.runners.ledger import Account, Ledger, Steps
 from rookery.runners.perf import Perf, Stage
@@ -91,6 +93,11 @@ class EnvRunner:
             clock=clock,
             sleep=sleep,
         )
+        self._guests = None
+        if isinstance(base_env, ExternalBaseEnv):
+            policy_of = policy_mapping_fn or (lambda agent, episode: next(iter(self.policies)))
+            self._guests = Guests(self.policies, policy_of, base_env.spaces)
+            base_env.guests_fn = self._guests.act
         self._returned = Steps()
         self._is_torn = False
         """True while rows are taken from the recorder; if it stays True, as after Ctrl-C, they are lost."""
@@ -297,6 +304,7 @@ class EnvRunner:
             faults=self._engine.faults,
             env_steps=fragment.steps.env_steps,
             agent_steps=fragment.steps.rows,
+            evaluated=[] if self._guests is None else self._guests.take_evaluated(),
         )
 
     def _close_sample(self, sample: Sample, fragment: Fragment) -> None:

@@ -66,3 +66,5 @@ class Sample:
     """The number of env steps in the batch."""
     agent_steps: int
     """The number of live rows in the batch."""
+    evaluated: list[EpisodeMetric] = field(default_factory=list)
+    """The episodes of external simulators that evaluate the policies; their rows are in no batch."""

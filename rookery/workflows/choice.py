@@ -28,7 +28,7 @@ from rookery.workflows.config import Settings
 from rookery.workflows.device_training import DeviceTraining
 from rookery.workflows.evaluation import close_on_error, make_device_evaluator, make_env, make_evaluation_envs
 from rookery.workflows.exchange import Exchange
-from rookery.workflows.external import ORIGIN_FIELDS, NoEpisodes, check_windows
+from rookery.workflows.external import ORIGIN_FIELDS, SimulatorEpisodes, check_windows
 from rookery.workflows.generations import REFERENCE_ENVS, DeviceGenerations, Evolution, HostGenerations
 from rookery.workflows.host_hybrids import HostHybrids
 from rookery.workflows.host_training import HostTraining
@@ -271,9 +271,9 @@ def evaluation_source(group: RunnerGroup, source: EpisodeSource) -> EpisodeSourc
 
 
 def _make_evaluator(env: EnvConfig, agent: Agent, collector: Collector, envs: BaseEnv | None) -> AgentEvaluator:
-    """Make what plays the evaluations of a learner; external simulators play none."""
+    """Make what plays the evaluations of a learner; external simulators play those themselves."""
     if env.is_external:
-        return NoEpisodes(env)
+        return SimulatorEpisodes(env, collector.take_evaluated)
     source = evaluation_source(collector.group, collector)
     return HostEvaluator(env, agent, collector.num_envs, collector.assignment, opened=envs, source=source)
 

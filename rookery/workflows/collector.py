@@ -41,7 +41,7 @@ from rookery.runners.group import (
     merge_columns,
 )
 from rookery.runners.jobs import default_chunk_size
-from rookery.runners.recording.episode import EpisodeMeans
+from rookery.runners.recording.episode import EpisodeMeans, EpisodeMetric
 from rookery.runners.rounds import Rounds, SlotStatus
 from rookery.runners.sampling import Sample
 from rookery.runners.shortage import Shortage
@@ -140,6 +140,8 @@ class Collector(ABC):
         """The counts of runners before they were started again, and of steps that were discarded here."""
         self._means = EpisodeMeans()
         """Of the episodes since the last record."""
+        self._evaluated: list[EpisodeMetric] = []
+        """The episodes that external simulators have played to evaluate, since the last evaluation."""
         self._deal: EpisodeDeal | None = None
         """The episodes of the evaluation that runners play."""
         self._notices = FaultNotices()
@@ -267,6 +269,11 @@ class Collector(ABC):
         self._deal = None
         num_policies = 1 if self.assignment is None else len(self.assignment.names)
         return joined(deal.evaluated, num_episodes, num_policies, "their runners were lost")
+
+    def take_evaluated(self) -> list[EpisodeMetric]:
+        """Return the episodes that external simulators have played to evaluate since the last call."""
+        evaluated, self._evaluated = self._evaluated, []
+        return evaluated
 
     def _marked(self, index: int, sample: Sample) -> Sample:
         """Return a sample; its first rows continue nothing (`t` is 0) if the one before it was discarded.
@@ -431,7 +438,8 @@ class Collector(ABC):
                 self._note_failure(index, reply)
 
     def _note_origin(self, sample: Sample) -> None:
-        """Count the rows in which a simulator acted itself, and the episodes that it left."""
+        """Keep what simulators have evaluated; count the rows in which they acted, and the episodes that they left."""
+        self._evaluated += sample.evaluated
         self._num_rows += sample.agent_steps
         self._num_logged += num_logged(sample)
         self._counts["episodes_abandoned"] += sum(episode.how is End.ABANDONED for episode in sample.episodes)
@@ -440,7 +448,8 @@ class Collector(ABC):
         counts, share = self._counted(), self._num_logged / max(self._num_rows, 1)
         self._num_rows = self._num_logged = 0
         pending = sum(report.ledger.env_steps.pending for report in self._reports.values())
-        return {
+        served = {name: number for report in self._reports.values() for name, number in report.env_report.items()}
+        return served | {
             "rollout/logged_share": share,
             "rollout/steps_pending": pending,
             "rollout/steps_abandoned": counts["steps_abandoned"],

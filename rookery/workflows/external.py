@@ -1,6 +1,6 @@
-"""What training on external simulators needs: a check, the origin of rows, and an evaluator without episodes."""
+"""What training on external simulators needs: a check, the origin of rows, and an evaluator that plays none."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from rookery.evaluators.host import HostEvaluateMetric
 from rookery.evaluators.playback import RenderError
 from rookery.learners.learner import Learner
 from rookery.learners.replay import ReplayLearner
+from rookery.runners.recording.episode import EpisodeMetric
 from rookery.runners.sampling import Sample
 from rookery.sample_batch import SampleBatch
 from rookery.types import Key, PyTreeDict
@@ -57,18 +58,22 @@ def _without_origin(batch: SampleBatch) -> SampleBatch:
     return batch.replace(extras=batch.extras.replace(env_extras=env_extras))
 
 
-class NoEpisodes:
-    """Stands for the evaluator: simulators begin the episodes, so there are none to play."""
+class SimulatorEpisodes:
+    """Stands for the evaluator: simulators begin the episodes, also those that evaluate. There may be none."""
 
     max_episode_steps = 0
 
-    def __init__(self, env: EnvConfig) -> None:
+    def __init__(self, env: EnvConfig, take_evaluated: Callable[[], list[EpisodeMetric]]) -> None:
         self._name = env.name
+        self._take_evaluated = take_evaluated
 
     def evaluate(self, agent_state: AgentState, key: Key, num_episodes: int) -> HostEvaluateMetric:
-        """Return no episodes."""
+        """Return the episodes that simulators have played to evaluate since the last call."""
+        episodes = self._take_evaluated()
         return HostEvaluateMetric(
-            episode_returns=jnp.zeros(0), episode_lengths=jnp.zeros(0, jnp.int32), num_left_out=0, reported=PyTreeDict()
+            episode_returns=jnp.array([episode.episode_return for episode in episodes], jnp.float32),
+            episode_lengths=jnp.array([episode.episode_length for episode in episodes], jnp.int32),
+            num_left_out=0,
         )
 
     def frames(self, agent_state: AgentState, key: Key, max_steps: int) -> Iterator[np.ndarray]:

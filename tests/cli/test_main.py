@@ -14,7 +14,7 @@ import rookery
 from rookery import cli
 from rookery.cli import doctor
 
-COMMANDS = ("train", "resume", "evaluate", "report", "list", "check-env", "bench", "doctor")
+COMMANDS = ("train", "resume", "evaluate", "report", "list", "check-env", "client", "bench", "doctor")
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

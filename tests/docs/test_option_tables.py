@@ -1,13 +1,15 @@
 """The tables of options in docs/methods."""
 
+import dataclasses
 import re
 import runpy
 from pathlib import Path
 
 import pytest
 
-from rookery.configuration import field_names
+from rookery.configuration import declarations, field_names
 from rookery.runners.ray.settings import RaySettings
+from rookery.serving.env import ServedSettings
 from rookery.workflows.config import TrainConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -30,3 +32,14 @@ def test_the_options_of_runners_have_the_names_and_defaults_of_the_settings() ->
     declared = {name: getattr(train, name) for name in ("num_env_runners", "max_staleness", "min_ready")}
     declared |= {f"ray.{name}": getattr(ray, name) for name in field_names(RaySettings)}
     assert shown == {name: WRITTEN(value) for name, value in declared.items()}
+
+
+def test_the_options_of_served_environments_are_those_of_the_settings() -> None:
+    page = (DOCS / "how-to/simulators-over-http.md").read_text()
+    (table,) = re.findall(r"<!-- options of served -->(.*?)<!-- end of options of served -->", page, re.DOTALL)
+    shown = re.findall(r"^\| `(.*?)` \| (.*?) \| (.*?) \|$", table, re.MULTILINE)
+    declared = declarations(ServedSettings)
+    assert shown == [
+        (f"env.kwargs.{field.name}", WRITTEN(field.default), declared[field.name].help)
+        for field in dataclasses.fields(ServedSettings)
+    ]

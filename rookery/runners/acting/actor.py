@@ -4,7 +4,7 @@ The action in a column does not depend on the other columns of the batch: random
 own number of acts, and the program is batch-invariant. So environments may act whenever they are ready.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +28,8 @@ BLOCK = 24
 8 rows at a time, or of 24 on a CPU with AVX2 alone, and the rows of a remainder may differ in the last bit."""
 NO_COLUMN = np.iinfo(np.int32).max
 """The column of rows that fill up a batch."""
+ANSWERS = 2**32 - 1
+"""Derives the keys of `Actor.answer` from that of the actor."""
 
 
 class Logged(NamedTuple):
@@ -52,12 +54,12 @@ class Actor:
         """The number of acts in each column so far."""
         self._key_data = jax.random.key_data(key)
         self._key_impl = jax.random.key_impl(key)
-        self._action_fn = agent.compute_actions if explore else agent.evaluate_actions
         self._state_leaves: list[Any] | None = None
         self._state_treedef: Any = None
         self._programs: dict[Any, Any] = next((other._programs for other in others if other.agent is agent), {})
         self._program: Any = None
         self._explores = explore
+        self._num_answers = 0
         self.version = 0
         """The number of the state that acts."""
         self._packings: dict[bool, tuple[Packing, Packing]] = {}
@@ -129,11 +131,9 @@ class Actor:
             raise InvalidInputError("a policy has no state yet: call set_agent_states before sampling.")
         padding = 0
         if columns is not None and len(self._num_acts) > 1:
-            padding = max(MIN_ROWS, 1 << (num_rows - 1).bit_length()) - num_rows
+            padding = _num_missing(num_rows)
         if padding:
-            obs, logged = jax.tree.map(
-                lambda leaf: np.concatenate([leaf, np.repeat(leaf[:1], padding, axis=0)]), (obs, logged)
-            )
+            obs, logged = _padded((obs, logged), padding)
         indexes = None
         if columns is not None:
             indexes = np.full(num_rows + padding, NO_COLUMN, np.int32)
@@ -153,6 +153,20 @@ class Actor:
             arrays = [array[:num_rows] for array in arrays]
         action_packing, packing = self._packings[logged is not None]
         return PolicyOutput(action_packing.unpack(arrays), arrays, packing)
+
+    def answer(self, obs: Any, num_rows: int, carry: Any, starts: np.ndarray, explore: bool) -> tuple[Any, Any]:
+        """Act on observations `[N, ...]` of episodes without a column; return the actions and the next carry.
+
+        The recurrent states `[N, ...]` are passed in; `()` without any.
+        """
+        name = self._state_treedef, explore
+        if name not in self._programs:
+            program = jax.jit(partial(self._answer, *name), compiler_options=batch_invariant_options() or None)
+            self._programs[name] = program
+        inputs = _padded((obs, carry, starts), _num_missing(num_rows))
+        self._num_answers += 1
+        outputs = self._programs[name](self._key_data, np.uint32(self._num_answers), self._state_leaves, *inputs)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[:num_rows], outputs)
 
     def _act(
         self,
@@ -180,23 +194,18 @@ class Actor:
             """Act in one column, in a batch of one."""
             act_key = jax.random.fold_in(jax.random.fold_in(key, column), count)
             obs, logged, policy_extras = jax.tree.map(lambda leaf: leaf[None], (obs, logged, policy_extras))
-            batch = SampleBatch(obs=obs, extras=PyTreeDict(policy_extras=policy_extras, env_extras=PyTreeDict()))
+            batch = _batch_of(obs, policy_extras)
             if logged is not None and self._explores:
                 extras = self.agent.extras_of_logged(agent_state, batch, logged.actions, act_key, logged.log_prob)
                 outputs = logged.actions, extras
             else:
-                actions, extras = self._action_fn(agent_state, batch, act_key)
+                actions, extras = self._action_fn(self._explores)(agent_state, batch, act_key)
                 outputs = actions if logged is None else logged.actions, extras
             return jax.tree.map(lambda leaf: leaf[0], outputs)
 
         columns = jnp.arange(num_rows) if columns is None else columns
         counts = num_acts.at[index].get(mode="clip")
-        num_padded = -num_rows % BLOCK if num_rows > 1 else 0
-        rows = jax.tree.map(
-            lambda leaf: jnp.pad(leaf, [(0, num_padded)] + [(0, 0)] * (leaf.ndim - 1), mode="edge"),
-            (columns, counts, obs, logged, policy_extras),
-        )
-        actions, extras = jax.tree.map(lambda leaf: leaf[:num_rows], jax.vmap(act_in_one)(*rows))
+        actions, extras = _over_rows(act_in_one, num_rows, (columns, counts, obs, logged, policy_extras))
         extras = PyTreeDict(extras)
         next_carry = extras.pop("carry", ())
         if recurrent is not None:
@@ -205,6 +214,58 @@ class Actor:
         packing = Packing.of((actions, extras))
         packings[logged is not None] = packing.first(jax.tree.structure(actions)), packing
         return packing.pack((actions, extras)), carry, num_acts.at[index].set(counts + jnp.uint32(1), mode="drop")
+
+    def _answer(
+        self,
+        state_treedef: Any,
+        explore: bool,
+        key_data: Array,
+        count: Array,
+        state_leaves: list[Any],
+        obs: Any,
+        carry: Any,
+        starts: Array,
+    ) -> tuple[Any, Any]:
+        agent_state = jax.tree.unflatten(state_treedef, state_leaves)
+        key = unrolled(jax.random.wrap_key_data(key_data, impl=self._key_impl))
+        key = jax.random.fold_in(jax.random.fold_in(key, ANSWERS), count)
+
+        def answer_one(row: Array, *inputs: Any) -> Any:
+            obs, carry, start = jax.tree.map(lambda leaf: leaf[None], inputs)
+            policy_extras = PyTreeDict(carry=carry)
+            if self.is_recurrent:
+                policy_extras = policy_extras.replace(episode_start=start)
+            act_key = jax.random.fold_in(key, row)
+            actions, extras = self._action_fn(explore)(agent_state, _batch_of(obs, policy_extras), act_key)
+            return jax.tree.map(lambda leaf: leaf[0], (actions, extras.get("carry", ())))
+
+        num_rows = len(starts)
+        actions, next_carry = _over_rows(answer_one, num_rows, (jnp.arange(num_rows), obs, carry, starts))
+        return actions, next_carry
+
+    def _action_fn(self, explore: bool) -> Any:
+        return self.agent.compute_actions if explore else self.agent.evaluate_actions
+
+
+def _batch_of(obs: Any, policy_extras: PyTreeDict) -> SampleBatch:
+    return SampleBatch(obs=obs, extras=PyTreeDict(policy_extras=policy_extras, env_extras=PyTreeDict()))
+
+
+def _num_missing(num_rows: int) -> int:
+    """Return how many rows fill up a batch to a size for which there is a program."""
+    return max(MIN_ROWS, 1 << (num_rows - 1).bit_length()) - num_rows
+
+
+def _padded(rows: Any, num_missing: int) -> Any:
+    """Repeat the first row, to fill up a batch."""
+    return jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[:1], num_missing, axis=0)]), rows)
+
+
+def _over_rows(act_in_one: Callable[..., Any], num_rows: int, rows: Any) -> Any:
+    """Act in all rows at once, each in a batch of one; the result for a row does not depend on the others."""
+    num_padded = -num_rows % BLOCK if num_rows > 1 else 0
+    rows = jax.tree.map(lambda leaf: jnp.pad(leaf, [(0, num_padded)] + [(0, 0)] * (leaf.ndim - 1), mode="edge"), rows)
+    return jax.tree.map(lambda leaf: leaf[:num_rows], jax.vmap(act_in_one)(*rows))
 
 
 def on_one_device(tree: Any) -> Any:

@@ -140,6 +140,13 @@ class BaseEnv(ABC):
         """Sampled observations that were outside of their bounds by rounding, and were clipped."""
         return 0
 
+    def prepare(self) -> None:  # noqa: B027
+        """Prepare before anything compiles; raise if no episode can begin."""
+
+    def report(self) -> Mapping[str, float]:
+        """Return numbers for the record of training."""
+        return {}
+
     @abstractmethod
     def poll(self, timeout: float | None = None) -> EnvOutputs:
         """Wait until an env is ready, at most `timeout` seconds, and return the outputs of all that are.

@@ -22,6 +22,7 @@ from rookery.runners.envs.episode_messages import (
     Stage,
     Started,
     StartRequest,
+    Status,
     StepRequest,
 )
 from rookery.runners.envs.episode_records import Episode, Place, Tombstone
@@ -38,9 +39,10 @@ class EpisodeBook:
 
     An episode that learns takes one of `num_envs` envs of the runner. Its steps become rows, which the runner takes and
     answers. Every request is answered once, at once or later, by the function that came with it.
+    At most `max_others` episodes that do not learn are open.
     """
 
-    def __init__(self, num_envs: int, agents: Collection[AgentID]) -> None:
+    def __init__(self, num_envs: int, agents: Collection[AgentID], max_others: int = 1024) -> None:
         self.counts: Counter[str] = Counter()
         """Episodes `started` and by outcome, `steps`, `repeated` requests, and refusals by code."""
         self._agents = frozenset(agents)
@@ -49,6 +51,7 @@ class EpisodeBook:
         self._over: OrderedDict[str, Tombstone] = OrderedDict()
         self._ready: dict[Mode, dict[Episode, Row]] = {mode: {} for mode in Mode}
         self._num_asked = 0
+        self._max_others = max_others
         self._is_closed = False
 
     # For simulators.
@@ -60,21 +63,20 @@ class EpisodeBook:
             return self._refuse_closed()
         if found is not None and request.may_repeat and (found.owner, found.request) == (owner, request):
             self.counts["repeated"] += 1
-            return Started(request.id, found.env)
+            return Started(request.id, found.env, is_repeated=True)
         if found is not None:
             return self._refuse(
                 Code.TAKEN, f"episode {request.id!r} is open already: end it first, or choose another id."
             )
-        env = None
-        if request.mode is Mode.LEARN:
-            env = self._free_env()
-            if env is None:
-                return self._refuse(
-                    Code.FULL,
-                    f"max_episodes={len(self._places)} episodes are open already: end one first, or allow more.",
-                )
+        env = self._free_env() if request.mode is Mode.LEARN else None
+        if env is None and (request.mode is Mode.LEARN or self._num_others >= self._max_others):
+            most = len(self._places) if request.mode is Mode.LEARN else self._max_others
+            return self._refuse(
+                Code.FULL, f"max_episodes={most} episodes are open already: end one first, or allow more."
+            )
         self._over.pop(request.id, None)
-        episode = self._open[request.id] = Episode(owner, request, env, now)
+        agents = self._agents if request.policies is None else request.policies.keys()
+        episode = self._open[request.id] = Episode(owner, request, env, agents, now)
         if env is not None:
             self._places[env].episode = episode
         self.counts["started"] += 1
@@ -107,6 +109,19 @@ class EpisodeBook:
             return episode
         self._abandon(episode, Stage.LEFT, keep, now)
         return None
+
+    def look(self, owner: Hashable, episode_id: str, now: float) -> Status | Refused:
+        """Return where an episode is. It renews the lease, as each request does."""
+        episode = self._find(owner, episode_id)
+        if isinstance(episode, Refused):
+            return episode
+        episode.heard_at = now
+        return Status(episode.seq, episode.answer, episode.request.lease)
+
+    def request_of(self, owner: Hashable, episode_id: str) -> StartRequest | None:
+        """Return how an episode was started, if it is open."""
+        episode = self._open.get(episode_id)
+        return None if episode is None or episode.owner != owner else episode.request
 
     def expire(self, now: float) -> list[str]:
         """End the episodes whose simulators were silent for the time of their lease; return their ids."""
@@ -155,12 +170,19 @@ class EpisodeBook:
 
     def answer(self, episode_id: str, actions: Mapping[AgentID, Any], version: int, now: float) -> None:
         """Answer a step that was taken; an episode that is over meanwhile needs no answer."""
+        self._answer(episode_id, Acted(actions, version), now)
+
+    def fail(self, episode_id: str, message: str, now: float) -> None:
+        """Answer that there is no action for a step that was taken."""
+        self._answer(episode_id, self._refuse(Code.POLICY_FAULT, message), now)
+
+    def _answer(self, episode_id: str, answer: Answer, now: float) -> None:
         episode = self._open.get(episode_id)
         if episode is None or episode.stage is not Stage.ASKED or episode.row is not None:
             return
         self._num_asked -= 1
         episode.stage, episode.heard_at = Stage.ANSWERED, now
-        episode.reply(Acted(actions, version))
+        episode.reply(answer)
 
     def close(self) -> None:
         """Refuse all requests from now on, also those that wait."""
@@ -174,6 +196,16 @@ class EpisodeBook:
         return len(self._ready[Mode.LEARN])
 
     @property
+    def num_of_guests(self) -> int:
+        """The number of rows to take from episodes that do not learn."""
+        return len(self._ready[Mode.WATCH]) + len(self._ready[Mode.EVALUATE])
+
+    @property
+    def num_open(self) -> int:
+        """The number of open episodes."""
+        return len(self._open)
+
+    @property
     def num_acting(self) -> int:
         """The number of open episodes that do not wait for an action."""
         return len(self._open) - self._num_asked
@@ -184,14 +216,14 @@ class EpisodeBook:
         """Return why a new request is refused."""
         name = episode.request.id
         if request.seq is not None and request.seq != episode.seq + 1:
-            return self._refuse(
-                Code.SEQUENCE, f"episode {name!r} got seq {request.seq}; expected {episode.seq + 1}, the next one."
-            )
+            expected = episode.seq + 1
+            message = f"episode {name!r} got seq {request.seq}; expected {expected}, the next one."
+            return self._refuse(Code.SEQUENCE, message, expected=expected)
         if episode.stage is Stage.ASKED:
             return self._refuse(Code.PENDING, f"episode {name!r} waits for its action: report the next step after it.")
         for agent, report in request.reports.items():
-            if agent not in self._agents:
-                known = ", ".join(sorted(map(repr, self._agents)))
+            if agent not in episode.agents:
+                known = ", ".join(sorted(map(repr, episode.agents)))
                 return self._refuse(Code.AGENT, f"episode {name!r} has no agent {agent!r}: its agents are {known}.")
             if agent in episode.ended:
                 what = "a reward" if report.obs is None else "an observation"
@@ -234,7 +266,7 @@ class EpisodeBook:
         if not request.asks and request.end is End.RUNNING:
             episode.reply(Noted())
             return
-        row = episode.next_row(request.end, self._agents)
+        row = episode.next_row(request.end)
         self.counts["steps"] += not row.is_reset
         if not row.is_over:
             episode.stage = Stage.ASKED
@@ -258,7 +290,7 @@ class EpisodeBook:
         if not episode.is_known:
             self._drop_row(episode)
         else:
-            row = episode.row or Row(episode.request.id, episode.env, {}, is_step=False)
+            row = episode.row or Row(episode.request, episode.env, {}, is_step=False)
             row.is_abandoned, row.is_kept = True, is_kept
             self._offer(episode, row)
         self._finish(episode, outcome, now)
@@ -301,17 +333,21 @@ class EpisodeBook:
             return self._refuse_over(episode_id, stone.outcome)
         return self._refuse(Code.UNKNOWN, f"no open episode {episode_id!r}: it was never started.")
 
-    def _refuse(self, code: Code, message: str, outcome: Stage | None = None) -> Refused:
+    @property
+    def _num_others(self) -> int:
+        """The number of open episodes that do not learn."""
+        return len(self._open) - sum(place.episode is not None for place in self._places)
+
+    def _refuse(self, code: Code, message: str, outcome: Stage | None = None, expected: int | None = None) -> Refused:
         self.counts[code] += 1
-        return Refused(code, message, outcome)
+        return Refused(code, message, outcome, expected)
 
     def _refuse_over(self, episode_id: str, outcome: Stage) -> Refused:
         return self._refuse(Code.OVER, f"no open episode {episode_id!r}: it {OUTCOMES[outcome]}.", outcome)
 
     def _refuse_other_content(self, request: StepRequest, episode_id: str) -> Refused:
-        return self._refuse(
-            Code.SEQUENCE, f"episode {episode_id!r} got seq {request.seq} before, with other content: count on."
-        )
+        message = f"episode {episode_id!r} got seq {request.seq} before, with other content: count on."
+        return self._refuse(Code.SEQUENCE, message, expected=(request.seq or 0) + 1)
 
     def _refuse_closed(self) -> Refused:
         return self._refuse(Code.CLOSED, "the environment was closed: end the simulator.")

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rookery.runners.envs.base_env import AgentID, End
@@ -54,6 +54,8 @@ class Code(enum.StrEnum):
     REWARD = "reward"
     """No action was taken that the reward could be for."""
     CLOSED = "closed"
+    POLICY_FAULT = "policy_fault"
+    """The policy gave an action that is not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class Refused:
     code: Code
     message: str
     outcome: Stage | None = None
+    expected: int | None = None
+    """The number of the next request, if this one has another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ class Started:
 
     id: str
     env: int | None
+    is_repeated: bool = field(default=False, compare=False)
+    """Whether an earlier request has started it."""
 
 
 @dataclass(slots=True)
@@ -108,6 +114,21 @@ class StartRequest:
     """The seconds of silence after which the episode has expired; None: never."""
     may_repeat: bool = True
     """Whether an equal request repeats this one, instead of naming an id that is taken."""
+    explore: bool = False
+    """Whether the actions are sampled, in an episode that does not learn."""
+    policies: Mapping[AgentID, str] | None = None
+    """The policies of the agents, instead of those that they have by default. There are no other agents then."""
+    info: Mapping[str, Any] | None = None
+    """What the simulator wants to be kept with the episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Where an open episode is: its last request, the answer if it is there, and the rest of the lease."""
+
+    seq: int
+    answer: Answer | None
+    seconds_left: float | None
 
 
 @dataclass(slots=True)
@@ -140,9 +161,9 @@ class StepRequest:
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """One step of an episode, for the runner."""
+    """One step of an episode, for those who act."""
 
-    id: str
+    request: StartRequest
     env: int | None
     reports: Mapping[AgentID, Report]
     is_reset: bool = False
@@ -153,3 +174,8 @@ class Row:
     """Whether the simulator left the episode after this step."""
     is_kept: bool = True
     """Whether the complete rows of an abandoned episode are kept."""
+
+    @property
+    def id(self) -> str:
+        """The id of the episode."""
+        return self.request.id

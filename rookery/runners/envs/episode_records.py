@@ -14,6 +14,8 @@ class Episode:
     owner: Hashable
     request: StartRequest
     env: int | None
+    agents: Collection[AgentID]
+    """All agents that there may be."""
     heard_at: float
     stage: Stage = Stage.OPEN
     row: Row | None = None
@@ -40,16 +42,16 @@ class Episode:
             before = self.pending.get(agent)
             self.pending[agent] = report if before is None else _joined(before, report)
 
-    def next_row(self, end: End, agents: Collection[AgentID]) -> Row:
-        """Make the next row of what was reported; `agents` are all that there may be."""
+    def next_row(self, end: End) -> Row:
+        """Make the next row of what was reported."""
         reports, self.pending = self.pending, {}
         if end is not End.RUNNING:
             reports |= {agent: Report() for agent in sorted(self.running - reports.keys(), key=str)}
         reports = {agent: self._with_end(agent, report, end) for agent, report in reports.items()}
-        is_over = end is not End.RUNNING or self.ended.issuperset(agents)
+        is_over = end is not End.RUNNING or self.ended.issuperset(self.agents)
         is_reset = self.num_rows == 0
         self.num_rows += 1
-        return Row(self.request.id, self.env, reports, is_reset, is_over)
+        return Row(self.request, self.env, reports, is_reset, is_over)
 
     def _with_end(self, agent: AgentID, report: Report, end: End) -> Report:
         """Return how an agent goes on; its own end counts before that of the episode."""

@@ -18,6 +18,7 @@ from rookery.runners.envs.episode_messages import (
     Acted,
     Answer,
     Code,
+    Mode,
     Refused,
     Report,
     Stage,
@@ -49,7 +50,8 @@ class ExternalEnv(ABC):
     `run` is called in its own thread. In it, or in threads that it starts, the simulator calls `start_episode`, then
     `get_action` or `log_action` at each step and `log_returns` for the rewards, and `end_episode`. It may leave an
     episode at any time. If `run` raises or returns, the open episodes fail, and it is called again. Up to
-    `max_episodes` are played at once. After `lease` seconds without a call, an episode counts as left.
+    `max_episodes` are played at once. After `lease` seconds without a call, an episode counts as left. Fragments whose
+    parameters lag by more than `max_age` updates are discarded and counted.
 
     With spaces by agent, `{"left": space, "right": space}`, observations, rewards and actions are dicts by agent.
     """
@@ -60,12 +62,15 @@ class ExternalEnv(ABC):
         action_space: AnySpace | Mapping[AgentID, AnySpace],
         max_episodes: int = 1,
         lease: float | None = None,
+        max_age: int | None = None,
     ) -> None:
         check_count("max_episodes", max_episodes)
         if lease is not None and lease <= 0:
             raise InvalidInputError(f"lease={lease} must be a positive number of seconds, or None.")
         self.max_episodes = max_episodes
         self.lease = lease
+        self.max_age = max_age
+        """By how many versions the rows of a fragment may lag; None: what the method bears."""
         self.spaces = _spaces_by_agent(observation_space, action_space)
         """The observation space and the action space of each agent."""
         self.is_multi_agent = set(self.spaces) != {SINGLE_AGENT}
@@ -84,11 +89,14 @@ class ExternalEnv(ABC):
     def run(self) -> None:
         """Play episodes."""
 
-    def start_episode(self, episode_id: str | None = None) -> str:
-        """Begin an episode; return its id."""
-        request = StartRequest(
-            uuid.uuid4().hex if episode_id is None else episode_id, lease=self.lease, may_repeat=False
-        )
+    def start_episode(self, episode_id: str | None = None, mode: str = Mode.LEARN, explore: bool = False) -> str:
+        """Begin an episode; return its id.
+
+        From an episode that `watch`es or `evaluate`s nothing is learned. The first may `explore`, the second is greedy
+        and its return goes to `eval/mean_reward`. They take no place of the `max_episodes`.
+        """
+        episode_id = uuid.uuid4().hex if episode_id is None else episode_id
+        request = StartRequest(episode_id, Mode(mode), self.lease, may_repeat=False, explore=explore)
         with self._mutex:
             _checked(self._book.start(OWNER, request, time.monotonic()))
         return request.id
@@ -174,6 +182,16 @@ class ExternalEnv(ABC):
         self._book = EpisodeBook(self.max_episodes, self.spaces)
         self._stopped = self._thread = None
         self.needs_log_prob = False
+
+    def _prepare(self) -> None:  # noqa: B027
+        """Prepare before anything compiles; raise if no simulator can play."""
+
+    def _close(self) -> None:  # noqa: B027
+        """End what `run` does; called when training is over, from another thread."""
+
+    def _report(self) -> Mapping[str, float]:
+        """Return numbers for the record of training."""
+        return {}
 
     def _stop(self, reason: Failed) -> None:
         """Note that `run` has ended."""

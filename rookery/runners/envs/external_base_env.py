@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from rookery.errors import InvalidInputError
 from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, AgentID, BaseEnv, EnvOutputs, LoggedAction
-from rookery.runners.envs.episode_messages import Report, Row, Stage
+from rookery.runners.envs.episode_messages import Acted, Mode, Report, Row, Stage
 from rookery.runners.envs.external import ExternalEnv, ExternalEnvClosedError
 from rookery.runners.envs.multi_agent import actions_by_env
 from rookery.runners.envs.validation import zeros_of
@@ -18,6 +18,8 @@ from rookery.runners.envs.vector_env import rows_of, split_actions
 from rookery.runners.faults import Failed, FaultKind, Phase
 from rookery.spaces import Space
 
+GuestsFn = Callable[[Sequence[Row]], Mapping[str, Acted]]
+"""Acts in the episodes that nobody learns from: takes their steps, returns actions by episode."""
 Shown = Sequence[tuple[int, AgentID, Report]]
 """The env, the agent and the report of each row."""
 
@@ -53,6 +55,8 @@ class ExternalBaseEnv(BaseEnv):
         self._last_obs: dict[int, Any] = {}
         """The last observation of each env, if there is one agent."""
         self._is_multi_agent = first.is_multi_agent
+        self.guests_fn: GuestsFn | None = None
+        """Who acts in the episodes that nobody learns from."""
         self._was_polled = self._is_closed = False
         for env in envs:
             env._open(self._mutex, self._ring, self._bell.ring)
@@ -68,6 +72,18 @@ class ExternalBaseEnv(BaseEnv):
     @property
     def num_clipped(self) -> int:
         return sum(stacker.num_clipped for env in self._envs for stacker in env._stackers.values())
+
+    @property
+    def max_age(self) -> int | None:
+        """By how many versions the rows of a fragment may lag; None: what the method bears."""
+        return min([env.max_age for env in self._envs if env.max_age is not None], default=None)
+
+    def prepare(self) -> None:
+        for env in self._envs:
+            env._prepare()
+
+    def report(self) -> Mapping[str, float]:
+        return {name: number for env in self._envs for name, number in env._report().items()}
 
     def require_log_probs(self, is_required: bool) -> None:
         """Refuse logged actions without their log-probability, or accept them."""
@@ -129,6 +145,8 @@ class ExternalBaseEnv(BaseEnv):
             for env in self._envs:
                 env._book.close()
             self._bell.ring()
+        for env in self._envs:
+            env._close()
         deadline = time.monotonic() + CLOSE_TIMEOUT
         for env in self._envs:
             if env._thread is not None:
@@ -138,15 +156,35 @@ class ExternalBaseEnv(BaseEnv):
 
     def _ring(self) -> None:
         """Wake the runner if enough was reported."""
-        self._bell.note(self._num_ready)
+        self._bell.note(self._num_ready + self._num_of_guests)
 
     @property
     def _num_ready(self) -> int:
         return sum([env._book.num_ready for env in self._envs])
 
+    @property
+    def _num_of_guests(self) -> int:
+        """The number of steps that guests have reported."""
+        return sum([env._book.num_of_guests for env in self._envs])
+
+    def _answer_guests(self) -> None:
+        """Act for the guests that wait."""
+        for env in self._envs:
+            if not env._book.num_of_guests:
+                continue
+            with self._mutex:
+                rows = [row for mode in (Mode.WATCH, Mode.EVALUATE) for row in env._book.take_rows(mode)]
+            assert self.guests_fn is not None, "a runner acts for guests"
+            answers = self.guests_fn(rows)
+            with self._mutex:
+                now = time.monotonic()
+                for episode, acted in answers.items():
+                    env._book.answer(episode, acted.actions, acted.version, now)
+
     def _wait_for_rows(self, deadline: float) -> None:
-        """Wait until there is something to return."""
+        """Wait until there is something to return; act for guests meanwhile."""
         while True:
+            self._answer_guests()
             with self._mutex:
                 now = time.monotonic()
                 leases = [env.lease for env in self._envs if env.lease is not None]
@@ -157,6 +195,8 @@ class ExternalBaseEnv(BaseEnv):
                     raise ExternalEnvClosedError(f"{self.name} was closed.")
                 if self._num_ready or any(self._failures()) or now >= deadline:
                     return
+                if self._num_of_guests:
+                    continue
                 self._bell.expect(1)
             self._bell.wait(min(deadline - now, min([LEASE_CHECK_SECONDS, *leases]) if leases else np.inf))
 
@@ -165,7 +205,7 @@ class ExternalBaseEnv(BaseEnv):
         num_ready = 0
         while True:
             with self._mutex:
-                num_before, num_ready = num_ready, self._num_ready
+                num_before, num_ready = num_ready, self._num_ready + self._num_of_guests
                 num_acting = sum(env._book.num_acting for env in self._envs)
                 if num_ready == num_before or not num_acting or self._is_closed:
                     return

@@ -65,7 +65,7 @@ def make_host_env(
         check_count("episode_length", episode_length)
     library_name, _, env_name = name.partition("/")
     library = load_host_library(library_name)
-    if not env_name:
+    if not env_name and not library.is_one_env:
         raise InvalidInputError(
             f"{name!r} is the name of a library: add that of an env, as in 'gymnasium/CartPole-v1'."
         )

@@ -218,13 +218,15 @@ class MultiAgentRecorder(FragmentRecorder):
                 track.is_waiting = False
             perf.mark(Stage.ACTIONS)
         sent.sort(key=lambda row: row[0])
+        version = max([recorder.actor.version for recorder in self._recorders.values()], default=0)
         if not self._is_multi_agent:
-            return Actions(envs, stacked([action for *_, action in sent]))
+            return Actions(envs, stacked([action for *_, action in sent]), version=version)
         return Actions(
             envs,
             [action for *_, action in sent],
             [agent for _, agent, _ in sent],
             np.array([env for env, *_ in sent], np.int64),
+            version,
         )
 
     def end_episode(self, episode: LiveEpisode) -> int:

@@ -93,7 +93,7 @@ class SingleAgentRecorder(FragmentRecorder):
     def act(self, envs: np.ndarray, episodes: Sequence[LiveEpisode], perf: Perf) -> Actions:
         if self._logged:
             return self._act_with_logged(envs, perf)
-        return Actions(envs, self._act(envs, None, perf))
+        return Actions(envs, self._act(envs, None, perf), version=self._recorder.actor.version)
 
     def _act(self, envs: np.ndarray, logged: Logged | None, perf: Perf) -> Tree:
         recorder, columns = self._recorder, ALL_COLUMNS if len(envs) == self._num_envs else envs
@@ -115,7 +115,8 @@ class SingleAgentRecorder(FragmentRecorder):
         if not is_logged.all():
             parts.append(self._act(envs[~is_logged], None, perf))
         order = np.argsort(np.concatenate([np.flatnonzero(is_logged), np.flatnonzero(~is_logged)]))
-        return Actions(envs, jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts))
+        actions = jax.tree.map(lambda *leaves: np.concatenate(leaves)[order], *parts)
+        return Actions(envs, actions, version=self._recorder.actor.version)
 
     def end_episode(self, episode: LiveEpisode) -> int:
         self.update(episode)

@@ -1,10 +1,12 @@
 """Training on external simulators: shapes, staleness, logged actions, and what is refused."""
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium
+import jax
 import numpy as np
 import pytest
 
@@ -23,14 +25,21 @@ NEVER = 60.0
 class Counters(ExternalEnv):
     """Each of its threads plays episodes whose rewards are the number of the step: 0, 1, 2, ..."""
 
-    def __init__(self, play_fn: Callable | None = None, num_threads: int = 1, action_space: Any = None) -> None:
-        super().__init__(BOX, action_space or gymnasium.spaces.Discrete(2), num_threads)
+    def __init__(
+        self,
+        play_fn: Callable | None = None,
+        num_threads: int = 1,
+        action_space: Any = None,
+        max_episodes: int | None = None,
+    ) -> None:
+        super().__init__(BOX, action_space or gymnasium.spaces.Discrete(2), max_episodes or num_threads)
+        self.num_threads = num_threads
         self.play_fn = play_fn or Counters.play
         self.errors: list[Exception] = []
         self.has_failed = threading.Event()
 
     def run(self) -> None:
-        threads = [threading.Thread(target=self._play, args=(k,), daemon=True) for k in range(self.max_episodes)]
+        threads = [threading.Thread(target=self._play, args=(k,), daemon=True) for k in range(self.num_threads)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -68,6 +77,19 @@ def test_any_number_of_simulators_gives_samples_of_one_shape(num_threads: int) -
     )
     assert metrics["rollout/staleness_max"].max() <= 1  # what A2C bears
     assert "eval/mean_reward" not in metrics
+
+
+@pytest.mark.parametrize(("num_threads", "num_envs"), [(1, 64), (64, 4)])
+def test_few_and_many_simulators_train_and_compile_no_program_twice(
+    num_threads: int, num_envs: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = Counters(num_threads=num_threads, max_episodes=64)
+    with caplog.at_level(logging.WARNING), jax.log_compiles():
+        run = train(env, total_timesteps=4 * 8 * num_envs, **{"agent.num_envs": num_envs})
+    assert run.metrics["time/total_timesteps"][-1] == 4 * 8 * num_envs
+    compiled = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Compiling jit(")]
+    programs = [message for message in compiled if any(f"jit({name})" in message for name in ("_act", "update"))]
+    assert 2 <= len(programs) == len(set(programs))
 
 
 def test_a_replay_method_stores_fragments_that_do_not_continue_each_other() -> None:
@@ -182,6 +204,43 @@ def test_the_same_simulator_trains_again() -> None:
     env = Counters()
     for _ in range(2):
         assert train(env, total_timesteps=24).metrics["time/total_timesteps"][-1] == 24
+
+
+def test_evaluated_episodes_are_reported_and_not_learned_from() -> None:
+    def play(env: Counters, number: int) -> None:
+        Counters.play(env, number)
+        for mode, reward in (("evaluate", 100.0), ("watch", 1000.0)):
+            episode = env.start_episode(mode=mode)
+            for _ in range(2):
+                assert env.get_action(episode, np.zeros(2, np.float32)) in (0, 1)
+                env.log_returns(episode, reward)
+            env.end_episode(episode, np.zeros(2, np.float32))
+
+    metrics = train(Counters(play), **{"evaluation.interval": 48}).metrics
+    assert metrics["eval/mean_reward"][-1] == 200.0
+    assert metrics["eval/mean_ep_length"][-1] == 2.0
+    returns = metrics["rollout/ep_rew_mean"]
+    assert set(returns[~np.isnan(returns)]) == {10.0}
+
+
+def test_two_agents_are_evaluated_by_their_policies() -> None:
+    class Evaluated(Pair):
+        def start_episode(self, *args: Any) -> str:
+            self.number = getattr(self, "number", -1) + 1
+            return super().start_episode(mode="evaluate" if self.number % 2 else "learn")
+
+    config = {"env.policies": "per_agent", "agent.num_envs": 4, "agent.num_minibatches": 2}
+    assert train(Evaluated(), "ppo", 96, **config).metrics["eval/mean_reward"][-1] == 14.0
+
+
+def test_fragments_that_are_older_than_the_simulator_allows_are_discarded_and_counted() -> None:
+    def steps_discarded(max_age: int | None) -> float:
+        env = Counters(num_threads=12)
+        env.max_age = max_age
+        return float(train(env, "impala", 240, **{"agent.num_minibatches": 1}).metrics["rollout/steps_discarded"][-1])
+
+    assert steps_discarded(None) == 0
+    assert steps_discarded(0) > 0
 
 
 def test_an_evaluation_without_episodes_of_its_own_is_refused() -> None:

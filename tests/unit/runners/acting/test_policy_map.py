@@ -123,6 +123,30 @@ def test_without_exploring_the_agent_acts_as_well_as_it_knows() -> None:
     assert make_actor(TwoFaced(), explore=True).act(numbers([1]), 1, None, None).actions.tolist() == [1]
 
 
+def test_one_actor_answers_greedy_and_exploring_rows_without_touching_its_columns() -> None:
+    class TwoFaced(NoisyAgent):
+        def evaluate_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> Any:
+            return jnp.full(sample_batch.obs.shape[:1], 7, jnp.int32), PyTreeDict()
+
+    actor, alone, obs = make_actor(TwoFaced()), make_actor(TwoFaced()), numbers([1, 2, 3])
+    starts = np.ones(3, np.float32)
+    assert actor.answer(obs, 3, (), starts, explore=False)[0].tolist() == [7, 7, 7]
+    draws = [actor.answer(obs, 3, (), starts, explore=True)[0].tolist() for _ in range(2)]
+    assert draws[0] != draws[1]
+    for _ in range(2):
+        acts = [some.act(obs, 3, np.arange(3), None).actions.tolist() for some in (actor, alone)]
+        assert acts[0] == acts[1]
+
+
+def test_recurrent_states_are_passed_in_and_handed_back() -> None:
+    actor = make_actor(SummingAgent())
+    starts, none = np.ones(5, np.float32), np.zeros(5, np.float32)
+    _, carry = actor.answer(numbers([1, 2, 3, 4, 5]), 5, np.full(5, 9.0, np.float32), starts, explore=False)
+    assert carry.tolist() == [1, 2, 3, 4, 5], "an episode that begins has no past"
+    _, carry = actor.answer(numbers([10, 20]), 2, carry[[4, 0]], none[:2], explore=False)
+    assert carry.tolist() == [15, 21]
+
+
 def random_draws(actor: Actor, num_calls: int = 3) -> list[list[int]]:
     actor.reserve(32)
     return [actor.act(numbers(np.zeros(32)), 32, None, None).actions.tolist() for _ in range(num_calls)]

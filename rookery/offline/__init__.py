@@ -1,0 +1,1 @@
+"""Experience on disk: logs of episodes."""

@@ -1,0 +1,278 @@
+"""What each route of the protocol `/v1` does."""
+
+import dataclasses
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import jax
+
+from rookery.agent import ACTION_MASK
+from rookery.json_values import as_json
+from rookery.policy import Policy
+from rookery.runners.envs.base_env import SINGLE_AGENT
+from rookery.runners.envs.episode_messages import Answer, Mode, Refused, StartRequest, StepRequest
+from rookery.serving.episodes import Episodes
+from rookery.serving.limits import Limits
+from rookery.serving.messages import (
+    ApiError,
+    MessageReader,
+    Object,
+    Spaces,
+    answer_to_json,
+    check_names,
+    decode,
+    encode,
+    read_carry,
+    read_flag,
+    read_start,
+    read_steps,
+    split_rows,
+)
+from rookery.serving.metrics import Metrics
+from rookery.serving.policy_server import Ask, PolicyServer, stacked
+from rookery.serving.routes import ACT_FIELDS, names_of
+from rookery.spaces import Dict, to_json
+
+JSON_TYPE = (b"content-type", b"application/json")
+TEXT_TYPE = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
+REPLAYED = (b"rookery-replayed", b"1")
+ACT_NAMES = names_of(ACT_FIELDS)
+
+Headers = list[tuple[bytes, bytes]]
+logger = logging.getLogger(__name__)
+
+
+class Reply(NamedTuple):
+    """The answer to a request."""
+
+    status: int
+    body: bytes
+    headers: Headers
+    """The headers besides its type and length."""
+    content_type: tuple[bytes, bytes] = JSON_TYPE
+
+
+class Call(NamedTuple):
+    """A request that may be answered."""
+
+    owner: str
+    """The name of the token."""
+    name: bytes
+    """The episode or the policy in the path."""
+    query: bytes
+    body: bytes
+
+
+class RouteHandlers:
+    """The functions of all routes that need a token."""
+
+    def __init__(
+        self,
+        episodes: Episodes,
+        limits: Limits,
+        metrics: Metrics,
+        policies: PolicyServer | None,
+        default_mode: Mode,
+        explores: bool,
+    ) -> None:
+        self._episodes, self._limits, self._metrics, self._policies = episodes, limits, metrics, policies
+        self._default_mode, self._explores = default_mode, explores
+        self.is_draining = False
+        """Whether no more episodes begin."""
+        self._readers: dict[tuple[tuple[Any, str], ...], MessageReader] = {}
+        """Readers of the episodes that chose their policies, by these."""
+        self._reader = self._make_reader(episodes.spaces)
+        metrics.episode_counts = lambda: episodes.book.counts
+        metrics.num_outside = lambda: sum(reader.num_outside for reader in (self._reader, *self._readers.values()))
+        metrics.gauges |= {"open_episodes": lambda: episodes.book.num_open, "pending": lambda: episodes.num_waiting}
+        if policies is not None:
+            metrics.versions = lambda: dict.fromkeys(policies.team.policies, policies.team[1:])
+        self.handlers: dict[str, Callable[[Call], Awaitable[Reply]]] = {
+            "metrics": self._metrics_text,
+            "protocol": self._protocol,
+            "policy": self._policy,
+            "act": self._act,
+            "start": self._start,
+            "status": self._status,
+            "leave": self._leave,
+            "step": self._step,
+            "steps": self._steps,
+        }
+
+    # About the server.
+
+    async def _metrics_text(self, call: Call) -> Reply:
+        return Reply(200, self._metrics.text(), [], TEXT_TYPE)
+
+    async def _protocol(self, call: Call) -> Reply:
+        agents = {
+            agent: {"observation": to_json(obs_space), "action": to_json(action_space)}
+            for agent, (obs_space, action_space) in self._episodes.spaces.items()
+        }
+        fields = {
+            "protocol": "v1",
+            "mode": self._default_mode,
+            "agents": agents,
+            "policies": self._policies.mapping if self._policies else {},
+            "limits": dataclasses.asdict(self._limits),
+        }
+        return Reply(200, encode(fields), [])
+
+    async def _policy(self, call: Call) -> Reply:
+        policies, name, policy = self._policy_of(call)
+        obs_space = policy.obs_space
+        fields = {
+            "policy": name,
+            "version": policies.team.version,
+            "env_step": policy.num_steps,
+            "observation": to_json(obs_space),
+            "action": to_json(policy.action_space),
+            "recurrent": policy.is_recurrent,
+            "masks": isinstance(obs_space, Dict) and ACTION_MASK in obs_space,
+        }
+        return Reply(200, encode(fields), [])
+
+    # Actions without an episode.
+
+    async def _act(self, call: Call) -> Reply:
+        policies, name, policy = self._policy_of(call)
+        fields = decode(call.body, self._limits)
+        check_names(fields, ACT_NAMES, "")
+        explore = read_flag(fields, "explore", "")
+        reader = self._make_reader({SINGLE_AGENT: (policy.obs_space, policy.action_space)})
+        obs, num_rows = reader.obs[SINGLE_AGENT].read_array(fields.get("obs"), "obs")
+        if not 0 < num_rows <= self._limits.num_steps:
+            raise ApiError(422, "num_steps", f"obs has {num_rows} rows; expected 1 to {self._limits.num_steps}.", "obs")
+        carries = [None] * num_rows
+        if "carry" in fields:
+            carries = read_carry(fields["carry"], policy.agent.initial_carry((1,)), num_rows)
+        asks = [Ask(row, carry) for row, carry in zip(split_rows(obs, num_rows), carries, strict=True)]
+        version = await policies.act(name, asks, explore)
+        if any(ask.is_faulty for ask in asks):
+            raise ApiError(500, "policy_fault", "the policy gave an action that is not finite.")
+        answer: Object = {"actions": [ask.action for ask in asks], "version": version}
+        if policy.is_recurrent:
+            answer["carry"] = list(map(as_json, jax.tree.leaves(stacked([ask.carry for ask in asks]))))
+        return Reply(200, encode(answer), [])
+
+    def _policy_of(self, call: Call) -> tuple[PolicyServer, str, Policy]:
+        """Return the policy that a path names."""
+        if self._policies is None:
+            raise ApiError(404, "policy", "a server that trains acts in episodes alone: start one.")
+        policies = self._policies.team.policies
+        name = unquote_to_bytes(call.name).decode(errors="replace")
+        if name not in policies:
+            raise ApiError(404, "policy", f"there is no such policy: there are {', '.join(policies)}.")
+        return self._policies, name, policies[name]
+
+    # Episodes.
+
+    async def _start(self, call: Call) -> Reply:
+        if self.is_draining:
+            raise ApiError(503, "draining", "the server ends: start the episode at the next one.")
+        fields = decode(call.body, self._limits) if call.body else {}
+        request = read_start(fields, self._default_mode, self._explores, self._episodes.lease)
+        self._check_start(request)
+        started = self._episodes.start(call.owner, request)
+        if isinstance(started, Refused):
+            raise ApiError.of(started)
+        answer: Object = {
+            "episode": request.id,
+            "mode": request.mode,
+            "explore": request.explore,
+            "lease": request.lease,
+            "policies": {},
+        }
+        if self._policies is not None:
+            mapping, version = request.policies or self._policies.mapping, self._policies.team.version
+            answer["policies"] = {agent: {"policy": name, "version": version} for agent, name in mapping.items()}
+        return Reply(200 if started.is_repeated else 201, encode(answer), [])
+
+    def _check_start(self, request: StartRequest) -> None:
+        """Raise if an episode asks for what this server does not do."""
+        if self._policies is None:
+            if request.policies is not None:
+                raise ApiError(422, "policies", "in training the policies of agents are those of the run.", "policies")
+            return
+        if request.mode is Mode.LEARN:
+            raise ApiError(422, "mode", "this server does not learn: mode must be watch or evaluate.", "mode")
+        for agent, name in (request.policies or {}).items():
+            if name not in self._policies.team.policies:
+                known = ", ".join(self._policies.team.policies)
+                raise ApiError(
+                    422, "policies", f"there is no policy {name!r:.80}: there are {known}.", f"policies.{agent}"
+                )
+
+    async def _status(self, call: Call) -> Reply:
+        status = self._episodes.look(call.owner, call.name.decode())
+        if isinstance(status, Refused):
+            raise ApiError.of(status)
+        is_multi_agent = self._reader_of(call.owner, call.name.decode()).is_multi_agent
+        answer = None if status.answer is None else self._answer_or_error(status.answer, status.seq, is_multi_agent)
+        fields = {"seq": status.seq, "answer": answer, "seconds_left": status.seconds_left}
+        return Reply(200, encode(fields), [])
+
+    async def _leave(self, call: Call) -> Reply:
+        query = parse_qsl(call.query.decode(errors="replace"), keep_blank_values=True)
+        if query not in ([], [("keep", "true")], [("keep", "false")]):
+            raise ApiError(422, "query", "the only parameter in the address is keep=true or keep=false.")
+        refused = self._episodes.leave(call.owner, call.name.decode(), keep=query != [("keep", "false")])
+        if refused is not None:
+            raise ApiError.of(refused)
+        return Reply(200, encode({"episode": call.name.decode(), "left": True}), [])
+
+    async def _step(self, call: Call) -> Reply:
+        episode_id = call.name.decode()
+        reader = self._reader_of(call.owner, episode_id)
+        request = reader.step(decode(call.body, self._limits))
+        (answer,), is_repeated = await self._episodes.steps(call.owner, [(episode_id, request)])
+        fields = answer_to_json(answer, request.seq, reader.is_multi_agent)
+        return Reply(200, encode(fields), [REPLAYED] if is_repeated else [])
+
+    async def _steps(self, call: Call) -> Reply:
+        fields = decode(call.body, self._limits)
+        steps = read_steps(fields, lambda episode_id: self._reader_of(call.owner, episode_id), self._limits)
+        requests = [(name, step) for name, step in steps.items() if isinstance(step, StepRequest)]
+        answers, is_repeated = await self._episodes.steps(call.owner, requests)
+        by_id = dict(zip([name for name, _ in requests], answers, strict=True))
+        results = [
+            error_to_json(step, self._metrics)
+            if isinstance(step, ApiError)
+            else self._answer_or_error(by_id[name], step.seq, self._reader_of(call.owner, name).is_multi_agent)
+            for name, step in steps.items()
+        ]
+        return Reply(200, encode({"answers": results}), [REPLAYED] if is_repeated else [])
+
+    def _answer_or_error(self, answer: Answer, seq: int | None, is_multi_agent: bool) -> Object:
+        try:
+            return answer_to_json(answer, seq, is_multi_agent)
+        except ApiError as error:
+            return error_to_json(error, self._metrics)
+
+    # Readers.
+
+    def _make_reader(self, spaces: Spaces) -> MessageReader:
+        return MessageReader(spaces, self._limits, self._episodes.max_abs, self._episodes.needs_log_prob)
+
+    def _reader_of(self, owner: str, episode_id: str) -> MessageReader:
+        """Return what reads the requests about an episode, by the spaces of its policies."""
+        request = self._episodes.book.request_of(owner, episode_id)
+        if request is None or request.policies is None or self._policies is None:
+            return self._reader
+        chosen = tuple(request.policies.items())
+        if chosen not in self._readers:
+            policies = self._policies.team.policies
+            spaces = {agent: (policies[name].obs_space, policies[name].action_space) for agent, name in chosen}
+            self._readers[chosen] = self._make_reader(spaces)
+        return self._readers[chosen]
+
+
+def error_to_json(error: ApiError, metrics: Metrics) -> Object:
+    """Return an error for its client, with an id that the log has too."""
+    error_id = secrets.token_hex(4)
+    metrics.refusals[error.code] += 1
+    logger.debug("request %s: %s, %s", error_id, error.code, error.message)
+    return error.to_json(error_id)

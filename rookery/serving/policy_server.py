@@ -1,0 +1,315 @@
+"""Acts for episodes that do not learn: all requests of one turn of the event loop in one batch."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from rookery.policy import Policy, first_obs
+from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, End
+from rookery.runners.envs.episode_book import EpisodeBook
+from rookery.runners.envs.episode_messages import Mode, Report, Row
+from rookery.runners.envs.validation import row_of
+from rookery.serving.messages import split_rows
+from rookery.serving.metrics import Metrics
+from rookery.types import all_finite
+
+SLOW_SECONDS = 0.005
+"""A policy whose largest batch takes longer acts in a thread."""
+FAULT = "the policy gave an action that is not finite."
+
+logger = logging.getLogger(__name__)
+
+
+class StepLog(Protocol):
+    """Where the steps of episodes are written."""
+
+    def write(
+        self,
+        episode: str,
+        t: int,
+        agent: AgentID | None,
+        obs: Any,
+        action: Any,
+        reward: float,
+        terminated: bool,
+        truncated: bool,
+        log_prob: float | None,
+        policy: str | None,
+    ) -> None:
+        """Write a step, with the reward of its action; the last one of an episode has no action (None).
+
+        `agent` is None in episodes with one agent. Raises `OSError` if the step cannot be written.
+        """
+
+
+class Team(NamedTuple):
+    """The policies that act at a time, and their version."""
+
+    policies: Mapping[str, Policy]
+    version: int
+    since: float
+    """When they began to act, in seconds since 1970."""
+
+
+@dataclass(eq=False, slots=True)
+class Ask:
+    """One observation that waits for its action."""
+
+    obs: Any
+    carry: Any = None
+    """The recurrent state, which the next one replaces; None where an episode begins."""
+    action: Any = None
+    log_prob: float | None = None
+    is_faulty: bool = False
+    """Whether the action is not finite."""
+
+
+class _Last(NamedTuple):
+    """The last step of an agent, whose reward is to come."""
+
+    t: int
+    obs: Any
+    action: Any
+    log_prob: float | None
+    policy: str
+
+
+@dataclass(eq=False, slots=True)
+class _Played:
+    """What is kept of an open episode of a recurrent policy, or of one that is logged."""
+
+    carries: dict[AgentID, Any] = field(default_factory=dict)
+    last: dict[AgentID, _Last] = field(default_factory=dict)
+
+
+Groups = dict[tuple[str, bool], list[Ask]]
+"""What is asked, by the name of the policy and whether it explores."""
+
+
+class _Job(NamedTuple):
+    """Rows and requests that are answered together."""
+
+    team: Team
+    groups: Groups
+    rows: "list[tuple[Row, dict[AgentID, Ask]]]"
+    futures: "list[asyncio.Future[int]]"
+    """Of requests for actions without an episode: they receive the version."""
+
+
+class PolicyServer:
+    """Answers the rows of an episode book, and requests for actions without an episode, by the policies of a run.
+
+    Recurrent states are kept by episode and agent. `mapping` has the policy of each agent.
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, Policy],
+        mapping: Mapping[AgentID, str],
+        version: int,
+        book: EpisodeBook,
+        metrics: Metrics,
+        max_batch: int = 256,
+        log: StepLog | None = None,
+    ) -> None:
+        self.team = Team(policies, version, time.time())
+        self.mapping = mapping
+        self._book, self._metrics, self._max_batch, self._log = book, metrics, max_batch, log
+        self._is_recurrent = any(policy.is_recurrent for policy in policies.values())
+        self._played: dict[str, _Played] = {}
+        self._groups: Groups = {}
+        self._futures: list[asyncio.Future[int]] = []
+        self._is_scheduled = self._was_faulty = False
+        self._worker: ThreadPoolExecutor | None = None
+
+    def warm_up(self) -> None:
+        """Compile all sizes of batches; decide whether policies act in a thread."""
+        for policy in self.team.policies.values():
+            ask = Ask(row_of(first_obs(policy.obs_space, 1), 0))
+            for explore in (False, True):
+                for power in range(self._max_batch.bit_length()):
+                    act_together(policy, [ask] * (1 << power), explore)
+            start = time.perf_counter()
+            act_together(policy, [ask] * self._max_batch, False)
+            if time.perf_counter() - start > SLOW_SECONDS:
+                self.act_in_thread()
+
+    def act_in_thread(self) -> None:
+        """Act in a thread from now on: the loop answers other requests meanwhile."""
+        self._worker = self._worker or ThreadPoolExecutor(1, "rookery-acting")
+
+    def replace(self, policies: Mapping[str, Policy], version: int) -> None:
+        """Act with other parameters from the next batch on; open episodes keep their recurrent states."""
+        self.team = Team(policies, version, time.time())
+
+    def wake(self) -> None:
+        """Act in the next turn of the loop, on all that is asked until then."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._act)
+
+    async def act(self, policy: str, asks: Sequence[Ask], explore: bool) -> int:
+        """Act without an episode; return the version."""
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._groups.setdefault((policy, explore), []).extend(asks)
+        self._futures.append(future)
+        self.wake()
+        return await future
+
+    def _act(self) -> None:
+        """Act on all that is asked, here or in the thread of slow policies."""
+        groups, self._groups = self._groups, {}
+        futures, self._futures = self._futures, []
+        job = _Job(self.team, groups, self._take_rows(groups), futures)
+        if self._worker is None or not groups:
+            self._is_scheduled = False
+            self._compute(job)
+            self._answer(job)
+            return
+        computed = asyncio.get_running_loop().run_in_executor(self._worker, self._compute, job)
+        computed.add_done_callback(lambda _: self._continue(job))
+
+    def _continue(self, job: _Job) -> None:
+        """Answer a job of the thread, and act on what was asked meanwhile."""
+        self._is_scheduled = False
+        self._answer(job)
+        self.wake()
+
+    def _take_rows(self, groups: Groups) -> "list[tuple[Row, dict[AgentID, Ask]]]":
+        """Return the rows to answer with what they ask, which is put into `groups` too."""
+        rows = []
+        for row in (*self._book.take_rows(Mode.WATCH), *self._book.take_rows(Mode.EVALUATE)):
+            if self._log is not None:
+                self._write(row)
+            if row.is_over or row.is_abandoned:
+                self._played.pop(row.id, None)
+                continue
+            mapping = row.request.policies or self.mapping
+            carries = self._played_of(row).carries if self._is_recurrent else {}
+            asks = {
+                agent: Ask(report.obs, carries.get(agent))
+                for agent, report in row.reports.items()
+                if report.obs is not None and report.end is End.RUNNING
+            }
+            for agent, ask in asks.items():
+                groups.setdefault((mapping[agent], row.request.explore), []).append(ask)
+            rows.append((row, asks))
+        return rows
+
+    def _compute(self, job: _Job) -> None:
+        for (name, explore), asks in job.groups.items():
+            for first in range(0, len(asks), self._max_batch):
+                batch = asks[first : first + self._max_batch]
+                self._metrics.rows.add(len(batch))
+                try:
+                    act_together(job.team.policies[name], batch, explore)
+                except Exception:
+                    logger.exception("the policy %s cannot act", name)
+                    for ask in batch:
+                        ask.is_faulty = True
+
+    def _answer(self, job: _Job) -> None:
+        now = time.monotonic()
+        for row, asks in job.rows:
+            if any(ask.is_faulty for ask in asks.values()):
+                self._note_fault(row.id)
+                self._book.fail(row.id, FAULT, now)
+                continue
+            actions = {agent: ask.action for agent, ask in asks.items()}
+            for agent, report in row.reports.items():
+                if report.action is not None and agent in actions:
+                    actions[agent] = report.action
+            if self._played:
+                self._keep(row, asks, actions, job.team.version)
+            self._book.answer(row.id, actions, job.team.version, now)
+        for future in job.futures:
+            if not future.done():
+                future.set_result(job.team.version)
+
+    def _note_fault(self, episode_id: str) -> None:
+        self._metrics.num_faulty += 1
+        if not self._was_faulty:
+            self._was_faulty = True
+            logger.error("episode %s: %s Further ones are counted.", episode_id, FAULT)
+
+    # What is kept of episodes.
+
+    def _played_of(self, row: Row) -> _Played:
+        return self._played.setdefault(row.id, _Played())
+
+    def _keep(self, row: Row, asks: Mapping[AgentID, Ask], actions: Mapping[AgentID, Any], version: int) -> None:
+        """Keep the recurrent states and the last steps of an episode, unless it is over meanwhile."""
+        played = self._played.get(row.id)
+        if played is None:
+            return
+        mapping = row.request.policies or self.mapping
+        for agent, ask in asks.items():
+            report = row.reports[agent]
+            log_prob = ask.log_prob if report.action is None else report.log_prob
+            t = played.last[agent].t + 1 if agent in played.last else 0
+            played.carries[agent] = ask.carry
+            played.last[agent] = _Last(t, ask.obs, actions[agent], log_prob, f"{mapping[agent]}@{version}")
+
+    def _write(self, row: Row) -> None:
+        """Log the steps of an episode whose rewards this row has, and its end."""
+        played = self._played_of(row)
+        try:
+            for agent, last in list(played.last.items()):
+                report = row.reports.get(agent)
+                if report is not None or row.is_abandoned:
+                    self._write_agent(row, agent, last, report or Report())
+        except OSError as error:
+            self._log = None
+            self._metrics.log_failures += 1
+            logger.error("the log of episodes ends here: %s", error)
+
+    def _write_agent(self, row: Row, agent: AgentID, last: _Last, report: Report) -> None:
+        assert self._log is not None
+        name = None if agent == SINGLE_AGENT else agent
+        is_terminated = report.end in (End.TERMINATED, End.GONE_TERMINATED)
+        is_truncated = report.end in (End.TRUNCATED, End.GONE_TRUNCATED)
+        t, obs, action, log_prob, policy = last
+        if row.is_step:
+            flags = is_terminated, is_truncated
+            self._log.write(row.id, t, name, obs, action, report.reward, *flags, log_prob, policy)
+            t, obs = t + 1, obs if report.obs is None else report.obs
+        if report.end is not End.RUNNING or row.is_abandoned:
+            self._log.write(row.id, t, name, obs, None, 0.0, False, False, None, None)
+
+
+def act_together(policy: Policy, asks: Sequence[Ask], explore: bool) -> None:
+    """Act on some observations in one batch, filled up to a power of two."""
+    num_rows = len(asks)
+    padding = [asks[0]] * ((1 << (num_rows - 1).bit_length()) - num_rows)
+    filled = [*asks, *padding]
+    carry, starts = (), None
+    if policy.is_recurrent:
+        first = row_of(policy.agent.initial_carry((1,)), 0)
+        carry = stacked([first if ask.carry is None else ask.carry for ask in filled])
+        starts = np.array([ask.carry is None for ask in filled], np.float32)
+    actions, carry, log_probs = policy.act(stacked([ask.obs for ask in filled]), carry, starts, explore)
+    for ask, action in zip(asks, split_rows(actions, num_rows), strict=False):
+        ask.action = action
+    if starts is not None:
+        for index, ask in enumerate(asks):
+            ask.carry = row_of(carry, index)
+    if log_probs is not None:
+        for ask, log_prob in zip(asks, log_probs.tolist(), strict=False):
+            ask.log_prob = log_prob
+    if not all_finite(actions):
+        for ask in asks:
+            ask.is_faulty = not all_finite(ask.action)
+
+
+def stacked(rows: Sequence[Any]) -> Any:
+    """Return trees of arrays as one tree of arrays `[N, ...]`."""
+    if isinstance(rows[0], np.ndarray | np.generic):
+        return np.array(rows)
+    return jax.tree.map(lambda *leaves: np.array(leaves), *rows)

@@ -1,0 +1,13 @@
+"""Methods learn from simulators in other processes. The full tasks are in `tests/campaigns/clients.py`."""
+
+import pytest
+
+from tests.campaigns.clients import CARTPOLE, mean_return, train
+
+pytestmark = pytest.mark.usefixtures("fast_programs")
+
+
+def test_ppo_learns_cartpole_that_two_processes_play() -> None:
+    run = train("ppo", "CartPole-v1", 12_288, 2, CARTPOLE)
+    assert mean_return(run.policy, "CartPole-v1") >= 150.0
+    assert run.metrics["rollout/steps_discarded"][-1] == 0

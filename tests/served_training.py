@@ -1,0 +1,163 @@
+"""Runners on clients over HTTP whose observations tell episode and step, so that every row can be checked."""
+
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rookery.runners.envs.agent_spaces import AgentSpaces
+from rookery.runners.envs.base_env import SINGLE_AGENT
+from rookery.runners.envs.external_base_env import ExternalBaseEnv
+from rookery.runners.runner import EnvRunner
+from rookery.runners.sampling import Sample
+from rookery.serving.client import Client, RefusedError, ServerGoneError
+from rookery.serving.env import ServedEnv, ServedSettings
+from rookery.serving.limits import Limits
+from rookery.spaces import Box, Discrete
+from tests.numbered_clients import EPISODES, start_client
+from tests.runner_envs import count_rows, make_runner, rows_of
+
+SPACES = {SINGLE_AGENT: (Box(-np.inf, np.inf, (1,)), Discrete(2))}
+DEFAULTS = {"spaces": "-", "port": 0, "token_file": None}
+NEVER = 30.0
+"""Seconds after which a client gives up, so that a test fails instead of waiting for ever."""
+
+
+class Served:
+    """A served environment with a runner, and clients in threads."""
+
+    def __init__(self, pending_seconds: float = 30.0, spaces_of: AgentSpaces = SPACES, **settings: Any) -> None:
+        self.env = ServedEnv(ServedSettings(**DEFAULTS | settings), spaces_of)
+        self.env.limits = Limits(pending_seconds=pending_seconds)
+        self.base_env = ExternalBaseEnv([self.env])
+        self.base_env.prepare()
+        self.url = self.env.url
+        self.errors: list[Exception] = []
+
+    def runner(self, **settings: Any) -> EnvRunner:
+        return make_runner(self.base_env, **settings)
+
+    def play(self, play_fn: Callable[[Client], None], client_type: type[Client] = Client) -> threading.Thread:
+        """Let a client play in a thread until the server is closed."""
+
+        def run() -> None:
+            client = client_type(self.url, patience=NEVER)
+            try:
+                play_fn(client)
+            except (ServerGoneError, RefusedError) as error:
+                self.errors.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
+
+
+NUMBERS = itertools.count()
+
+
+def play_numbered(client: Client, length: int = 25, num_episodes: int | None = None) -> None:
+    """Play episodes whose observations tell episode and step: 1000 k + t."""
+    for _ in itertools.count() if num_episodes is None else range(num_episodes):
+        episode, offset = client.start(), 1000 * next(NUMBERS)
+        for t in range(length):
+            assert episode.act([offset + t]) == (offset + t) % 2
+            episode.reward(t)
+        episode.end([offset + length], truncated=True)
+
+
+def check_rows(samples: Sequence[Sample]) -> dict[int, list[int]]:
+    """Check that every row is that of its step, and is there once; return the steps of each episode."""
+    steps: dict[int, list[int]] = {}
+    for sample in samples:
+        for row in rows_of(sample):
+            number, t = divmod(int(row.obs), 1000)
+            assert row.t == t
+            assert row.reward == t
+            assert row.successor == row.obs + 1
+            steps.setdefault(number, []).append(t)
+    assert set(Counter(count_rows(samples)).values()) == {1}
+    for found in steps.values():
+        assert sorted(found) == list(range(len(found))), "nothing is missing and nothing doubled"
+    return steps
+
+
+def sample_of(runner: EnvRunner) -> Sample:
+    """Sample fragments; fail instead of waiting for ever."""
+    sample = runner.sample_within(NEVER)
+    assert sample is not None, "the clients do not go on"
+    return sample
+
+
+def kill_clients(served: Served, num_rounds: int, num_clients: int = 8, num_killed: int = 3) -> dict[int, list[int]]:
+    """Kill some clients in each round and start others; return the steps of all episodes, which are checked."""
+    runner = served.runner(rollout_fragment_length=10, num_fragments=8)
+    draw, numbers = np.random.default_rng(0), itertools.count()
+    clients = [start_client(served.url, next(numbers)) for _ in range(num_clients)]
+    samples = []
+    try:
+        for _ in range(num_rounds):
+            samples += [sample_of(runner) for _ in range(draw.integers(3, 9))]
+            for place in draw.choice(num_clients, num_killed, replace=False):
+                clients[place].kill()
+                clients[place].wait()
+                clients[place] = start_client(served.url, next(numbers))
+            assert runner.ledger.is_exact
+        newest = next(numbers) - 1
+        deadline = time.monotonic() + NEVER
+        while max(steps := check_rows(samples)) // EPISODES < newest and time.monotonic() < deadline:
+            samples.append(sample_of(runner))
+    finally:
+        for client in clients:
+            client.kill()
+            client.wait()
+    assert runner.ledger.is_exact
+    assert max(steps) // EPISODES == newest, "the envs of killed clients are free for others"
+    counts = served.base_env.report()
+    assert 0 < counts["serving/expired"] <= num_rounds * num_killed
+    assert counts["serving/lost"] == counts["serving/left"] == 0
+    return steps
+
+
+def play_fleet(served: Served, num_clients: int, num_steps: int, num_refused: int) -> None:
+    """Play one episode for each client, end none of them, and try to begin more; all is counted."""
+    runner = served.runner(rollout_fragment_length=5, num_fragments=num_clients)
+    refused = Counter[int]()
+
+    def play(client: Client) -> None:
+        ids = [client.start().id for _ in range(num_clients)]
+        extras = (f"extra-{number}" for number in range(num_refused))
+        for t in range(num_steps + 1):
+            steps = [{"episode": name, "seq": t, "reward": float(t - 1) if t else 0.0} for name in ids]
+            obs = [[1000.0 * k + t] for k in range(num_clients)]
+            client.request("POST", "/v1/steps", {"steps": steps, "obs": obs})
+            refused.update(
+                _status_of(client, extra) for extra in itertools.islice(extras, -(-num_refused // num_steps))
+            )
+
+    served.play(play)
+    steps = check_rows([sample_of(runner) for _ in range(num_steps // 5)])
+    assert sorted(steps) == list(range(num_clients))
+    assert {len(found) for found in steps.values()} == {num_steps}
+    deadline = time.monotonic() + NEVER
+    while served.base_env.report()["serving/expired"] < num_clients and time.monotonic() < deadline:
+        runner.sample_within(0.1)
+    assert refused == {429: num_refused}
+    assert served.base_env.report()["serving/expired"] == num_clients, "nobody ended them"
+    assert runner.ledger.is_exact
+    assert runner.ledger.env_steps.abandoned == num_clients, "the last action of each led nowhere"
+
+
+def _status_of(client: Client, episode: str) -> int:
+    """Return the status with which an episode is refused."""
+    client.patience = 0.0
+    try:
+        client.start(id=episode)
+    except RefusedError as error:
+        return error.status
+    finally:
+        client.patience = NEVER
+    return 0

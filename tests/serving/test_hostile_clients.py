@@ -1,0 +1,189 @@
+"""Clients that send nonsense, wait, or have no right to ask; `tests.campaigns.serving` has them in large numbers."""
+
+import asyncio
+import http.client
+import itertools
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rookery.serving.client import Client
+from rookery.serving.routes import ROUTES
+from rookery.serving.server import Server
+from rookery.serving.tokens import Scope, Tokens
+from tests.asgi import JSON, Serving, ask
+from tests.campaigns import serving as campaign
+from tests.served import PATIENCE, connect, exchange, read_to_end, served
+
+TOKEN, READER = "a" * 43, "r" * 43
+METHODS = ("GET", "POST", "DELETE", "PUT", "PATCH", "OPTIONS", "HEAD", "TRACE")
+POST = b"POST /open HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n\r\n"
+
+SERVER = """
+import asyncio, sys
+from rookery.runs.interruption import StopSignals
+from rookery.serving.limits import Limits
+from rookery.serving.server import Server
+from tests.served import Echo
+
+class Slow(Echo):
+    num_open_steps = 0
+
+    async def __call__(self, scope, receive, send):
+        Slow.num_open_steps += 1
+        print("open", flush=True)
+        await asyncio.sleep(float(sys.argv[1]))
+        await super().__call__(scope, receive, send)
+        Slow.num_open_steps -= 1
+
+with StopSignals() as signals:
+    server = Server(Slow(), "127.0.0.1", 0, Limits())
+    server.bind()
+    server.start()
+    print(server.port, flush=True)
+    server.serve_until(signals, float(sys.argv[2]))
+    sys.exit(128 + signals.requested)
+"""
+
+
+def test_malformed_requests_are_refused_or_end_with_their_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "RATE", 10_000)
+    serving = Serving()
+    with served(serving.app, metrics=serving.metrics) as server:
+        faults = asyncio.run(campaign.attack(("127.0.0.1", server.port), 700, seed=0))
+        assert [(name, fault) for name, fault in faults if fault] == []
+        assert serving.metrics.refusals["internal"] == 0
+        actions, _ = Client(server.url).act([[0.0] * 4])
+        assert actions[0] in (0, 1, 2)
+
+
+def test_honest_clients_are_answered_while_others_are_slow() -> None:
+    with served(Serving().app) as server, ExitStack() as stack:
+        for sent in [b"", b"GET /v1 HTT", POST + b"ab"] * 20:
+            stack.enter_context(connect(server)).sendall(sent)
+        episode = Client(server.url, patience=0.0).start()
+        assert all(episode.act([0.0] * 4) in (0, 1, 2) for _ in range(20))
+
+
+def test_without_its_token_every_route_but_the_first_is_closed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture
+) -> None:
+    file = tmp_path / "token"
+    file.touch(0o600)
+    file.write_text(f"robot act {TOKEN}\nmonitor read {READER}\n")
+    headers = {"none": {}, "wrong": bearer("b" * 43), "cut": bearer(TOKEN[:-1]), "long": bearer(TOKEN * 300)}
+    with served(Serving(tokens=Tokens.open(file)).app) as server:
+        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+        for route, method, kind in itertools.product(ROUTES, METHODS, ("query", "scope", *headers)):
+            path = route.path.format(policy="default", id="a")
+            header = bearer(READER) if kind == "scope" else headers.get(kind, {})
+            client.request(method, f"{path}?token={TOKEN}" if kind == "query" else path, headers=header)
+            response = client.getresponse()
+            response.read()
+            if (route.path, method) == ("/healthz", "GET"):
+                assert response.status == 200
+            elif kind == "scope":
+                may_read = route.scope is Scope.READ or method not in ("POST", "DELETE")
+                assert may_read or response.status in (403, 405), (method, path)
+            else:
+                assert response.status == 401, (method, path, kind)
+        status, _ = exchange(server, b"GET /v1 HTTP/1.1\r\nauthorization: Bearer " + b"a" * 1_000_000)
+        assert status == 431
+    printed = capfd.readouterr()
+    assert not any(secret in caplog.text + printed.out + printed.err for secret in (TOKEN, READER))
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def same_requests(count: int) -> Iterator[tuple[str, str, bytes]]:
+    """Yield requests of all kinds: method, path, body."""
+    rng = random.Random(0)
+    observations = [*campaign.OBSERVATIONS, b"[0.5,0,0,0]", b"[1,1,1,1]"]
+    paths = [path.decode() for path in campaign.PATHS if path.isascii()]
+    for number in range(count):
+        episode, obs = f"e{number % 7}", rng.choice(observations)
+        posted = rng.choice([campaign.ACT, "/v1/steps", f"/v1/episodes/{episode}/step"])
+        yield rng.choice(
+            [
+                ("GET", rng.choice(["/v1", "/healthz", "/v1/policies/default", "/v1/policies/x", "/v1?a=b"]), b""),
+                (rng.choice(["GET", "POST", "DELETE", "PUT"]), rng.choice(paths), b""),
+                ("POST", campaign.ACT, b'{"obs":[%s]}' % obs),
+                ("POST", posted, rng.choice(campaign.BODIES)),
+                ("POST", "/v1/episodes", b'{"episode":"%s"}' % episode.encode()),
+                ("POST", f"/v1/episodes/{episode}/step", b'{"seq":%d,"obs":%s}' % (number % 3, obs)),
+                ("POST", "/v1/steps", b'{"steps":[{"episode":"%s","obs":[0,0,0,1]}]}' % episode.encode()),
+                ("DELETE", f"/v1/episodes/{episode}", b""),
+            ]
+        )
+
+
+def test_uvicorn_and_a_bare_caller_get_the_same_answers() -> None:
+    requests = list(same_requests(1000))
+
+    async def call() -> list[tuple[int, Any]]:
+        app = Serving().app
+        replies = [await ask(app, method, path, body) for method, path, body in requests]
+        return [(reply.status, without_ids(reply.body)) for reply in replies]
+
+    expected = asyncio.run(call())
+    with served(Serving().app) as server:
+        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
+        headers = {name.decode(): value.decode() for name, value in JSON}
+        for request, (status, body) in zip(requests, expected, strict=True):
+            client.request(*request, headers=headers)
+            response = client.getresponse()
+            assert (response.status, without_ids(response.read())) == (status, body), request
+    statuses = {status for status, _ in expected}
+    assert statuses >= {200, 201, 400, 404, 405, 409, 410, 422}
+
+
+def without_ids(body: bytes) -> bytes:
+    """Return an answer without the ids of its errors, which are random."""
+    return re.sub(rb'"id":"\w+"', b"", body)
+
+
+def start_server(seconds: float, drain: float) -> tuple[subprocess.Popen, Server]:
+    """Start a process whose steps take some seconds."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(seconds), str(drain)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    server = Server.__new__(Server)
+    server.port = int(process.stdout.readline())
+    return process, server
+
+
+def test_at_a_signal_open_steps_are_answered_and_slow_clients_are_not_waited_for() -> None:
+    process, server = start_server(seconds=1.0, drain=30.0)
+    with process, ExitStack() as stack:
+        for sent in [b"", b"GET /v1 HTT"] * 50:
+            stack.enter_context(connect(server)).sendall(sent)
+        step = stack.enter_context(connect(server))
+        step.sendall(POST + b"left")
+        assert process.stdout.readline() == b"open\n"
+        process.send_signal(signal.SIGTERM)
+        assert read_to_end(step).endswith(b"left")
+        assert process.wait(PATIENCE) == 143
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    process, server = start_server(seconds=100.0, drain=100.0)
+    with process, connect(server) as step:
+        step.sendall(POST + b"left")
+        assert process.stdout.readline() == b"open\n"
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == -signal.SIGTERM

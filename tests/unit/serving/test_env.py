@@ -1,0 +1,81 @@
+"""The environment `served`: its settings, and mistakes in them."""
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rookery
+from rookery.errors import InvalidInputError, RookeryError
+from rookery.runners.envs.agent_spaces import agent_spaces_from_json, agent_spaces_to_json
+from rookery.runners.envs.base_env import SINGLE_AGENT
+from rookery.runners.envs.libraries import make_host_env
+from rookery.spaces import Box, Discrete
+
+PAIR = Box(-1.0, 1.0, (2,)), Discrete(3)
+
+
+def write_spaces(folder: Path, *agents: str) -> str:
+    spaces = dict.fromkeys(agents or [SINGLE_AGENT], PAIR)
+    (folder / "spaces.json").write_text(json.dumps(agent_spaces_to_json(spaces)))
+    return str(folder / "spaces.json")
+
+
+@pytest.mark.parametrize("agents", [[SINGLE_AGENT], ["left", "right"]])
+def test_spaces_come_back_from_json(agents: list[str]) -> None:
+    spaces = dict.fromkeys(agents, PAIR)
+    assert agent_spaces_from_json(json.loads(json.dumps(agent_spaces_to_json(spaces))), "here") == spaces
+
+
+@pytest.mark.parametrize("data", [None, [], {}, {"observation": {}}, {"agents": {}}, {"agents": {"a": 1}}])
+def test_what_describes_no_spaces_is_refused(data: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"here.*describes no spaces"):
+        agent_spaces_from_json(data, "here")
+
+
+def test_a_served_environment_has_the_spaces_of_its_file(tmp_path: Path) -> None:
+    base_env = make_host_env("served", 1, spaces=write_spaces(tmp_path), max_episodes=5)
+    assert dict(base_env.spaces) == {SINGLE_AGENT: PAIR}
+    assert (base_env.num_envs, base_env.is_external) == (5, True)
+    team = make_host_env("served_agents", 1, spaces=write_spaces(tmp_path, "left", "right"))
+    assert list(team.spaces) == ["left", "right"]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({}, "spaces is missing"),
+        ({"spaces": "absent.json"}, "absent.json cannot be read"),
+        ({"prot": 1}, "Did you mean 'port'"),
+        ({"port": 70_000}, "port=70000"),
+        ({"tls_key": "key.pem"}, "tls_cert and tls_key belong together"),
+        ({"host": "0.0.0.0", "token_file": None}, "can be reached by other machines"),
+        ({"max_age": -1}, "max_age=-1"),
+    ],
+)
+def test_wrong_settings_are_named(tmp_path: Path, kwargs: dict[str, Any], message: str) -> None:
+    spaces = {"spaces": write_spaces(tmp_path)} if kwargs and "spaces" not in kwargs else {}
+    with pytest.raises(RookeryError, match=message):
+        make_host_env("served", 1, **spaces, **kwargs)
+
+
+def test_several_agents_have_their_own_environment(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="env=served_agents, not of served"):
+        make_host_env("served", 1, spaces=write_spaces(tmp_path, "left", "right"))
+
+
+def test_a_taken_port_is_an_error_before_anything_compiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        kwargs = {"spaces": write_spaces(tmp_path), "port": taken.getsockname()[1], "token_file": None}
+        with pytest.raises(InvalidInputError, match=f"port {kwargs['port']}"):
+            rookery.train("ppo", "served", config={f"env.kwargs.{name}": value for name, value in kwargs.items()})
+    assert "compil" not in capsys.readouterr().out
+
+
+def test_an_environment_that_never_ran_is_closed(tmp_path: Path) -> None:
+    base_env = make_host_env("served", 1, spaces=write_spaces(tmp_path), port=0, token_file=None)
+    base_env.prepare()
+    base_env.close()
+    base_env.close()
