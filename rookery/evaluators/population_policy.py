@@ -111,7 +111,10 @@ class PopulationPolicy:
             explores = (individual >= self._explorers.start) & (individual < self._explorers.stop)
             return where_tree(explores, act_by(self._agent.compute_actions), acted)
 
-        actions, carry = jax.vmap(act)(jobs, steps, obs, state.carry)
+        given = jobs, steps, obs, state.carry
+        if self._num_slots == 1:  # XLA rounds noise in a batch of one in another way
+            given = jax.tree.map(lambda leaf: jnp.repeat(leaf, 2, axis=0), given)
+        actions, carry = jax.tree.map(lambda leaf: leaf[: self._num_slots], jax.vmap(act)(*given))
         statistics = state.obs_statistics
         if statistics is not None:
             num_jobs = len(statistics.count.high)
