@@ -75,9 +75,13 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def record(self) -> dict[str, float]:
-        """Return the main numbers for the record of a run."""
-        refused = {f"refused/{code}": count for code, count in self.refusals.items()}
-        counts = {"requests": self.requests.total(), "connections": self.connections, "outside": self.num_outside()}
+        """Return the main numbers for the record of a run, in any thread."""
+        refused = {f"refused/{code}": count for code, count in list(self.refusals.items())}
+        counts = {
+            "requests": sum(list(self.requests.values())),
+            "connections": self.connections,
+            "outside": self.num_outside(),
+        }
         return {**counts, **self.episode_counts(), **refused}
 
     def collect(self) -> Iterator[Metric]:
