@@ -32,6 +32,7 @@ BENCHMARKS = (
     "runner_memory",
     "process_envs",
     "external",
+    "serving",
     "ray",
     "ray_costs",
 )

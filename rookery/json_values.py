@@ -391,7 +391,7 @@ def _shape_text(value: Any) -> str:
     while type(value) is list:
         shape.append(len(value))
         value = value[0] if value else None
-    return str(shape)
+    return shortened(str(shape))
 
 
 def _shown(value: Any) -> str:

@@ -1,5 +1,6 @@
 """A server of an application that answers with what it was sent, and raw connections to it."""
 
+import asyncio
 import contextlib
 import http.client
 import shutil
@@ -20,7 +21,10 @@ PATIENCE = 20.0
 
 
 class Echo:
-    """Answers with the body of the request; `GET /zeros/N` with N zeros. Remembers the requests that it saw."""
+    """Answers with the body of the request; `GET /zeros/N` with N zeros, `GET /late` after a second.
+
+    It remembers the requests that it saw.
+    """
 
     num_open_steps = 0
 
@@ -41,6 +45,8 @@ class Echo:
             body, more_body = body + message["body"], message["more_body"]
         if scope["path"].startswith("/zeros/"):
             body = bytes(int(scope["path"].removeprefix("/zeros/")))
+        if scope["path"] == "/late":
+            await asyncio.sleep(1.0)
         headers = [(b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})

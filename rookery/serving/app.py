@@ -77,23 +77,16 @@ class Application:
         if scope["type"] != "http":
             return
         start = time.perf_counter()
-        routes, name = find_routes(scope["raw_path"])
+        routes, name = find_routes(scope.get("raw_path") or scope["path"].encode())
         route = routes.get(scope["method"])
         try:
             reply = await self._reply(scope, receive, routes, route, name)
-        except ApiError as error:
-            reply = self._refusal(error)
-        except JsonValueError as error:
-            reply = self._refusal(as_api_error(error))
         except ClientGoneError:
             return
-        except asyncio.CancelledError:
-            reply = self._refusal(ApiError(503, "closed", "the server ends: ask again later."))
-        except Exception:
-            reply = self._failure()
-        origin = next((value for header, value in scope["headers"] if header == b"origin"), None)
-        if origin in self._allowed_origins:
-            reply.headers.extend([(b"access-control-allow-origin", origin), (b"vary", b"origin")])
+        except (Exception, asyncio.CancelledError) as error:
+            reply = self._refusal(error, routes)
+        if self._allowed_origins:
+            self._allow_origin(scope["headers"], reply)
         length = (b"content-length", b"%d" % len(reply.body))
         headers = [reply.content_type, length, *reply.headers]
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
@@ -182,24 +175,39 @@ class Application:
 
     # Refusals.
 
-    def _refusal(self, error: ApiError) -> Reply:
+    def _refusal(self, error: BaseException, routes: Collection[str]) -> Reply:
+        """Return the answer to a request that failed."""
+        match error:
+            case ApiError() | JsonValueError():
+                refused = as_api_error(error)
+            case asyncio.CancelledError():
+                refused = ApiError(503, "closed", "the server ends: ask again later.")
+            case _:
+                return self._failure(error)
         headers: Headers = []
-        if error.status in RETRIED:
+        if refused.status == 405:
+            headers.append((b"allow", ", ".join(routes).encode()))
+        if refused.status in RETRIED:
             headers.append((b"retry-after", b"1"))
-        if error.status == 401:
+        if refused.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
-        if error.status in (408, 413):
+        if refused.status in (408, 413):
             headers.append((b"connection", b"close"))
-        return Reply(error.status, encode(error_to_json(error, self._metrics)), headers)
+        return Reply(refused.status, encode(error_to_json(refused, self._metrics)), headers)
 
-    def _failure(self) -> Reply:
+    def _failure(self, error: BaseException) -> Reply:
+        """Return the answer after a fault of our own, which the log has."""
         error_id = secrets.token_hex(4)
         self._metrics.refusals["internal"] += 1
-        logger.exception("request %s failed", error_id)
-        error = ApiError(500, "internal", f"the server has failed; its log has the reason under the id {error_id}.")
-        return Reply(500, encode(error.to_json(error_id)), [])
+        logger.error("request %s failed", error_id, exc_info=error)
+        hidden = ApiError(500, "internal", f"the server has failed; its log has the reason under the id {error_id}.")
+        return Reply(500, encode(hidden.to_json(error_id)), [])
 
-    # About the server.
+    def _allow_origin(self, headers: Headers, reply: Reply) -> None:
+        """Let a page of an allowed site read the answer."""
+        origin = dict(headers).get(b"origin")
+        if origin in self._allowed_origins:
+            reply.headers.extend([(b"access-control-allow-origin", origin), (b"vary", b"origin")])
 
     def _health(self) -> Reply:
         is_ready = self.is_ready and not self._routes.is_draining

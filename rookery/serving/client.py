@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import base64
+import contextlib
 import http.client
 import json
 import random
@@ -113,10 +114,8 @@ class Client:
         """Play episodes of a Gymnasium environment; return their returns. An episode that is lost is begun again."""
         returns: list[float] = []
         while len(returns) < episodes:
-            try:
+            with contextlib.suppress(EpisodeLostError):
                 returns.append(self._play_one(env, options))
-            except EpisodeLostError:
-                continue
         return returns
 
     def request(self, method: str, path: str, body: object = None) -> dict:
@@ -126,6 +125,8 @@ class Client:
         while True:
             try:
                 status, answer = self._exchange(method, self._prefix + path, data, self._timeout)
+            except ssl.SSLCertVerificationError:
+                raise
             except (OSError, http.client.HTTPException) as error:
                 problem: Exception = ServerGoneError(f"{self._host}:{self._port} does not answer: {error!r}")
             else:
@@ -146,12 +147,10 @@ class Client:
     def close(self) -> None:
         """Leave the open episodes and close the connection of this thread."""
         atexit.unregister(self.close)
-        for episode in list(self._open):
-            self._open.discard(episode)
-            try:
-                self._exchange("DELETE", self._prefix + episode.path, None, 1.0)
-            except (OSError, http.client.HTTPException):
-                break
+        self._disconnect()  # the next connection waits for a second only
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            while self._open:
+                self._exchange("DELETE", self._prefix + self._open.pop().path, None, 1.0)
         self._disconnect()
 
     def _play_one(self, env: Any, options: dict) -> float:

@@ -21,6 +21,8 @@ from rookery.serving.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
+RETRIED = {408, 503}
+"""The statuses after which a request may be repeated."""
 SWEEP_SECONDS = 0.25
 """Between two looks at the deadlines of all connections."""
 NO_LINGER = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
@@ -30,20 +32,17 @@ LINGER_SECONDS = 1.0
 
 
 class RefusedError(Exception):
-    """A request is not answered by the application: its status, code and message."""
+    """A request that the application does not see: the status, code and message of its answer."""
 
-    def __init__(self, status: HTTPStatus, code: str, message: str) -> None:
+    def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
         self.status, self.code = status, code
 
     def answer(self) -> bytes:
         """The whole response."""
         body = json.dumps({"error": {"code": self.code, "message": str(self)}}).encode()
-        head = f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\ncontent-type: application/json\r\n"
-        # 408 and 503 may be retried.
-        retry = (
-            "retry-after: 1\r\n" if self.status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.SERVICE_UNAVAILABLE) else ""
-        )
+        head = f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\ncontent-type: application/json\r\n"
+        retry = "retry-after: 1\r\n" if self.status in RETRIED else ""
         return f"{head}{retry}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
 
 
@@ -69,7 +68,9 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._metrics.connections = len(self.connections)
         if len(self.connections) > self._limits.connections:
-            self._refuse(_refused(503, "connections", f"the server has its {self._limits.connections} connections"))
+            self._refuse(
+                RefusedError(503, "connections", f"the server has its {self._limits.connections} connections.")
+            )
             self._close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -90,7 +91,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(refusal)
         except Exception:
             logger.exception("a connection failed")
-            self._refuse(_refused(500, "internal", "the server has a fault, which is in its log"))
+            self._refuse(RefusedError(500, "internal", "the server has a fault, which is in its log."))
 
     def _parse(self, data: bytes) -> None:
         try:
@@ -98,37 +99,39 @@ class LimitedProtocol(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
             if isinstance(cause, httptools.HttpParserError):
-                raise _refused(400, "http", "this is not HTTP/1.1") from None
+                raise RefusedError(400, "http", "this is not HTTP/1.1.") from None
             raise cause or error from None
 
     def _too_long(self) -> RefusedError:
         if self._max_bytes == self._limits.headers:
-            return _refused(431, "headers", f"the headers are longer than {self._limits.headers} bytes")
-        return _refused(413, "body", f"the body is longer than {self._limits.body} bytes")
+            return RefusedError(431, "headers", f"the headers are longer than {self._limits.headers} bytes.")
+        return RefusedError(413, "body", f"the body is longer than {self._limits.body} bytes.")
 
     # What the parser calls.
     def on_message_begin(self) -> None:
         if self.cycle and not self.cycle.response_complete:
-            raise _refused(400, "pipelined", "a request came before the answer to the one before it")
+            raise RefusedError(400, "pipelined", "a request came before the answer to the one before it.")
         self._is_received = False
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
         if len(self.url) > self._limits.request_line:
-            raise _refused(400, "request_line", f"the request line is longer than {self._limits.request_line} bytes")
+            raise RefusedError(
+                400, "request_line", f"the request line is longer than {self._limits.request_line} bytes."
+            )
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
         name = self.headers[-1][0]
         if self._max_bytes > self._limits.headers:
-            raise _refused(400, "trailer", "headers after the body are not taken")
+            raise RefusedError(400, "trailer", "headers after the body are not taken.")
         if len(self.headers) > self._limits.num_headers:
-            raise _refused(431, "headers", f"there are more than {self._limits.num_headers} headers")
+            raise RefusedError(431, "headers", f"there are more than {self._limits.num_headers} headers.")
         if name == b"content-length" and int(value) > self._limits.body:
-            raise _refused(413, "body", f"the body is longer than {self._limits.body} bytes")
+            raise RefusedError(413, "body", f"the body is longer than {self._limits.body} bytes.")
         if name == b"transfer-encoding" and value.lower() != b"chunked":
-            raise _refused(415, "transfer_encoding", "expected a body that is not compressed")
+            raise RefusedError(415, "transfer_encoding", "expected a body that is not compressed.")
 
     def on_headers_complete(self) -> None:
         limits = self._limits
@@ -136,9 +139,9 @@ class LimitedProtocol(HttpToolsProtocol):
             raise self._too_long()
         self._max_bytes = limits.headers + limits.body
         if not (self.url.startswith(b"/") and self.url.isascii()):
-            raise _refused(400, "path", "expected a path that starts with / and is ASCII")
+            raise RefusedError(400, "path", "expected a path that starts with / and is ASCII.")
         if self.parser.should_upgrade():
-            raise _refused(400, "upgrade", "the server speaks HTTP/1.1: expected no offer of another protocol")
+            raise RefusedError(400, "upgrade", "the server speaks HTTP/1.1: expected no offer of another protocol.")
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -179,7 +182,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _abort(self) -> None:
         """Drop the connection, with what the system keeps for a client that does not read."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AttributeError):  # it may be closed
             self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
         self.transport.abort()
 
@@ -194,7 +197,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._deadline < now:
             if self._num_bytes and not self._is_refused:
                 seconds = self._limits.receive_seconds
-                self._refuse(_refused(408, "receive", f"the request did not arrive within {seconds:g} s"))
+                self._refuse(RefusedError(408, "receive", f"the request did not arrive within {seconds:g} s."))
             elif not self._is_refused:
                 self._metrics.refusals["idle"] += 1
             self._close()
@@ -207,10 +210,6 @@ class LimitedProtocol(HttpToolsProtocol):
             self._unread_deadline = min(self._unread_deadline, self.loop.time() + LINGER_SECONDS)
         else:
             self._abort()
-
-
-def _refused(status: int, code: str, message: str) -> RefusedError:
-    return RefusedError(HTTPStatus(status), code, f"{message}.")
 
 
 async def sweep(connections: Iterable[LimitedProtocol]) -> None:

@@ -22,8 +22,6 @@ from rookery.serving.server import Server, check_address
 from rookery.serving.tls import Tls
 from rookery.serving.tokens import Tokens
 
-COUNTS = ("started", "ended", "left", "expired", "lost", "steps", "repeated")
-"""What is recorded of episodes, also before the first."""
 ONE_AGENT, SEVERAL_AGENTS = "served", "served_agents"
 CHECK_SECONDS = 1.0
 DRAIN_SECONDS = 1.0
@@ -101,7 +99,6 @@ class ServedEnv(ExternalEnv):
             lambda: self.needs_log_prob,
             limits.pending_seconds,
         )
-        metrics.episode_counts = lambda: self._book.counts
         app = Application(episodes, tokens, limits, metrics, default_mode=Mode.LEARN)
         app.is_ready = True
         server = Server(app, settings.host, settings.port, limits, tls, metrics)
@@ -130,8 +127,7 @@ class ServedEnv(ExternalEnv):
         self._is_closed.set()
 
     def _report(self) -> Mapping[str, float]:
-        counts = dict.fromkeys(COUNTS, 0) | self.metrics.record()
-        return {f"serving/{name}": number for name, number in counts.items()}
+        return {f"serving/{name}": number for name, number in self.metrics.record().items()}
 
 
 def make_served_env(

@@ -3,8 +3,8 @@
 import dataclasses
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import jax
@@ -12,19 +12,20 @@ import jax
 from rookery.agent import ACTION_MASK
 from rookery.json_values import as_json
 from rookery.policy import Policy
-from rookery.runners.envs.base_env import SINGLE_AGENT
+from rookery.runners.envs.base_env import AgentID
 from rookery.runners.envs.episode_messages import Answer, Mode, Refused, StartRequest, StepRequest
 from rookery.serving.episodes import Episodes
 from rookery.serving.limits import Limits
 from rookery.serving.messages import (
     ApiError,
+    JsonReaders,
     MessageReader,
     Object,
-    Spaces,
     answer_to_json,
     check_names,
     decode,
     encode,
+    json_readers,
     read_carry,
     read_flag,
     read_start,
@@ -82,11 +83,18 @@ class RouteHandlers:
         self._default_mode, self._explores = default_mode, explores
         self.is_draining = False
         """Whether no more episodes begin."""
-        self._readers: dict[tuple[tuple[Any, str], ...], MessageReader] = {}
-        """Readers of the episodes that chose their policies, by these."""
-        self._reader = self._make_reader(episodes.spaces)
+        served = policies.team.policies if policies is not None else {}
+        self._policy_readers = {
+            name: json_readers((policy.obs_space, policy.action_space)) for name, policy in served.items()
+        }
+        if policies is not None:
+            readers = {agent: self._policy_readers[name] for agent, name in policies.mapping.items()}
+        else:
+            readers = {agent: json_readers(pair, episodes.max_abs) for agent, pair in episodes.spaces.items()}
+        self._reader = self._make_reader(readers)
+        all_readers = {id(pair): pair for pair in (*readers.values(), *self._policy_readers.values())}
+        metrics.num_outside = lambda: sum(pair.obs.num_outside for pair in all_readers.values())
         metrics.episode_counts = lambda: episodes.book.counts
-        metrics.num_outside = lambda: sum(reader.num_outside for reader in (self._reader, *self._readers.values()))
         metrics.gauges |= {"open_episodes": lambda: episodes.book.num_open, "pending": lambda: episodes.num_waiting}
         if policies is not None:
             metrics.versions = lambda: dict.fromkeys(policies.team.policies, policies.team[1:])
@@ -141,9 +149,8 @@ class RouteHandlers:
         policies, name, policy = self._policy_of(call)
         fields = decode(call.body, self._limits)
         check_names(fields, ACT_NAMES, "")
-        explore = read_flag(fields, "explore", "")
-        reader = self._make_reader({SINGLE_AGENT: (policy.obs_space, policy.action_space)})
-        obs, num_rows = reader.obs[SINGLE_AGENT].read_array(fields.get("obs"), "obs")
+        explore = read_flag(fields, "explore", "", self._explores)
+        obs, num_rows = self._policy_readers[name].obs.read_array(fields.get("obs"), "obs")
         if not 0 < num_rows <= self._limits.num_steps:
             raise ApiError(422, "num_steps", f"obs has {num_rows} rows; expected 1 to {self._limits.num_steps}.", "obs")
         carries = [None] * num_rows
@@ -174,7 +181,7 @@ class RouteHandlers:
         if self.is_draining:
             raise ApiError(503, "draining", "the server ends: start the episode at the next one.")
         fields = decode(call.body, self._limits) if call.body else {}
-        request = read_start(fields, self._default_mode, self._explores, self._episodes.lease)
+        request = read_start(fields, self._default_mode, self._explores, self._episodes.lease, self._limits)
         self._check_start(request)
         started = self._episodes.start(call.owner, request)
         if isinstance(started, Refused):
@@ -254,20 +261,15 @@ class RouteHandlers:
 
     # Readers.
 
-    def _make_reader(self, spaces: Spaces) -> MessageReader:
-        return MessageReader(spaces, self._limits, self._episodes.max_abs, self._episodes.needs_log_prob)
+    def _make_reader(self, readers: Mapping[AgentID, JsonReaders]) -> MessageReader:
+        return MessageReader(readers, self._limits, self._episodes.max_abs, self._episodes.needs_log_prob)
 
     def _reader_of(self, owner: str, episode_id: str) -> MessageReader:
         """Return what reads the requests about an episode, by the spaces of its policies."""
         request = self._episodes.book.request_of(owner, episode_id)
-        if request is None or request.policies is None or self._policies is None:
+        if request is None or request.policies is None:
             return self._reader
-        chosen = tuple(request.policies.items())
-        if chosen not in self._readers:
-            policies = self._policies.team.policies
-            spaces = {agent: (policies[name].obs_space, policies[name].action_space) for agent, name in chosen}
-            self._readers[chosen] = self._make_reader(spaces)
-        return self._readers[chosen]
+        return self._make_reader({agent: self._policy_readers[name] for agent, name in request.policies.items()})
 
 
 def error_to_json(error: ApiError, metrics: Metrics) -> Object:

@@ -4,14 +4,14 @@ import re
 import secrets
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from rookery.errors import missing_extra, nearest_names, shortened
 from rookery.json_values import JsonReader, JsonValueError, json_reader
-from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, End
+from rookery.runners.envs.base_env import EPISODE_INFO, SINGLE_AGENT, SUCCESS_INFO, AgentID, End
 from rookery.runners.envs.episode_messages import (
     Acted,
     Answer,
@@ -34,6 +34,11 @@ except ImportError:
     raise missing_extra("orjson", "serve") from None
 
 MAX_LEASE = 3600.0
+MAX_AGENTS = 64
+"""The number of agents whose policies an episode chooses."""
+MAX_INFO_BYTES = 16 * 2**10
+RECORDED_INFO = (EPISODE_INFO, SUCCESS_INFO)
+"""What the record takes of the info of a step."""
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 STATUSES = {
     Code.FULL: 429,
@@ -51,7 +56,6 @@ STATUSES = {
 JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 Object = dict[str, Any]
-Spaces = Mapping[AgentID, tuple[Space, Space]]
 
 
 class ApiError(Exception):
@@ -94,12 +98,24 @@ def decode(body: bytes, limits: Limits) -> Object:
     return value
 
 
+class JsonReaders(NamedTuple):
+    """Read the observations and the actions of an agent."""
+
+    obs: JsonReader
+    action: JsonReader
+
+
+def json_readers(spaces: tuple[Space, Space], max_abs: float | None = None) -> JsonReaders:
+    """Return the readers of an observation space and an action space."""
+    return JsonReaders(json_reader(*spaces, max_abs), json_reader(spaces[1], None, max_abs))
+
+
 class MessageReader:
-    """Reads the requests about episodes with these agents."""
+    """Reads the steps of episodes with these agents."""
 
     def __init__(
         self,
-        spaces: Spaces,
+        readers: Mapping[AgentID, JsonReaders],
         limits: Limits,
         max_abs: float | None = None,
         needs_log_prob: Callable[[], bool] = lambda: False,
@@ -107,22 +123,16 @@ class MessageReader:
         self._limits = limits
         self._max_abs = FLOAT32_MAX if max_abs is None else max_abs
         self._needs_log_prob = needs_log_prob
-        self._agents = {str(agent): agent for agent in spaces}
-        self.obs = {agent: json_reader(*agent_spaces, max_abs) for agent, agent_spaces in spaces.items()}
-        self._actions = {agent: json_reader(action_space, None, max_abs) for agent, (_, action_space) in spaces.items()}
-        self.is_multi_agent = set(spaces) != {SINGLE_AGENT}
-
-    @property
-    def num_outside(self) -> int:
-        """The number of values in observations that were outside of their bounds."""
-        return sum(reader.num_outside for reader in self.obs.values())
+        self._agents = {str(agent): agent for agent in readers}
+        self.readers = readers
+        self.is_multi_agent = set(readers) != {SINGLE_AGENT}
 
     def step(self, fields: Object, where: str = "") -> StepRequest:
         """Read a step."""
         request = self.step_of_json(fields, where)
         for agent, report in request.reports.items():
             if report.obs is not None:
-                report.obs = self.obs[agent].read(report.obs, self.place(agent, where))
+                report.obs = self.readers[agent].obs.read(report.obs, self.place(agent, where))
         return request
 
     def step_of_json(self, fields: Object, where: str) -> StepRequest:
@@ -139,7 +149,7 @@ class MessageReader:
         else:
             reports = {SINGLE_AGENT: self._report(SINGLE_AGENT, fields, end, where)}
         asks = any(report.obs is not None or report.end is not End.RUNNING for report in reports.values())
-        return StepRequest(reports, end, asks, seq, 0 if seq is None else zlib.crc32(orjson.dumps(fields)))
+        return StepRequest(reports, end, asks, seq, 0 if seq is None else zlib.crc32(_dumps(fields)))
 
     def place(self, agent: AgentID, where: str) -> str:
         """Return the place of the observation of an agent in a request."""
@@ -170,11 +180,11 @@ class MessageReader:
             if action is None or obs is None or end is not End.RUNNING:
                 message = "an action needs the observation on which it was chosen, and log_prob an action."
                 raise ApiError(422, "action", message, f"{where}action")
-            report.action = self._actions[agent].read(action, f"{where}action")
+            report.action = self.readers[agent].action.read(action, f"{where}action")
             report.log_prob = self._log_prob(fields, where)
         if info is not None:
-            report.info = _object(info, f"{where}info")
-            _check_depth(info, self._limits.json_depth - 3, f"{where}info")
+            info = _info(info, self._limits, f"{where}info")
+            report.info = {name: info[name] for name in RECORDED_INFO if name in info}
         return report
 
     def _log_prob(self, fields: Object, where: str) -> float | None:
@@ -230,7 +240,7 @@ class _StepBatch:
                     report.obs = row
                 elif report.obs is not None:
                     place = reader.place(agent, where)
-                    self._unread.setdefault(reader.obs[agent], []).append((episode_id, report, place))
+                    self._unread.setdefault(reader.readers[agent].obs, []).append((episode_id, report, place))
             self._steps[episode_id] = request
         except (ApiError, JsonValueError) as error:
             self._steps[episode_id] = as_api_error(error)
@@ -272,7 +282,7 @@ class _StepBatch:
             fields["obs"] = self._obs[index]
             return None
         if self._arrays is None:
-            self._arrays, num_rows = reader.obs[SINGLE_AGENT].read_array(self._obs, "obs")
+            self._arrays, num_rows = reader.readers[SINGLE_AGENT].obs.read_array(self._obs, "obs")
             if num_rows != self._num_steps:
                 raise ApiError(422, "shape", f"obs has {num_rows} rows for {self._num_steps} steps.", "obs")
         row = row_of(self._arrays, index)
@@ -280,7 +290,7 @@ class _StepBatch:
         return row
 
 
-def read_start(fields: Object, default_mode: Mode, explores: bool, lease: float) -> StartRequest:
+def read_start(fields: Object, default_mode: Mode, explores: bool, lease: float, limits: Limits) -> StartRequest:
     """Read the start of an episode."""
     check_names(fields, START_NAMES, "")
     mode = fields.get("mode", default_mode)
@@ -290,24 +300,33 @@ def read_start(fields: Object, default_mode: Mode, explores: bool, lease: float)
         lease = _number(fields["lease"], "lease")
         if not 0 < lease <= MAX_LEASE:
             raise ApiError(422, "range", f"lease is {lease:g} s; expected at most {MAX_LEASE:g}.", "lease")
-    policies = fields.get("policies")
-    if policies is not None and not all(type(name) is str for name in _object(policies, "policies").values()):
-        raise ApiError(422, "type", "policies must be an object {agent: policy} of names.", "policies")
     info = fields.get("info")
     return StartRequest(
         id=_episode_id(fields["episode"], "episode") if "episode" in fields else secrets.token_hex(8),
         mode=Mode(mode),
         lease=lease,
         explore=_explores(fields, Mode(mode), explores),
-        policies=policies,
-        info=None if info is None else _object(info, "info"),
+        policies=_policies(fields.get("policies")),
+        info=None if info is None else _info(info, limits, "info"),
     )
+
+
+def _policies(value: Any) -> dict[AgentID, str] | None:
+    """Return the policies of agents that an episode chooses."""
+    if value is None:
+        return None
+    policies: dict[Any, str] = _object(value, "policies")
+    are_names = all(ID.fullmatch(agent) and type(name) is str for agent, name in policies.items())
+    if not are_names or not 0 < len(policies) <= MAX_AGENTS:
+        message = f"policies must be an object {{agent: policy}} of 1 to {MAX_AGENTS} agents."
+        raise ApiError(422, "type", message, "policies")
+    return policies
 
 
 def _explores(fields: Object, mode: Mode, default: bool) -> bool:
     """Return whether the actions of an episode are sampled."""
     needed = {Mode.LEARN: True, Mode.EVALUATE: False}.get(mode)
-    given = read_flag(fields, "explore", "") if "explore" in fields else default if needed is None else needed
+    given = read_flag(fields, "explore", "", default if needed is None else needed)
     if needed is not None and given is not needed:
         raise ApiError(422, "explore", f"mode={mode} explores always or never: leave out explore.", "explore")
     return given
@@ -383,8 +402,9 @@ def _object(value: Any, where: str) -> Object:
     return value
 
 
-def read_flag(fields: Object, name: str, where: str) -> bool:
-    flag = fields.get(name, False)
+def read_flag(fields: Object, name: str, where: str, default: bool = False) -> bool:
+    """Return true or false."""
+    flag = fields.get(name, default)
     if type(flag) is not bool:
         raise ApiError(422, "type", f"{name} is {_shown(flag)}; expected true or false.", f"{where}{name}")
     return flag
@@ -413,14 +433,17 @@ def _episode_id(value: Any, where: str) -> str:
     return value
 
 
-def _check_depth(value: Any, depth: int, where: str) -> None:
-    """Raise if a value is nested too deep."""
-    layer = [value]
-    for _ in range(depth):
+def _info(value: Any, limits: Limits, where: str) -> Object:
+    """Return an info, which is of limited depth and size."""
+    info = _object(value, where)
+    layer: list[Any] = [info]
+    for _ in range(limits.json_depth):
         layer = [item for part in layer if isinstance(part, dict | list) for item in _items(part)]
-        if not layer:
-            return
-    raise ApiError(422, "depth", f"{where} is nested too deep.", where)
+    if layer:
+        raise ApiError(422, "depth", f"{where} is nested deeper than {limits.json_depth}.", where)
+    if (size := len(_dumps(info))) > MAX_INFO_BYTES:
+        raise ApiError(422, "info", f"{where} has {size} bytes; expected at most {MAX_INFO_BYTES}.", where)
+    return info
 
 
 def _items(part: Any) -> Any:
@@ -428,7 +451,15 @@ def _items(part: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return shortened(orjson.dumps(value).decode())
+    return shortened(_dumps(value).decode())
+
+
+def _dumps(value: Any) -> bytes:
+    """Return JSON that was read before."""
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        raise ApiError(422, "depth", "the body is nested too deep.") from None
 
 
 MODES = frozenset(Mode)

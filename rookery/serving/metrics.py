@@ -75,10 +75,15 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def record(self) -> dict[str, float]:
-        """Return the main numbers for the record of a run."""
-        refused = {f"refused/{code}": count for code, count in self.refusals.items()}
-        counts = {"requests": self.requests.total(), "connections": self.connections, "outside": self.num_outside()}
-        return {**counts, **self.episode_counts(), **refused}
+        """Return the main numbers for the record of a run, in any thread."""
+        refused = {f"refused/{code}": count for code, count in list(self.refusals.items())}
+        counts = {
+            "requests": sum(list(self.requests.values())),
+            "connections": self.connections,
+            "outside": self.num_outside(),
+        }
+        episodes = self.episode_counts()
+        return {**counts, **{name: episodes.get(name, 0) for name in (*OUTCOMES, *FATES)}, **refused}
 
     def collect(self) -> Iterator[Metric]:
         requests = CounterMetricFamily("rookery_requests", "Requests by route and status.", labels=["route", "status"])
@@ -91,7 +96,7 @@ class Metrics(Collector):
         counts = self.episode_counts()
         outcomes = {stage: counts.get(stage, 0) for stage in OUTCOMES}
         yield _counter("rookery_episodes", "Episodes by what became of them.", "outcome", outcomes)
-        fates = {fate: counts.get(fate, 0) for fate in ("steps", "repeated")}
+        fates = {fate: counts.get(fate, 0) for fate in FATES}
         yield _counter("rookery_steps", "Steps of episodes; requests that repeat one.", "fate", fates)
         yield _counter("rookery_reloads", "Reloads of the policies.", "outcome", self.reloads)
         for name, number in self._numbers().items():
@@ -127,4 +132,5 @@ def _histogram(name: str, help_text: str, histogram: Histogram) -> Metric:
     return family
 
 
+FATES = ("steps", "repeated")
 OUTCOMES = ("started", Stage.ENDED, Stage.LEFT, Stage.EXPIRED, Stage.LOST)

@@ -62,7 +62,7 @@ STEP_FIELDS = (
 )
 ACT_FIELDS = (
     Field("obs", "array", "observations `[N, ...]`"),
-    Field("explore", "boolean", "whether actions are sampled; false by default"),
+    Field("explore", "boolean", "whether actions are sampled"),
     Field("carry", "list", "of a recurrent policy, from the answer before; absent where episodes begin"),
 )
 STEP_ANSWER = (
@@ -77,7 +77,7 @@ STEP_ANSWER = (
 ROUTES = (
     Route("healthz", "GET", "/healthz", None, "whether the server lives and is ready; 503 while it loads or drains"),
     Route("metrics", "GET", "/metrics", Scope.READ, "metrics in the text format of Prometheus"),
-    Route("protocol", "GET", "/v1", Scope.READ, "the protocol, the default mode, policies and limits"),
+    Route("protocol", "GET", "/v1", Scope.READ, "the default mode, agents with spaces and policies, limits"),
     Route("policy", "GET", "/v1/policies/{policy}", Scope.READ, "spaces and version of a policy"),
     Route(
         "act",

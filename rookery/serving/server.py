@@ -3,7 +3,6 @@
 import asyncio
 import concurrent.futures
 import functools
-import ipaddress
 import socket
 import ssl
 import threading
@@ -12,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, cast
 
 from rookery.errors import InvalidInputError, missing_extra
+from rookery.runners.ray.probe import is_loopback
 from rookery.runs.interruption import StopSignals
 from rookery.serving.limits import Limits
 from rookery.serving.tls import Renewal, Tls
@@ -60,14 +60,6 @@ def check_address(host: str, has_tokens: bool, has_tls: bool, is_insecure: bool)
             f"host={host} can be reached by other machines and needs {missing}: give it, or --insecure if another "
             "layer protects the server."
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Server:
@@ -137,7 +129,7 @@ class Server:
 
     def stop(self, drain: float) -> None:
         """Answer open steps for up to `drain` seconds, then end. New episodes are refused meanwhile."""
-        if not self._thread.is_alive():
+        if not self.is_serving:
             if self._socket is not None:
                 self._socket.close()
             return
@@ -150,7 +142,7 @@ class Server:
 
     def serve_until(self, signals: StopSignals, drain: float) -> None:
         """Wait for a signal, then stop. A second SIGTERM ends the process at once, as `StopSignals` has it."""
-        while signals.requested is None and self._thread.is_alive():
+        while signals.requested is None and self.is_serving:
             time.sleep(POLL_SECONDS)
         self.stop(drain)
 

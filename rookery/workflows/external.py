@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +10,11 @@ import numpy as np
 from rookery.agent import AgentState
 from rookery.envs.config import EnvConfig
 from rookery.errors import InvalidInputError
-from rookery.evaluators.host import HostEvaluateMetric
+from rookery.evaluators.host import HostEvaluateMetric, MultiPolicyEvaluateMetric
 from rookery.evaluators.playback import RenderError
 from rookery.learners.learner import Learner
 from rookery.learners.replay import ReplayLearner
+from rookery.runners.acting.policy_map import PolicyID
 from rookery.runners.recording.episode import EpisodeMetric
 from rookery.runners.sampling import Sample
 from rookery.sample_batch import SampleBatch
@@ -64,17 +66,26 @@ class SimulatorEpisodes:
     max_episode_steps = 0
 
     def __init__(self, env: EnvConfig, take_evaluated: Callable[[], list[EpisodeMetric]]) -> None:
-        self._name = env.name
+        self._name, self._has_several_agents = env.name, env.has_several_agents
         self._take_evaluated = take_evaluated
 
     def evaluate(self, agent_state: AgentState, key: Key, num_episodes: int) -> HostEvaluateMetric:
         """Return the episodes that simulators have played to evaluate since the last call."""
         episodes = self._take_evaluated()
-        return HostEvaluateMetric(
-            episode_returns=jnp.array([episode.episode_return for episode in episodes], jnp.float32),
-            episode_lengths=jnp.array([episode.episode_length for episode in episodes], jnp.int32),
-            num_left_out=0,
-        )
+        fields: dict[str, Any] = {
+            "episode_returns": jnp.array([episode.episode_return for episode in episodes], jnp.float32),
+            "episode_lengths": jnp.array([episode.episode_length for episode in episodes], jnp.int32),
+            "num_left_out": 0,
+        }
+        if not self._has_several_agents:
+            return HostEvaluateMetric(**fields)
+        by_policy: dict[PolicyID, list[float]] = {}
+        for episode in episodes:
+            for policy in sorted(set(episode.policies.values())):
+                theirs = [episode.agent_returns[agent] for agent, name in episode.policies.items() if name == policy]
+                by_policy.setdefault(policy, []).append(sum(theirs))
+        policy_returns = PyTreeDict({policy: jnp.array(returns) for policy, returns in by_policy.items()})
+        return MultiPolicyEvaluateMetric(**fields, policy_returns=policy_returns)
 
     def frames(self, agent_state: AgentState, key: Key, max_steps: int) -> Iterator[np.ndarray]:
         raise RenderError(f"{self._name} is in control of its episodes: none can be played to render it.")

@@ -31,7 +31,7 @@ from tests.served import tls_files
 LIMITS = Limits()
 TRAINING = ["agent=a2c", "env=classic/cartpole", "agent.num_envs=2", "agent.rollout_length=4", "total_timesteps=16"]
 TRAINING += ["agent.network.hidden_sizes=[64,64]", "evaluation.num_episodes=2", "checkpoint.interval=8"]
-RATE = 800
+RATE = 1000
 """Malformed requests per second: less than the server can refuse, or honest clients would wait for their turn."""
 CONCURRENCY = 64
 """Malformed requests at a time."""
@@ -123,6 +123,16 @@ RAW = [
 ]
 
 
+OVERSIZED = [
+    b"POST /v1/episodes HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + (b"10000\r\n" + bytes(2**16) + b"\r\n") * 150,
+    b"POST /v1/episodes HTTP/1.1\r\n"
+    + b"".join(b"A%d: %s\r\n" % (number, bytes([98]) * 2**17) for number in range(32)),
+    b"POST /v1/episodes HTTP/1.1\r\nContent-Length: 10000000000\r\n\r\n" + bytes(2**23),
+    post("/v1/episodes", bytes(2**23 + 1)),
+]
+"""Bodies and headers beyond the limits, which are sent a few times."""
+
+
 def malformed_requests(seed: int) -> Iterator[Request]:
     """Yield malformed requests without end."""
     rng = random.Random(seed)
@@ -210,6 +220,12 @@ async def attack(address: tuple[str, int], count: int, seed: int) -> list[Result
 
     await asyncio.gather(*(send() for _ in range(CONCURRENCY)))
     return results
+
+
+async def oversize(address: tuple[str, int]) -> list[Result]:
+    """Send what is too long, a few times."""
+    requests = [Request(f"oversized {data[:70]!r}", data) for data in OVERSIZED * 5]
+    return [(request.name, await fault_of(address, request)) for request in requests]
 
 
 # Slow sockets: each waits until the server closes, or gives up a while after its deadline.
@@ -383,7 +399,9 @@ def malformed_cases(url: str, pid: int, count: int, seed: int) -> Iterator[Resul
     yield from asyncio.run(attack(address_of(url), count // 50, seed + 1))
     before, honest = resident_bytes(pid), Honest(url)
     yield from asyncio.run(attack(address_of(url), count - count // 50, seed))
-    p99, grown = honest.p99(), resident_bytes(pid) - before
+    p99 = honest.p99()
+    yield from asyncio.run(oversize(address_of(url)))
+    grown = resident_bytes(pid) - before
     times = f"{1e3 * p99_alone:.1f} ms alone, {1e3 * p99:.1f} ms in the attack"
     print(f"honest clients: {times}; memory +{grown / 2**20:.1f} MB")
     yield "memory", None if grown <= MAX_BYTES else f"grew by {grown / 2**20:.1f} MB"

@@ -88,8 +88,9 @@ def test_a_request_before_the_answer_to_the_first_ends_the_connection(server: Se
 
 def test_requests_follow_each_other_on_a_connection(server: Server) -> None:
     with connect(server) as connection:
-        for number in range(3):
-            body = b"%d" % number * 5
+        # More than the limit of headers together.
+        for number in range(300):
+            body = b"%05d" % number
             connection.sendall(POST + b"content-length: 5\r\n\r\n" + body)
             assert connection.recv(1000).endswith(body)
 
@@ -118,6 +119,11 @@ def test_silent_connections_are_closed(sent: bytes, expected: bytes) -> None:
     with served(limits=QUICK) as server, connect(server) as connection:
         connection.sendall(sent)
         assert read_to_end(connection)[9:12] == expected
+
+
+def test_an_answer_may_take_longer_than_a_request() -> None:
+    with served(limits=QUICK) as server:
+        assert exchange(server, GET.replace(b"/", b"/late", 1))[0] == 200
 
 
 def test_the_deadline_does_not_move_with_every_byte() -> None:

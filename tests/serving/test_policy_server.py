@@ -226,6 +226,28 @@ def test_the_log_has_what_the_simulator_did_itself_and_the_end_of_an_episode_tha
     assert shown == [(0, 2, 3.0, -0.5, "default@12"), (1, None, 0.0, None, None)]
 
 
+def test_of_agents_that_are_left_only_those_that_play_get_a_last_line() -> None:
+    log = ListLog()
+
+    async def scenario() -> None:
+        serving = Serving(TEAM, MAPPING, log=log)
+        path = await serving.start(episode="e")
+        both = {"left": {"obs": ZEROS}, "right": {"obs": ZEROS}}
+        await serving.post(f"{path}/step", {"agents": both})
+        await serving.post(f"{path}/step", {"agents": both | {"left": {"obs": ZEROS, "truncated": True}}})
+        await serving.ask("DELETE", path)
+        await asyncio.sleep(0.01)
+
+    run(scenario)
+    lines = [(agent, t, action is not None) for _, t, agent, _, action, *_ in log.lines]
+    assert lines == [
+        ("left", 0, True),
+        ("left", 1, False),
+        ("right", 0, True),
+        ("right", 1, False),
+    ]
+
+
 def test_a_full_disk_ends_the_log_and_not_the_answers(caplog: pytest.LogCaptureFixture) -> None:
     log = ListLog()
 

@@ -97,5 +97,5 @@ def test_the_functions_that_the_table_names_are_in_the_module_of_the_library(lib
     found = find_host_library(library)
     assert found is not None
     module = importlib.import_module(found.module)
-    assert callable(getattr(module, found.names_fn))
-    assert callable(getattr(module, found.make_fn))
+    for function in filter(None, (found.names_fn, found.make_fn)):
+        assert callable(getattr(module, function))

@@ -230,7 +230,9 @@ def test_two_agents_are_evaluated_by_their_policies() -> None:
             return super().start_episode(mode="evaluate" if self.number % 2 else "learn")
 
     config = {"env.policies": "per_agent", "agent.num_envs": 4, "agent.num_minibatches": 2}
-    assert train(Evaluated(), "ppo", 96, **config).metrics["eval/mean_reward"][-1] == 14.0
+    metrics = train(Evaluated(), "ppo", 96, **config).metrics
+    names = ("eval/mean_reward", "left/eval/mean_reward", "right/eval/mean_reward")
+    assert [metrics[name][-1] for name in names] == [14.0, 6.0, 8.0]
 
 
 def test_fragments_that_are_older_than_the_simulator_allows_are_discarded_and_counted() -> None:
