@@ -19,16 +19,21 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Child processes keep bytecode: without it, each needs a second more to import the package.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import jaxtyping
 import pytest
 from jax._src import compiler
 
+import tests
 from rookery.envs import EnvState, Wrapper
 from rookery.sample_batch import SampleBatch
 from rookery.testing.probe_envs import CounterEnv
 from rookery.types import Array, Key, PyTreeDict
+
+# Workers unpickle the environments of tests without importing their modules, which would take most of the time.
+cloudpickle.register_pickle_by_value(tests)
 
 # The background jobs of a shell ignore SIGINT, which tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -54,6 +59,22 @@ def promotion(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         yield
+
+
+@pytest.fixture
+def collecting_timed() -> None:
+    """Let trainings end with the program that times how experience is collected on the device."""
+
+
+@pytest.fixture(autouse=True)
+def collecting_not_timed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave that program out: it is the same for all methods of a family."""
+    from rookery.workflows.device_training import DeviceTraining  # under the import hook
+    from rookery.workflows.generations import DeviceGenerations
+
+    if "collecting_timed" not in request.fixturenames:
+        for training in (DeviceTraining, DeviceGenerations):
+            monkeypatch.setattr(training, "collect_seconds", lambda self, state: 0.0)
 
 
 class StaggeredCounter(Wrapper):

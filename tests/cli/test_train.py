@@ -245,8 +245,9 @@ def test_devices_make_a_cpu_look_like_so_many(
 def test_evolution_uses_all_cores_unless_the_config_says_otherwise(
     working_directory: Path, run_in_a_process: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
-    evolution = ["agent=openes", "env=classic/cartpole", "agent.population_size=32", "total_timesteps=1000"]
-    result = run_in_a_process("train", *evolution, "run_dir=run")
+    evolution = ["agent=openes", "agent.population_size=32", "agent.network.hidden_sizes=[4]", "total_timesteps=1000"]
+    task = ["env=classic/cartpole", "env.episode_length=20", "evaluation.num_episodes=4"]
+    result = run_in_a_process("train", *evolution, *task, "run_dir=run")
     assert (result.returncode, result.stderr) == (0, "")
     run = working_directory / "run"
     num_devices = max_same_devices(32, NUM_CORES)
@@ -284,7 +285,8 @@ def test_calls_wait_for_their_programs_on_host_environments_alone(
 def test_a_termination_saves_and_says_how_to_go_on(
     small: list[str], working_directory: Path, environment: dict[str, str]
 ) -> None:
-    overrides = [*small, "total_timesteps=1e9", "checkpoint.interval=1e9", "record_interval=1000", "run_dir=a run"]
+    never = ["checkpoint.interval=1e9", "evaluation.interval=1e9"]  # the best policy would be saved, too
+    overrides = [*small, *never, "total_timesteps=1e9", "record_interval=1000", "run_dir=a run"]
     command = [sys.executable, "-m", "rookery", "train", *overrides]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -298,9 +300,11 @@ def test_a_termination_saves_and_says_how_to_go_on(
         process.stdout.read()
         message = process.stderr.read()
     assert process.returncode == 143
-    pattern = r"rookery: stopped by SIGTERM: saved at [\d,]+ steps, continue with `rookery resume 'a run'`\.\n"
-    assert re.fullmatch(pattern, message)
-    assert len(list((working_directory / "a run" / "checkpoints").iterdir())) == 2  # the start and this one
+    pattern = r"rookery: stopped by SIGTERM: saved at ([\d,]+) steps, continue with `rookery resume 'a run'`\.\n"
+    stopped = re.fullmatch(pattern, message)
+    assert stopped, message
+    checkpoints = sorted(int(path.name) for path in (working_directory / "a run" / "checkpoints").iterdir())
+    assert checkpoints == [0, int(stopped[1].replace(",", ""))]
 
 
 def test_where_an_environment_failed_is_told_below_the_error(

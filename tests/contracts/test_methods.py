@@ -16,9 +16,7 @@ from rookery.registry import AGENTS, build_workflow, workflow_class
 from rookery.runs.directory import RunDirectory
 from rookery.types import PyTreeDict
 from rookery.workflows import evaluation as evaluation_module
-from rookery.workflows.device_training import DeviceTraining
 from rookery.workflows.evolution import ECWorkflow
-from rookery.workflows.generations import DeviceGenerations
 from rookery.workflows.off_policy import OffPolicyWorkflow
 from rookery.workflows.on_policy import OnPolicyWorkflow
 from rookery.workflows.workflow import Workflow
@@ -241,14 +239,6 @@ def params_of(state: Any) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.agent_state.params)])
 
 
-@pytest.fixture
-def nothing_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the program that times how experience is gathered: it is the same for all methods of a family."""
-    for training in (DeviceTraining, DeviceGenerations):
-        monkeypatch.setattr(training, "collect_seconds", lambda self, state: 0.0)
-
-
-@pytest.mark.usefixtures("nothing_timed")
 @pytest.mark.parametrize("method", ON_POLICY)
 def test_an_on_policy_method_learns_and_records_under_known_names(method: str, tmp_path: Path) -> None:
     workflow = on_policy_workflow(method, tmp_path / "run")
@@ -267,7 +257,6 @@ def test_an_on_policy_method_learns_and_records_under_known_names(method: str, t
     assert -1.0 <= last["eval/mean_reward"] <= 1.0
 
 
-@pytest.mark.usefixtures("nothing_timed")
 @pytest.mark.parametrize("method", OFF_POLICY)
 def test_an_off_policy_method_learns_and_records_under_known_names(method: str, tmp_path: Path) -> None:
     workflow = off_policy_workflow(method, tmp_path / "run")
@@ -286,7 +275,6 @@ def test_an_off_policy_method_learns_and_records_under_known_names(method: str, 
 
 
 # The other strategies differ from OpenES in their optimizer alone, and tests/learning trains every one of them.
-@pytest.mark.usefixtures("nothing_timed")
 @pytest.mark.parametrize("method", ["openes", "evosax", "nsga2", "map_elites"])
 def test_an_evolutionary_method_learns_and_records_under_known_names(method: str, tmp_path: Path) -> None:
     workflow = evolutionary_workflow(method, tmp_path / "run")
@@ -303,6 +291,7 @@ def test_an_evolutionary_method_learns_and_records_under_known_names(method: str
     assert last["evolution/num_invalid"] == 0
 
 
+@pytest.mark.usefixtures("collecting_timed")
 @pytest.mark.parametrize(("make", "method"), [(on_policy_workflow, "ppo"), (evolutionary_workflow, "openes")])
 def test_of_every_family_one_is_stepped_evaluated_and_timed_by_itself(
     make: Callable[[str, Path], Workflow], method: str, tmp_path: Path

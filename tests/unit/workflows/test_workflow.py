@@ -311,7 +311,7 @@ def test_a_key_is_split_over_the_seeds_and_a_wrong_number_of_keys_is_refused() -
 
 
 def test_a_workflow_that_is_not_compiled_gives_the_same() -> None:
-    compiled, plain = train(build()), train(build(enable_jit=False))
+    compiled, plain = (train(build(enable_jit, total_timesteps=30)) for enable_jit in (True, False))
     np.testing.assert_allclose(plain.agent_state.params, compiled.agent_state.params, rtol=1e-6)
     assert int(plain.env_steps) == int(compiled.env_steps)
 
