@@ -103,8 +103,8 @@ class EvosaxOptimizer(EvoOptimizer):
         if not self.has_population:
             self._check_has_asked(state)
         everyone, places = self.gathered((individuals, places))
-        flat = jax.vmap(lambda individual: ravel_pytree(individual)[0])(everyone)
-        z = state.z.at[places].set((flat - state.origin) / state.initial_std)
+        own = jax.vmap(lambda individual: (ravel_pytree(individual)[0] - state.origin) / state.initial_std)(everyone)
+        z = state.z.at[places].set(own)
         asked = None if state.asked is None else self.with_places(state.asked, everyone, places)
         return state.replace(z=z, asked=asked)
 

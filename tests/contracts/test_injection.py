@@ -1,10 +1,7 @@
 """Individuals from outside enter every strategy: they are judged, they win, and the search follows them."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rookery.algorithms.evolution.ga import GA
 from rookery.algorithms.evolution.map_elites import MAPElites
 from rookery.algorithms.evolution.nsga2 import NSGA2
+from rookery.algorithms.evolution.open_es import OpenES
 from rookery.errors import InvalidInputError
 from rookery.evolution import EvoOptimizer
+from rookery.evolution.evosax import EvosaxOptimizer
 from tests.contracts.test_evo_optimizers import OPTIMIZERS, PARAMS, numbers_of
 
 MAKERS: dict[str, Callable[..., EvoOptimizer]] = OPTIMIZERS | {
@@ -29,14 +29,12 @@ OUTSIDER = jax.tree.map(lambda leaf: leaf + 0.7, PARAMS)
 pytestmark = pytest.mark.third_party
 
 
-def told(optimizer: EvoOptimizer, state: Any, injects: bool, first: Any = 0) -> Any:
-    """Judge a generation in which the individual at `PLACE`, injected or not, is the best."""
+def told(optimizer: EvoOptimizer, state: Any) -> Any:
+    """Judge a generation in which the individual that is injected at `PLACE` is the best."""
     _, state = optimizer.ask(state)
-    if injects:
-        state = optimizer.inject(state, jax.tree.map(lambda leaf: leaf[None], OUTSIDER), jnp.array([PLACE]))
-    size = optimizer.share_size
-    returns = jnp.where(first + jnp.arange(size) == PLACE, 1.0, 0.0)[:, None]
-    measures = jnp.broadcast_to(returns[:, :, None], (size, 1, 2))
+    state = optimizer.inject(state, jax.tree.map(lambda leaf: leaf[None], OUTSIDER), jnp.array([PLACE]))
+    returns = jnp.where(jnp.arange(8) == PLACE, 1.0, 0.0)[:, None]
+    measures = jnp.broadcast_to(returns[:, :, None], (8, 1, 2))
     return optimizer.tell_episodes(state, returns, measures)
 
 
@@ -60,7 +58,7 @@ def holds(population: Any) -> bool:
 @pytest.mark.parametrize("name", [name for name in MAKERS if name != "nsga2"])
 def test_an_injected_individual_that_wins_is_the_best(name: str) -> None:
     optimizer, state = started(name)
-    after = jax.jit(partial(told, optimizer, injects=True))(state)
+    after = jax.jit(partial(told, optimizer))(state)
     jax.tree.map(np.testing.assert_array_equal, after.best_params, OUTSIDER)
     assert float(after.best_fitness) == 1.0
 
@@ -68,7 +66,7 @@ def test_an_injected_individual_that_wins_is_the_best(name: str) -> None:
 @pytest.mark.parametrize("name", DISTRIBUTION)
 def test_a_distribution_moves_towards_an_injected_winner(name: str) -> None:
     optimizer, state = started(name)
-    after = jax.jit(partial(told, optimizer, injects=True))(state)
+    after = jax.jit(partial(told, optimizer))(state)
     assert distance(optimizer.center(after), OUTSIDER) < distance(PARAMS, OUTSIDER) * 0.99
 
 
@@ -94,7 +92,7 @@ def test_an_individual_that_is_injected_before_ask_is_asked_at_its_place(name: s
 @pytest.mark.parametrize("name", ["ga", "cso", "nsga2", "map_elites"])
 def test_a_population_keeps_an_injected_winner(name: str) -> None:
     optimizer, state = started(name)
-    after = jax.jit(partial(told, optimizer, injects=True))(state)
+    after = jax.jit(partial(told, optimizer))(state)
     assert holds(after.archive.params if name == "map_elites" else after.population)
 
 
@@ -108,36 +106,7 @@ def test_an_individual_that_is_not_finite_never_enters(name: str) -> None:
         jax.tree.map(np.testing.assert_array_equal, numbers_of(after), numbers_of(before))
 
 
-PROGRAM = """
-import jax
-
-jax.config.update("jax_num_cpu_devices", 4)
-import numpy as np
-from jax.sharding import PartitionSpec
-
-from tests.contracts.test_evo_optimizers import PARAMS, numbers_of
-from tests.contracts.test_injection import MAKERS, told
-
-mesh = jax.make_mesh((4,), ("dp",))
-for name, make in MAKERS.items():
-    one, split = make(population_size=16), make(population_size=16, axis_name="dp")
-    state = jax.jit(one.init)(PARAMS, jax.random.key(0))
-    four = jax.shard_map(
-        lambda state: told(split, state, True, jax.lax.axis_index("dp") * 4),
-        mesh=mesh,
-        in_specs=PartitionSpec(),
-        out_specs=PartitionSpec(),
-        check_vma=False,
-    )
-    expected = jax.jit(lambda state: told(one, state, True))(state)
-    for left, right in zip(numbers_of(expected), numbers_of(jax.jit(four)(state)), strict=True):
-        np.testing.assert_allclose(left, right, rtol=1e-4, atol=1e-5, err_msg=name)
-    print(name)
-"""
-
-
-def test_an_injection_on_four_devices_is_that_on_one() -> None:
-    root = Path(__file__).parent.parent.parent
-    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=root, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == list(MAKERS)
+def test_every_strategy_injects_in_one_of_the_ways_that_are_tested_on_four_devices() -> None:
+    """See `tests/equivalence/test_populations_on_four_devices.py`."""
+    tested = [OpenES, GA, NSGA2, MAPElites, EvosaxOptimizer]
+    assert {type(make(population_size=8)).put for make in MAKERS.values()} == {strategy.put for strategy in tested}

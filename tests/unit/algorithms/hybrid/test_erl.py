@@ -7,15 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rookery.algorithms.dqn import DQN
 from rookery.algorithms.evolution.ga import GA, GAHyperparameters
 from rookery.algorithms.evolution.open_es import OpenES
 from rookery.algorithms.evolution.vanilla_es import VanillaES
 from rookery.algorithms.hybrid.erl import ERLConfig, ERLWorkflow, Joining, Migration, Pulling
+from rookery.algorithms.sac import SAC
 from rookery.algorithms.td3 import TD3, TD3Config, TD3Hyperparameters
+from rookery.configs import compose
 from rookery.errors import InvalidInputError
 from rookery.hyperparameters import values_at
 from rookery.learning.counter import Counter
 from rookery.networks.critic import ActorCriticsConfig
+from rookery.registry import build_workflow
 from rookery.spaces import Box
 from rookery.types import PyTreeDict
 from rookery.workflows.exchange import Generation
@@ -168,6 +172,12 @@ def test_the_mean_stays_between_periods_and_before_an_actor_below_the_median(
 
 def make_workflow(**agent: Any) -> ERLWorkflow:
     return ERLWorkflow.build_from_config({"agent": agent, "env": {"name": "classic/pendulum"}})
+
+
+@pytest.mark.parametrize(("overrides", "learner"), [((), DQN), (("agent.gradient=sac",), SAC)])
+def test_on_cartpole_it_learns_with_dqn_unless_another_learner_is_named(overrides: tuple, learner: type) -> None:
+    workflow = build_workflow(compose(["agent=erl", "env=classic/cartpole", *overrides]))
+    assert type(workflow.training.learner) is learner  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
