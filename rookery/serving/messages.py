@@ -3,7 +3,7 @@
 import re
 import secrets
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -69,9 +69,11 @@ class ApiError(Exception):
 
     @classmethod
     def of(cls, refused: Refused) -> "ApiError":
+        """Make the error for what the episode book has refused."""
         return cls(STATUSES[refused.code], refused.code, refused.message, expected=refused.expected)
 
     def to_json(self, error_id: str) -> Object:
+        """Return the answer to the client; the log has the id too."""
         error: Object = {"code": self.code, "message": self.message, "id": error_id}
         if self.where is not None:
             error["where"] = self.where
@@ -253,8 +255,8 @@ class _StepBatch:
             except JsonValueError:
                 self._check_one_by_one(reader, unread)
             else:
-                for (_, report, _), row in zip(unread, split_rows(rows, len(unread)), strict=True):
-                    report.obs = row
+                for index, (_, report, _) in enumerate(unread):
+                    report.obs = row_of(rows, index)
         return self._steps
 
     def _check_one_by_one(self, reader: JsonReader, unread: Sequence[tuple[str, Report, str]]) -> None:
@@ -369,12 +371,8 @@ def answer_to_json(answer: Answer, seq: int | None, is_multi_agent: bool) -> Obj
 
 
 def as_api_error(error: ApiError | JsonValueError) -> ApiError:
+    """Return the refusal of a value that is not in its space."""
     return error if isinstance(error, ApiError) else ApiError(422, error.code, error.message, error.where)
-
-
-def split_rows(tree: Any, num_rows: int) -> Iterable[Any]:
-    """Return the rows of arrays `[N, ...]`."""
-    return tree if isinstance(tree, np.ndarray) else [row_of(tree, row) for row in range(num_rows)]
 
 
 def _as_list(value: Any) -> Any:
