@@ -165,7 +165,8 @@ def start_server(seconds: float, drain: float) -> tuple[subprocess.Popen, Server
 
 
 def test_at_a_signal_open_steps_are_answered_and_slow_clients_are_not_waited_for() -> None:
-    process, server = start_server(seconds=1.0, drain=30.0)
+    # Longer than the grace that answers which are being written have without a drain.
+    process, server = start_server(seconds=3.0, drain=30.0)
     with process, ExitStack() as stack:
         for sent in [b"", b"GET /v1 HTT"] * 50:
             stack.enter_context(connect(server)).sendall(sent)
