@@ -28,7 +28,14 @@ from tests.unit.runners.played_envs import column, play
 
 
 def test_names_of_host_libraries_are_told_from_those_of_the_device() -> None:
-    assert sorted(filter(is_on_host, LIBRARIES)) == ["ale", "envpool", "gymnasium", "pettingzoo", "served", "served_agents"]
+    assert sorted(filter(is_on_host, LIBRARIES)) == [
+        "ale",
+        "envpool",
+        "gymnasium",
+        "pettingzoo",
+        "served",
+        "served_agents",
+    ]
     with pytest.raises(UnknownNameError, match=r"make_host_env\('ale/Pong-v5', num_envs\)"):
         make_env("ale/Pong-v5")
 
