@@ -240,14 +240,20 @@ class RouteHandlers:
 
     async def _steps(self, call: Call) -> Reply:
         fields = decode(call.body, self._limits)
-        steps = read_steps(fields, lambda episode_id: self._reader_of(call.owner, episode_id), self._limits)
+        readers: dict[str, MessageReader] = {}
+
+        def reader_of(episode_id: str) -> MessageReader:
+            readers[episode_id] = reader = self._reader_of(call.owner, episode_id)
+            return reader
+
+        steps = read_steps(fields, reader_of, self._limits)
         requests = [(name, step) for name, step in steps.items() if isinstance(step, StepRequest)]
         answers, is_repeated = await self._episodes.steps(call.owner, requests)
-        by_id = dict(zip([name for name, _ in requests], answers, strict=True))
+        answer_of = iter(answers)
         results = [
             error_to_json(step, self._metrics)
             if isinstance(step, ApiError)
-            else self._answer_or_error(by_id[name], step.seq, self._reader_of(call.owner, name).is_multi_agent)
+            else self._answer_or_error(next(answer_of), step.seq, readers[name].is_multi_agent)
             for name, step in steps.items()
         ]
         return Reply(200, encode({"answers": results}), [REPLAYED] if is_repeated else [])

@@ -225,14 +225,14 @@ class PolicyServer:
     def _answer(self, job: _Job) -> None:
         now = time.monotonic()
         for row, asks in job.rows:
-            if any(ask.is_faulty for ask in asks.values()):
+            if True in [ask.is_faulty for ask in asks.values()]:
                 self._note_fault(row.id)
                 self._book.fail(row.id, FAULT, now)
                 continue
-            actions = {agent: ask.action for agent, ask in asks.items()}
-            for agent, report in row.reports.items():
-                if report.action is not None and agent in actions:
-                    actions[agent] = report.action
+            actions = {
+                agent: ask.action if (logged := row.reports[agent].action) is None else logged
+                for agent, ask in asks.items()
+            }
             if self._played:
                 self._keep(row, asks, actions, job.team.version)
             self._book.answer(row.id, actions, job.team.version, now)
