@@ -70,7 +70,7 @@ def test_tls_before_1_2_is_refused(tmp_path: Path) -> None:
             refusal = (
                 pytest.raises(ssl.SSLError, match=r"UNEXPECTED_EOF|PROTOCOL_VERSION") if is_refused else nullcontext()
             )
-            with connect(server) as connection, refusal:
+            with connect(server.port) as connection, refusal:
                 context.wrap_socket(connection, server_hostname="127.0.0.1").close()
 
 
