@@ -37,7 +37,7 @@ class JsonReader(ABC):
 
     def read(self, value: Any, where: str) -> Any:
         """Return one value as arrays; raise `JsonValueError` if it is not in the space."""
-        return first_row(self._rows([value], where))
+        return _first_row(self._rows([value], where))
 
     def read_rows(self, values: Sequence[Any], where_of: Callable[[int], str]) -> Any:
         """Return values as arrays `[N, ...]`; `where_of` gives the place of each."""
@@ -198,7 +198,10 @@ class _FloatReader(_ArrayReader):
         self._is_bounded = bool(np.isfinite(self._low).any() or np.isfinite(self._high).any())
 
     def _cast(self, items: Sequence[Any], where: str) -> np.ndarray:
-        return np.array(items, np.float64)
+        try:
+            return np.array(items, np.float64)
+        except OverflowError:
+            raise JsonValueError("range", "contains a number of hundreds of digits.", where) from None
 
     def _from_declared(self, array: np.ndarray, where: str) -> np.ndarray:
         return array
@@ -370,13 +373,13 @@ def as_json(value: Any) -> Any:
     return {"dtype": array.dtype.name, "shape": list(array.shape), "base64": base64.b64encode(content).decode()}
 
 
-def first_row(tree: Any) -> Any:
+def _first_row(tree: Any) -> Any:
     """Return the first row of arrays `[N, ...]`."""
     if isinstance(tree, np.ndarray):
         return tree[0]
     if isinstance(tree, tuple):
-        return tuple(map(first_row, tree))
-    return PyTreeDict({name: first_row(part) for name, part in tree.items()})
+        return tuple(map(_first_row, tree))
+    return PyTreeDict({name: _first_row(part) for name, part in tree.items()})
 
 
 def _same_length(lengths: Sequence[int], where: str) -> int:

@@ -80,9 +80,9 @@ def trusting_context() -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(CERTIFICATES / "certificate.pem"))
 
 
-def connect(server: Server) -> socket.socket:
+def connect(port: int) -> socket.socket:
     """Open a connection."""
-    return socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE)
+    return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
 
 
 def read_to_end(connection: socket.socket) -> bytes:
@@ -96,7 +96,7 @@ def read_to_end(connection: socket.socket) -> bytes:
 
 def exchange(server: Server, request: bytes) -> tuple[int | None, bytes]:
     """Send bytes; return status and body of the response, or None if the connection ends without one."""
-    with connect(server) as connection:
+    with connect(server.port) as connection:
         # A client that is refused while it sends may see a reset.
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             connection.sendall(request)

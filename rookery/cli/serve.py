@@ -22,6 +22,8 @@ if TYPE_CHECKING:  # imported when the command runs: they take long
 
 DEFAULT = "default"
 """The name of the policy of a run that has one."""
+MAX_BODY = 400
+"""The longest body in the printed command: observations may be images."""
 
 
 def add_serve(commands: "argparse._SubParsersAction") -> None:
@@ -65,7 +67,7 @@ def add_serve(commands: "argparse._SubParsersAction") -> None:
 def run_serve(arguments: argparse.Namespace) -> int:
     import jax
 
-    from rookery.errors import check_count
+    from rookery.errors import RookeryError, check_count
     from rookery.runs.interruption import Interrupted, StopSignals
 
     check_count("--max-episodes", arguments.max_episodes)
@@ -73,7 +75,8 @@ def run_serve(arguments: argparse.Namespace) -> int:
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # another thread costs more than a small network
     with StopSignals() as signals, contextlib.ExitStack() as stack:
         serve(arguments, stack).serve_until(signals, arguments.drain)
-        assert signals.requested is not None
+        if signals.requested is None:
+            raise RookeryError("the server has ended by itself: its log has the reason.")
         raise Interrupted(signals.requested, "all open steps were answered")
 
 
@@ -152,6 +155,7 @@ def newest_step_fn(path: Path) -> Callable[[], int | None] | None:
 
 
 def open_log(folder: Path, spaces: "AgentSpaces", stack: contextlib.ExitStack) -> "EpisodeLog":
+    """Open the log of all steps, which the stack closes."""
     from rookery.offline.episode_log import EpisodeLog
 
     log = EpisodeLog(folder, spaces)
@@ -171,8 +175,9 @@ def describe(server: "Server", policy_server: "PolicyServer", token_file: Path |
     rows = [(name, repr(policy)) for name, policy in policies.items()]
     token = "none is needed" if token_file is None else str(token_file)
     print_rows(console, [*[(name, printable(text)) for name, text in rows], ("token", token)], more=True)
+    body = encode({"obs": first_obs(policy.obs_space, 1)}).decode()
     lines = [f"curl {server.url}/v1/policies/{quote(name, safe='')}/act -H 'Content-Type: application/json'"]
     if token_file is not None:
         lines.append(f' -H "Authorization: Bearer $(head -1 {shlex.quote(str(token_file))} | cut -d" " -f3)"')
-    lines.append(f" -d '{encode({'obs': first_obs(policy.obs_space, 1)}).decode()}'")
+    lines.append(f" -d '{body}'" if len(body) <= MAX_BODY else " -d @observations.json")
     print_line(console, printable("".join(lines)))

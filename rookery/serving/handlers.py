@@ -14,6 +14,8 @@ from rookery.json_values import as_json
 from rookery.policy import Policy
 from rookery.runners.envs.base_env import AgentID
 from rookery.runners.envs.episode_messages import Answer, Mode, Refused, StartRequest, StepRequest
+from rookery.runners.envs.validation import row_of
+from rookery.runners.envs.vector_env import rows_of
 from rookery.serving.episodes import Episodes
 from rookery.serving.limits import Limits
 from rookery.serving.messages import (
@@ -30,10 +32,9 @@ from rookery.serving.messages import (
     read_flag,
     read_start,
     read_steps,
-    split_rows,
 )
 from rookery.serving.metrics import Metrics
-from rookery.serving.policy_server import Ask, PolicyServer, stacked
+from rookery.serving.policy_server import Ask, PolicyServer
 from rookery.serving.routes import ACT_FIELDS, names_of
 from rookery.spaces import Dict, to_json
 
@@ -83,21 +84,19 @@ class RouteHandlers:
         self._default_mode, self._explores = default_mode, explores
         self.is_draining = False
         """Whether no more episodes begin."""
-        served = policies.team.policies if policies is not None else {}
-        self._policy_readers = {
-            name: json_readers((policy.obs_space, policy.action_space)) for name, policy in served.items()
-        }
-        if policies is not None:
-            readers = {agent: self._policy_readers[name] for agent, name in policies.mapping.items()}
-        else:
+        self._policy_readers: dict[str, JsonReaders] = {}
+        if policies is None:
             readers = {agent: json_readers(pair, episodes.max_abs) for agent, pair in episodes.spaces.items()}
+        else:
+            for name, policy in policies.team.policies.items():
+                self._policy_readers[name] = json_readers((policy.obs_space, policy.action_space))
+            readers = {agent: self._policy_readers[name] for agent, name in policies.mapping.items()}
+            metrics.versions = lambda: dict.fromkeys(policies.team.policies, policies.team[1:])
         self._reader = self._make_reader(readers)
-        all_readers = {id(pair): pair for pair in (*readers.values(), *self._policy_readers.values())}
-        metrics.num_outside = lambda: sum(pair.obs.num_outside for pair in all_readers.values())
+        obs_readers = {pair.obs for pair in (*readers.values(), *self._policy_readers.values())}
+        metrics.num_outside = lambda: sum(reader.num_outside for reader in obs_readers)
         metrics.episode_counts = lambda: episodes.book.counts
         metrics.gauges |= {"open_episodes": lambda: episodes.book.num_open, "pending": lambda: episodes.num_waiting}
-        if policies is not None:
-            metrics.versions = lambda: dict.fromkeys(policies.team.policies, policies.team[1:])
         self.handlers: dict[str, Callable[[Call], Awaitable[Reply]]] = {
             "metrics": self._metrics_text,
             "protocol": self._protocol,
@@ -156,13 +155,13 @@ class RouteHandlers:
         carries = [None] * num_rows
         if "carry" in fields:
             carries = read_carry(fields["carry"], policy.agent.initial_carry((1,)), num_rows)
-        asks = [Ask(row, carry) for row, carry in zip(split_rows(obs, num_rows), carries, strict=True)]
+        asks = [Ask(row_of(obs, index), carry) for index, carry in enumerate(carries)]
         version = await policies.act(name, asks, explore)
         if any(ask.is_faulty for ask in asks):
             raise ApiError(500, "policy_fault", "the policy gave an action that is not finite.")
         answer: Object = {"actions": [ask.action for ask in asks], "version": version}
         if policy.is_recurrent:
-            answer["carry"] = list(map(as_json, jax.tree.leaves(stacked([ask.carry for ask in asks]))))
+            answer["carry"] = list(map(as_json, jax.tree.leaves(rows_of([ask.carry for ask in asks]))))
         return Reply(200, encode(answer), [])
 
     def _policy_of(self, call: Call) -> tuple[PolicyServer, str, Policy]:
@@ -241,14 +240,20 @@ class RouteHandlers:
 
     async def _steps(self, call: Call) -> Reply:
         fields = decode(call.body, self._limits)
-        steps = read_steps(fields, lambda episode_id: self._reader_of(call.owner, episode_id), self._limits)
+        readers: dict[str, MessageReader] = {}
+
+        def reader_of(episode_id: str) -> MessageReader:
+            readers[episode_id] = reader = self._reader_of(call.owner, episode_id)
+            return reader
+
+        steps = read_steps(fields, reader_of, self._limits)
         requests = [(name, step) for name, step in steps.items() if isinstance(step, StepRequest)]
         answers, is_repeated = await self._episodes.steps(call.owner, requests)
-        by_id = dict(zip([name for name, _ in requests], answers, strict=True))
+        answer_of = iter(answers)
         results = [
             error_to_json(step, self._metrics)
             if isinstance(step, ApiError)
-            else self._answer_or_error(by_id[name], step.seq, self._reader_of(call.owner, name).is_multi_agent)
+            else self._answer_or_error(next(answer_of), step.seq, readers[name].is_multi_agent)
             for name, step in steps.items()
         ]
         return Reply(200, encode({"answers": results}), [REPLAYED] if is_repeated else [])

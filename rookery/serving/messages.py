@@ -3,7 +3,7 @@
 import re
 import secrets
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -69,9 +69,11 @@ class ApiError(Exception):
 
     @classmethod
     def of(cls, refused: Refused) -> "ApiError":
+        """Make the error for what the episode book has refused."""
         return cls(STATUSES[refused.code], refused.code, refused.message, expected=refused.expected)
 
     def to_json(self, error_id: str) -> Object:
+        """Return the answer to the client; the log has the id too."""
         error: Object = {"code": self.code, "message": self.message, "id": error_id}
         if self.where is not None:
             error["where"] = self.where
@@ -144,11 +146,12 @@ class MessageReader:
         end = _end(fields, where)
         if self.is_multi_agent:
             reports = self._reports(fields, where)
+            asks = any(report.obs is not None or report.end is not End.RUNNING for report in reports.values())
         elif "agents" in fields:
             raise ApiError(422, "agent", "there is one agent: give its fields without `agents`.", f"{where}agents")
         else:
             reports = {SINGLE_AGENT: self._report(SINGLE_AGENT, fields, end, where)}
-        asks = any(report.obs is not None or report.end is not End.RUNNING for report in reports.values())
+            asks = fields.get("obs") is not None
         return StepRequest(reports, end, asks, seq, 0 if seq is None else zlib.crc32(_dumps(fields)))
 
     def place(self, agent: AgentID, where: str) -> str:
@@ -214,6 +217,16 @@ def read_steps(
     return batch.checked()
 
 
+class _Unread(NamedTuple):
+    """An observation that remains JSON."""
+
+    episode_id: str
+    report: Report
+    reader: MessageReader
+    agent: AgentID
+    where: str
+
+
 class _StepBatch:
     """Steps of many episodes, whose observations are read together."""
 
@@ -223,8 +236,7 @@ class _StepBatch:
         self._obs, self._num_steps = obs, num_steps
         self._arrays: Any = None
         self._steps: dict[str, StepRequest | ApiError] = {}
-        self._unread: dict[JsonReader, list[tuple[str, Report, str]]] = {}
-        """The episode, report and place of the observations that remain JSON."""
+        self._unread: dict[JsonReader, list[_Unread]] = {}
 
     def add(self, index: int, entry: Any, reader_of: Callable[[str], MessageReader]) -> None:
         """Read a step, but for its observations."""
@@ -239,8 +251,8 @@ class _StepBatch:
                 if row is not None:
                     report.obs = row
                 elif report.obs is not None:
-                    place = reader.place(agent, where)
-                    self._unread.setdefault(reader.readers[agent].obs, []).append((episode_id, report, place))
+                    unread = self._unread.setdefault(reader.readers[agent].obs, [])
+                    unread.append(_Unread(episode_id, report, reader, agent, where))
             self._steps[episode_id] = request
         except (ApiError, JsonValueError) as error:
             self._steps[episode_id] = as_api_error(error)
@@ -249,18 +261,18 @@ class _StepBatch:
         """Read the observations; return the steps."""
         for reader, unread in self._unread.items():
             try:
-                rows = reader.read_rows([report.obs for _, report, _ in unread], str)
+                rows = reader.read_rows([part.report.obs for part in unread], str)
             except JsonValueError:
                 self._check_one_by_one(reader, unread)
             else:
-                for (_, report, _), row in zip(unread, split_rows(rows, len(unread)), strict=True):
-                    report.obs = row
+                for index, part in enumerate(unread):
+                    part.report.obs = row_of(rows, index)
         return self._steps
 
-    def _check_one_by_one(self, reader: JsonReader, unread: Sequence[tuple[str, Report, str]]) -> None:
-        for episode_id, report, where in unread:
+    def _check_one_by_one(self, reader: JsonReader, unread: "Sequence[_Unread]") -> None:
+        for episode_id, report, messages, agent, where in unread:
             try:
-                report.obs = reader.read(report.obs, where)
+                report.obs = reader.read(report.obs, messages.place(agent, where))
             except JsonValueError as error:
                 self._steps[episode_id] = as_api_error(error)
 
@@ -369,12 +381,8 @@ def answer_to_json(answer: Answer, seq: int | None, is_multi_agent: bool) -> Obj
 
 
 def as_api_error(error: ApiError | JsonValueError) -> ApiError:
+    """Return the refusal of a value that is not in its space."""
     return error if isinstance(error, ApiError) else ApiError(422, error.code, error.message, error.where)
-
-
-def split_rows(tree: Any, num_rows: int) -> Iterable[Any]:
-    """Return the rows of arrays `[N, ...]`."""
-    return tree if isinstance(tree, np.ndarray) else [row_of(tree, row) for row in range(num_rows)]
 
 
 def _as_list(value: Any) -> Any:
@@ -412,6 +420,8 @@ def read_flag(fields: Object, name: str, where: str, default: bool = False) -> b
 
 def _end(fields: Object, where: str) -> End:
     """Return whether and how an episode or an agent ends; both flags: terminated."""
+    if "terminated" not in fields and "truncated" not in fields:
+        return End.RUNNING
     is_truncated = read_flag(fields, "truncated", where)
     if read_flag(fields, "terminated", where):
         return End.TERMINATED

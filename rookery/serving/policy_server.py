@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-import jax
 import numpy as np
 
 from rookery.policy import Policy, first_obs
@@ -18,7 +17,7 @@ from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, End
 from rookery.runners.envs.episode_book import EpisodeBook
 from rookery.runners.envs.episode_messages import Mode, Report, Row
 from rookery.runners.envs.validation import row_of
-from rookery.serving.messages import split_rows
+from rookery.runners.envs.vector_env import rows_of
 from rookery.serving.metrics import Metrics
 from rookery.types import all_finite
 
@@ -226,14 +225,14 @@ class PolicyServer:
     def _answer(self, job: _Job) -> None:
         now = time.monotonic()
         for row, asks in job.rows:
-            if any(ask.is_faulty for ask in asks.values()):
+            if True in [ask.is_faulty for ask in asks.values()]:
                 self._note_fault(row.id)
                 self._book.fail(row.id, FAULT, now)
                 continue
-            actions = {agent: ask.action for agent, ask in asks.items()}
-            for agent, report in row.reports.items():
-                if report.action is not None and agent in actions:
-                    actions[agent] = report.action
+            actions = {
+                agent: ask.action if (logged := row.reports[agent].action) is None else logged
+                for agent, ask in asks.items()
+            }
             if self._played:
                 self._keep(row, asks, actions, job.team.version)
             self._book.answer(row.id, actions, job.team.version, now)
@@ -302,23 +301,14 @@ def act_together(policy: Policy, asks: Sequence[Ask], explore: bool) -> None:
     if policy.is_recurrent:
         starts = np.array([ask.carry is None for ask in filled], np.float32)
         first = row_of(policy.agent.initial_carry((1,)), 0) if starts.any() else None
-        carry = stacked([first if ask.carry is None else ask.carry for ask in filled])
-    actions, carry, log_probs = policy.act(stacked([ask.obs for ask in filled]), carry, starts, explore)
-    for ask, action in zip(asks, split_rows(actions, num_rows), strict=False):
-        ask.action = action
-    if starts is not None:
-        for index, ask in enumerate(asks):
+        carry = rows_of([first if ask.carry is None else ask.carry for ask in filled])
+    actions, carry, log_probs = policy.act(rows_of([ask.obs for ask in filled]), carry, starts, explore)
+    for index, ask in enumerate(asks):
+        ask.action = row_of(actions, index)
+        if starts is not None:
             ask.carry = row_of(carry, index)
-    if log_probs is not None:
-        for ask, log_prob in zip(asks, log_probs.tolist(), strict=False):
-            ask.log_prob = log_prob
+        if log_probs is not None:
+            ask.log_prob = float(log_probs[index])
     if not all_finite(actions):
         for ask in asks:
             ask.is_faulty = not all_finite(ask.action)
-
-
-def stacked(rows: Sequence[Any]) -> Any:
-    """Return trees of arrays as one tree of arrays `[N, ...]`."""
-    if isinstance(rows[0], np.ndarray | np.generic):
-        return np.array(rows)
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)

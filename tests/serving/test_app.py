@@ -284,6 +284,20 @@ def test_actions_without_an_episode_are_those_of_the_policy(serving: Serving) ->
     assert len(set(explored.json["actions"])) > 1
 
 
+def test_requests_of_one_turn_get_their_own_actions() -> None:
+    async def scenario() -> None:
+        serving = Serving()
+        rows = np.random.default_rng(1).uniform(-1, 1, (12, 4)).astype(np.float32)
+        path = await serving.start()
+        acts = [serving.post("/v1/policies/default/act", {"obs": part.tolist()}) for part in (rows[:5], rows[5:11])]
+        *replies, step = await asyncio.gather(*acts, serving.post(f"{path}/step", {"obs": rows[11].tolist()}))
+        expected = serving.policies.team.policies["default"].predict(rows)[0].tolist()
+        assert [action for reply in replies for action in reply.json["actions"]] == expected[:11]
+        assert step.json["action"] == expected[11]
+
+    run(scenario)
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
@@ -398,7 +412,9 @@ def test_only_an_allowed_origin_is_answered_before_its_request() -> None:
     assert reply.status == 204
     assert reply.headers[b"access-control-allow-origin"] == b"https://good.example"
     assert b"authorization" in reply.headers[b"access-control-allow-headers"]
-    assert ask(serving, "OPTIONS", "/v1/episodes", None, [*HOST, (b"origin", b"https://evil.example")]).status == 403
+    foreign = ask(serving, "OPTIONS", "/v1/episodes", None, [*HOST, (b"origin", b"https://evil.example")])
+    assert foreign.status == 403
+    assert b"access-control-allow-origin" not in foreign.headers
     assert ask(serving, "OPTIONS", "/v1/episodes", None, HOST).status == 405
 
 

@@ -69,7 +69,7 @@ def test_malformed_and_oversized_requests_are_refused_in_json(server: Server, na
 
 def test_requests_at_the_limits_are_answered(server: Server) -> None:
     body = bytes(Limits().body)
-    with connect(server) as connection:
+    with connect(server.port) as connection:
         connection.sendall(POST + b"content-length: %d\r\n\r\n" % len(body) + body)
         assert connection.recv(100)[9:12] == b"200"
     headers = b"".join(b"a%d: %s\r\n" % (i, b"b" * 200) for i in range(63))
@@ -79,7 +79,7 @@ def test_requests_at_the_limits_are_answered(server: Server) -> None:
 
 
 def test_a_request_before_the_answer_to_the_first_ends_the_connection(server: Server, echo: Echo) -> None:
-    with connect(server) as connection:
+    with connect(server.port) as connection:
         connection.sendall(GET + GET + GET)
         response = read_to_end(connection)
     assert response.count(b"HTTP/1.1 ") == 1
@@ -87,7 +87,7 @@ def test_a_request_before_the_answer_to_the_first_ends_the_connection(server: Se
 
 
 def test_requests_follow_each_other_on_a_connection(server: Server) -> None:
-    with connect(server) as connection:
+    with connect(server.port) as connection:
         # More than the limit of headers together.
         for number in range(300):
             body = b"%05d" % number
@@ -116,7 +116,7 @@ def test_refused_requests_do_not_reach_the_application() -> None:
     ids=["silent", "in the headers", "in the body", "idle", "empty lines"],
 )
 def test_silent_connections_are_closed(sent: bytes, expected: bytes) -> None:
-    with served(limits=QUICK) as server, connect(server) as connection:
+    with served(limits=QUICK) as server, connect(server.port) as connection:
         connection.sendall(sent)
         assert read_to_end(connection)[9:12] == expected
 
@@ -127,7 +127,7 @@ def test_an_answer_may_take_longer_than_a_request() -> None:
 
 
 def test_the_deadline_does_not_move_with_every_byte() -> None:
-    with served(limits=QUICK) as server, connect(server) as connection:
+    with served(limits=QUICK) as server, connect(server.port) as connection:
         connection.settimeout(0.05)
         for byte in POST + b"a: " + b"b" * 1000:
             try:
@@ -151,7 +151,7 @@ def test_an_answer_that_nobody_reads_is_given_up() -> None:
 
 
 def test_a_slow_reader_within_the_deadline_gets_its_answer(server: Server) -> None:
-    with connect(server) as connection:
+    with connect(server.port) as connection:
         connection.sendall(b"GET /zeros/3000000 HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         time.sleep(0.5)
         assert len(read_to_end(connection).partition(b"\r\n\r\n")[2]) == 3_000_000
@@ -166,14 +166,14 @@ def test_an_unfinished_tls_handshake_is_closed(tmp_path) -> None:
 def test_connections_beyond_the_limit_are_refused_and_others_are_not() -> None:
     metrics = Metrics()
     with served(limits=Limits(connections=3), metrics=metrics) as server:
-        first = [connect(server) for _ in range(3)]
+        first = [connect(server.port) for _ in range(3)]
         wait_until(lambda: metrics.connections == 3)
         assert exchange(server, b"")[0] == 503
         first[0].sendall(GET)
         assert first[0].recv(1000)[9:12] == b"200"
         first[1].close()
         wait_until(lambda: metrics.connections == 2)
-        with connect(server) as connection:
+        with connect(server.port) as connection:
             connection.sendall(GET)
             assert connection.recv(1000)[9:12] == b"200"
         for connection in first:

@@ -70,7 +70,7 @@ def test_tls_before_1_2_is_refused(tmp_path: Path) -> None:
             refusal = (
                 pytest.raises(ssl.SSLError, match=r"UNEXPECTED_EOF|PROTOCOL_VERSION") if is_refused else nullcontext()
             )
-            with connect(server) as connection, refusal:
+            with connect(server.port) as connection, refusal:
                 context.wrap_socket(connection, server_hostname="127.0.0.1").close()
 
 
@@ -96,12 +96,17 @@ def test_renewed_files_are_used_by_the_connections_to_come(tmp_path: Path, caplo
     tls = tls_files(tmp_path)
     context = tls.new_context()
     renewal = Renewal(tls, context)
+    old_key = tls.key_file.read_bytes()
     new_key(tls)
+    certify(tls)
+    renewed_key = tls.key_file.read_bytes()
+    # The certificate is renewed before its key.
+    tls.key_file.write_bytes(old_key)
     renewal.check()
     renewal.check()
     assert caplog.text.count("the renewed TLS files are not used") == 1
     assert handshake(context)
-    certify(tls)
+    tls.key_file.write_bytes(renewed_key)
     renewal.check()
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(context)
