@@ -168,11 +168,10 @@ def test_individuals_act_greedily_and_the_learner_explores_and_their_rows_are_in
 
 
 @pytest.mark.usefixtures("optimized_programs")  # alone, where rounding counts
-@pytest.mark.parametrize("method", ["erl", "cem_rl"])
-def test_the_number_of_environments_makes_no_difference(make: Make, method: str) -> None:
-    _, expected = after(make(method), 3)
+def test_the_number_of_environments_makes_no_difference(make: Make) -> None:
+    _, expected = after(make(), 3)
     assert int(expected.num_updates) > 0
-    _, alone = after(make(method, num_lanes=1), 3)
+    _, alone = after(make(num_lanes=1), 3)
     assert_equal(alone, expected)
 
 
