@@ -213,7 +213,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 async def sweep(connections: Iterable[LimitedProtocol]) -> None:
-    """Check the deadlines of all connections, for ever."""
+    """Check the deadlines of all connections, forever."""
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(SWEEP_SECONDS)

@@ -170,7 +170,7 @@ class Server:
 
 
 async def renew(renewal: Renewal) -> None:
-    """Look for renewed TLS files, for ever."""
+    """Look for renewed TLS files, forever."""
     while True:
         await asyncio.sleep(RENEWAL_SECONDS)
         renewal.check()

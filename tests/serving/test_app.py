@@ -1,4 +1,4 @@
-"""The application, without a socket: who may ask, what is refused, and what is answered."""
+"""The application, without a socket: what is refused, and what is answered."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from rookery.json_values import as_json
 from rookery.runners.envs.episode_messages import Mode
 from rookery.serving.limits import Limits
-from rookery.serving.routes import ROUTES
 from rookery.serving.tokens import Tokens
 from rookery.spaces import Box, Dict, Discrete, MultiBinary
 from tests.asgi import HOST, JSON, Reply, Serving, policy_of
@@ -349,116 +348,6 @@ def test_prometheus_reads_the_metrics() -> None:
         assert samples["rookery_batch_rows_sum",] == 1
 
     run(scenario)
-
-
-def test_every_route_but_the_first_needs_a_token(tmp_path: Path) -> None:
-    tokens = Tokens.open(tmp_path / "tokens")
-    token = (tmp_path / "tokens").read_text().split()[2].encode()
-    serving = Serving(tokens=tokens)
-    wrong = [b"", b"Bearer", b"Bearer " + token[:-1], b"Bearer " + b"x" * 2**20, b"Basic " + token, token]
-    for path in [*(route.path.format(policy="default", id="a") for route in ROUTES), "/", "/v2", "/v1/episodes/../x"]:
-        for method in ("GET", "POST", "DELETE", "PUT", "HEAD", "TRACE", "OPTIONS"):
-            for value in wrong:
-                reply = ask(serving, method, path, None, [*JSON, (b"authorization", value)])
-                assert reply.status == (200 if (method, path) == ("GET", "/healthz") else 401), (method, path, value)
-            assert token not in reply.body
-    assert ask(serving, "GET", f"/v1?token={token.decode()}").status == 401
-    assert ask(serving, "GET", "/v1", None, [*JSON, (b"authorization", b"bearer " + token)]).status == 200
-
-
-def test_a_token_that_may_read_may_not_act(tmp_path: Path) -> None:
-    file = tmp_path / "tokens"
-    file.touch(0o600)
-    file.write_text(f"watcher read {'a' * 40}\n")
-    serving = Serving(tokens=Tokens.open(file))
-    headers = [*JSON, (b"authorization", b"Bearer " + b"a" * 40)]
-    for route in ROUTES:
-        reply = ask(serving, route.method, route.path.format(policy="default", id="a"), None, headers)
-        assert reply.status == (403 if route.scope == "act" else 200), route.name
-
-
-def test_who_sends_too_much_is_told_to_wait() -> None:
-    serving = Serving(limits=Limits(requests_per_second=0.001, burst=3))
-    statuses = [ask(serving, "GET", "/v1").status for _ in range(5)]
-    assert statuses == [200, 200, 200, 429, 429]
-
-
-@pytest.mark.parametrize(
-    ("header", "value", "status"),
-    [
-        (b"host", b"evil.example", 403),
-        (b"host", b"127.0.0.1.evil.example", 403),
-        (b"host", b"", 403),
-        (b"host", b"localhost:8642", 200),
-        (b"host", b"[::1]:8642", 200),
-        (b"origin", b"https://evil.example", 403),
-        (b"origin", b"null", 403),
-        (b"origin", b"https://good.example", 200),
-        (b"sec-fetch-site", b"cross-site", 403),
-        (b"sec-fetch-site", b"same-site", 403),
-        (b"sec-fetch-site", b"none", 200),
-    ],
-)
-def test_pages_of_other_sites_may_not_ask(header: bytes, value: bytes, status: int) -> None:
-    serving = Serving(allowed_origins=["https://good.example"])
-    headers = [*(pair for pair in JSON if pair[0] != header), (header, value)]
-    for method, path in (("GET", "/healthz"), ("GET", "/v1"), ("POST", "/v1/episodes")):
-        assert ask(serving, method, path, None, headers).status in ((status,) if status == 403 else (200, 201))
-
-
-def test_only_an_allowed_origin_is_answered_before_its_request() -> None:
-    serving = Serving(allowed_origins=["https://good.example"])
-    reply = ask(serving, "OPTIONS", "/v1/episodes", None, [*HOST, (b"origin", b"https://good.example")])
-    assert reply.status == 204
-    assert reply.headers[b"access-control-allow-origin"] == b"https://good.example"
-    assert b"authorization" in reply.headers[b"access-control-allow-headers"]
-    foreign = ask(serving, "OPTIONS", "/v1/episodes", None, [*HOST, (b"origin", b"https://evil.example")])
-    assert foreign.status == 403
-    assert b"access-control-allow-origin" not in foreign.headers
-    assert ask(serving, "OPTIONS", "/v1/episodes", None, HOST).status == 405
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/", 404),
-        ("GET", "/v1/", 404),
-        ("GET", "/v1/episodes", 405),
-        ("PUT", "/v1/episodes/a", 405),
-        ("POST", "/v1/episodes/a%2Fb/step", 404),
-        ("GET", "/v1/episodes/..", 404),
-        ("GET", "/v1/policies/%2e%2e%2fetc", 404),
-        ("GET", "/v1?a=b", 422),
-        ("DELETE", "/v1/episodes/a?keep=maybe", 422),
-        ("DELETE", "/v1/episodes/a?keep=false&keep=false", 422),
-    ],
-)
-def test_other_paths_methods_and_parameters_are_refused(serving: Serving, method: str, path: str, status: int) -> None:
-    assert ask(serving, method, path).status == status
-
-
-@pytest.mark.parametrize(
-    ("extra", "status"),
-    [
-        ([(b"content-encoding", b"gzip")], 415),
-        ([(b"content-type", b"application/json")], 400),
-        ([(b"host", b"127.0.0.1")], 400),
-        ([(b"x-twice", b"1"), (b"x-twice", b"2")], 201),
-    ],
-)
-def test_headers_that_decide_are_clear(serving: Serving, extra: list[tuple[bytes, bytes]], status: int) -> None:
-    reply = ask(serving, "POST", "/v1/episodes", {"episode": f"x{status}"}, [*JSON, *extra])
-    assert reply.status == status
-
-
-def test_a_body_must_be_json_of_limited_size(serving: Serving) -> None:
-    for content_type in (b"text/plain", b"application/x-www-form-urlencoded", b""):
-        headers = [*HOST, (b"content-type", content_type)]
-        assert ask(serving, "POST", "/v1/episodes", {}, headers).error == (415, "content_type", None)
-    small = Serving(limits=Limits(body=1000))
-    for chunks in (1, 7):
-        assert ask(small, "POST", "/v1/episodes", b" " * 1001, chunks=chunks).error == (413, "body", None)
-    assert ask(serving, "POST", "/v1/episodes", {"episode": "chunked"}, chunks=5).status == 201
 
 
 def test_a_failure_of_our_own_is_an_id_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
