@@ -50,6 +50,10 @@ def check_discount(discount: float) -> None:
         raise InvalidInputError(f"discount={discount} must lie between 0 and 1.")
 
 
+MAX_NAME = 64
+"""The length of the longest name that is compared with similar ones."""
+
+
 def shortened(text: str, length: int = 80) -> str:
     """Return a text for a message, without its end if it is long."""
     return text if len(text) <= length else f"{text[:length]}..."
@@ -69,7 +73,9 @@ def unknown_name(kind: str, name: str, candidates: Iterable[str], hint: str = ""
 
 
 def nearest_names(name: str, candidates: Iterable[str]) -> list[str]:
-    """Return up to two candidates similar to `name`, ignoring case."""
+    """Return up to two candidates similar to `name`, ignoring case; none for a name that nobody types."""
+    if len(name) > MAX_NAME:
+        return []
     by_folded = {candidate.casefold(): candidate for candidate in candidates}
     matches = difflib.get_close_matches(name.casefold(), by_folded, n=2, cutoff=0.6)
     return [by_folded[match] for match in matches]

@@ -144,11 +144,11 @@ class _ArrayReader(JsonReader):
         dtype, shape, text = value["dtype"], value["shape"], value["base64"]
         if dtype != self._space.dtype.name:
             raise JsonValueError("dtype", f"has dtype {_shown(dtype)}; expected {self._space.dtype.name}.", where)
-        lengths = shape if type(shape) is list and all(type(length) is int for length in shape) else None
-        own = None if lengths is None else lengths[1:] if num_rows else lengths
-        if lengths is None or own != list(self._shape) or min(lengths, default=0) < 0:
+        is_shape = type(shape) is list and all(type(length) is int and 0 <= length < 2**31 for length in shape)
+        num_axes = 1 if num_rows else 0
+        if not is_shape or len(shape) != num_axes + len(self._shape) or shape[num_axes:] != list(self._shape):
             raise JsonValueError("shape", f"has shape {_shown(shape)}; expected {self._expected(num_rows)}", where)
-        num_bytes = math.prod(lengths) * self._space.dtype.itemsize
+        num_bytes = math.prod(shape) * self._space.dtype.itemsize
         if type(text) is not str or len(text) != -(-num_bytes // 3) * 4:
             given = f"{len(text)} characters" if type(text) is str else _shown(text)
             expected = f"{-(-num_bytes // 3) * 4} characters for {num_bytes} bytes"
@@ -159,7 +159,7 @@ class _ArrayReader(JsonReader):
             raise JsonValueError("base64", "is not valid base64.", where) from None
         if len(content) != num_bytes:
             raise JsonValueError("base64", f"has {len(content)} bytes; expected {num_bytes}.", where)
-        array = np.frombuffer(content, self._space.dtype.newbyteorder("<")).reshape(lengths)
+        array = np.frombuffer(content, self._space.dtype.newbyteorder("<")).reshape(shape)
         return self._from_declared(array, where)
 
     def _from_declared(self, array: np.ndarray, where: str) -> np.ndarray:

@@ -72,7 +72,9 @@ class EpisodeLog:
             line |= {"action": as_json(action), "reward": float(reward)}
         line |= {"terminated": bool(terminated), "truncated": bool(truncated)}
         line |= {name: value for name, value in (("log_prob", log_prob), ("policy", policy)) if value is not None}
-        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        rest = memoryview(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+        while rest:  # a full disk takes a part
+            rest = rest[self._file.write(rest) :]
         if self._clock() - self._synced_at >= SYNC_SECONDS:
             self.sync()
         if self._file.tell() >= self._max_bytes:

@@ -11,6 +11,7 @@ from rookery.runners.envs.base_env import AgentID
 from rookery.runners.envs.episode_book import EpisodeBook
 from rookery.runners.envs.episode_messages import (
     Answer,
+    AnswerFn,
     Code,
     Refused,
     Started,
@@ -97,8 +98,9 @@ class Episodes:
         call = Call([None] * len(requests), now + self._pending_seconds, len(requests))
         with self._mutex:
             repeated = self.book.counts["repeated"]
-            for index, (episode_id, request) in enumerate(requests):
-                self.book.step(owner, episode_id, request, now, self._answer_fn(call, index))
+            answer_fns = [self._answer_fn(call, index) for index in range(len(requests))]
+            for (episode_id, request), answer_fn in zip(requests, answer_fns, strict=True):
+                self.book.step(owner, episode_id, request, now, answer_fn)
             is_repeated = self.book.counts["repeated"] != repeated
             self._notify()
             if call.num_missing:
@@ -109,7 +111,15 @@ class Episodes:
                 await call.future
             finally:
                 del self._waiting[call]
+                if call.num_missing:
+                    self._forget(requests, answer_fns)
         return [answer or PENDING for answer in call.answers], is_repeated
+
+    def _forget(self, requests: Sequence[tuple[str, StepRequest]], answer_fns: Sequence[AnswerFn]) -> None:
+        """Leave the place of requests that wait no more to repeated ones."""
+        with self._mutex:
+            for (episode_id, _), answer_fn in zip(requests, answer_fns, strict=True):
+                self.book.forget(episode_id, answer_fn)
 
     def _answer_fn(self, call: Call, index: int) -> Callable[[Answer], None]:
         """Return the function that takes the answer to one step of a call, in the thread of the loop or another."""

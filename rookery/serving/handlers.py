@@ -205,12 +205,17 @@ class RouteHandlers:
             return
         if request.mode is Mode.LEARN:
             raise ApiError(422, "mode", "this server does not learn: mode must be watch or evaluate.", "mode")
+        policies, spaces = self._policies.team.policies, self._episodes.spaces
         for agent, name in (request.policies or {}).items():
-            if name not in self._policies.team.policies:
-                known = ", ".join(self._policies.team.policies)
+            if name not in policies:
+                known = ", ".join(policies)
                 raise ApiError(
                     422, "policies", f"there is no policy {name!r:.80}: there are {known}.", f"policies.{agent}"
                 )
+            own = policies[name].obs_space, policies[name].action_space
+            if self._policies.is_logging and spaces.get(agent) != own:
+                message = f"steps are logged with the spaces of {', '.join(map(str, spaces))}; those of {agent!r:.80} are others."
+                raise ApiError(422, "policies", message, f"policies.{agent}")
 
     async def _status(self, call: Call) -> Reply:
         status = self._episodes.look(call.owner, call.name.decode())

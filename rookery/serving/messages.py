@@ -395,7 +395,10 @@ def _as_list(value: Any) -> Any:
 
 
 def check_names(fields: Object, names: frozenset[str], where: str, hint: str = "") -> None:
-    """Raise for the first unknown field."""
+    """Raise for the first unknown field, and for null, which is no value."""
+    if None in fields.values():
+        name = next(name for name, value in fields.items() if value is None)[:80]
+        raise ApiError(422, "type", f"{name} is null; leave it out, or give its value.", f"{where}{name}")
     if names.issuperset(fields):
         return
     name = next(name for name in fields if name not in names)
@@ -475,5 +478,5 @@ def _dumps(value: Any) -> bytes:
 MODES = frozenset(Mode)
 ID = re.compile(EPISODE_ID)
 START_NAMES, STEP_NAMES, AGENT_NAMES = map(names_of, (START_FIELDS, STEP_FIELDS, AGENT_FIELDS))
-TEAM_NAMES = STEP_NAMES - {"obs", "reward", "action", "log_prob"}
+TEAM_NAMES = STEP_NAMES - {"obs", "reward", "action", "log_prob", "info"}
 STEPS_NAMES = frozenset({"steps", "obs"})

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import time
 import timeit
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 from rookery.policy import Policy, first_obs
 from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, End
 from rookery.runners.envs.episode_book import EpisodeBook
-from rookery.runners.envs.episode_messages import Mode, Report, Row
+from rookery.runners.envs.episode_messages import Report, Row
 from rookery.runners.envs.validation import row_of
 from rookery.runners.envs.vector_env import rows_of
 from rookery.serving.metrics import Metrics
@@ -84,12 +85,15 @@ class _Last(NamedTuple):
     action: Any
     log_prob: float | None
     policy: str
+    reward: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
 class _Played:
     """What is kept of an open episode of a recurrent policy, or of one that is logged."""
 
+    log_id: str
+    """The id of the episode in the log: clients may use theirs again."""
     carries: dict[AgentID, Any] = field(default_factory=dict)
     last: dict[AgentID, _Last] = field(default_factory=dict)
 
@@ -135,6 +139,11 @@ class PolicyServer:
         self._futures: list[asyncio.Future[int]] = []
         self._is_scheduled = self._was_faulty = False
         self._worker: ThreadPoolExecutor | None = None
+
+    @property
+    def is_logging(self) -> bool:
+        """Whether the steps of episodes are logged."""
+        return self._log is not None
 
     def warm_up(self) -> None:
         """Compile all sizes of batches; decide whether policies act in a thread."""
@@ -192,23 +201,27 @@ class PolicyServer:
     def _take_rows(self, groups: Groups) -> "list[tuple[Row, dict[AgentID, Ask]]]":
         """Return the rows to answer with what they ask, which is put into `groups` too."""
         rows = []
-        for row in (*self._book.take_rows(Mode.WATCH), *self._book.take_rows(Mode.EVALUATE)):
+        for row in self._book.take_rows_of_guests():
             if self._log is not None:
                 self._write(row)
             if row.is_over or row.is_abandoned:
                 self._played.pop(row.id, None)
-                continue
-            mapping = row.request.policies or self.mapping
-            carries = self._played_of(row).carries if self._is_recurrent else {}
-            asks = {
-                agent: Ask(report.obs, carries.get(agent))
-                for agent, report in row.reports.items()
-                if report.obs is not None and report.end is End.RUNNING
-            }
-            for agent, ask in asks.items():
-                groups.setdefault((mapping[agent], row.request.explore), []).append(ask)
-            rows.append((row, asks))
+            else:
+                rows.append((row, self._asks_of(row, groups)))
         return rows
+
+    def _asks_of(self, row: Row, groups: Groups) -> dict[AgentID, Ask]:
+        """Return what the agents of a row ask, which is put into `groups` too."""
+        mapping = row.request.policies or self.mapping
+        carries = self._played_of(row).carries if self._is_recurrent else {}
+        asks = {
+            agent: Ask(report.obs, carries.get(agent))
+            for agent, report in row.reports.items()
+            if report.obs is not None and report.end is End.RUNNING
+        }
+        for agent, ask in asks.items():
+            groups.setdefault((mapping[agent], row.request.explore), []).append(ask)
+        return asks
 
     def _compute(self, job: _Job) -> None:
         for (name, explore), asks in job.groups.items():
@@ -249,7 +262,9 @@ class PolicyServer:
     # What is kept of episodes.
 
     def _played_of(self, row: Row) -> _Played:
-        return self._played.setdefault(row.id, _Played())
+        if row.id not in self._played:
+            self._played[row.id] = _Played(f"{row.id}-{secrets.token_hex(4)}")
+        return self._played[row.id]
 
     def _keep(self, row: Row, asks: Mapping[AgentID, Ask], actions: Mapping[AgentID, Any], version: int) -> None:
         """Keep the recurrent states and the last steps of an episode, unless it is over meanwhile."""
@@ -270,26 +285,31 @@ class PolicyServer:
         try:
             for agent, last in list(played.last.items()):
                 report = row.reports.get(agent)
+                if report is not None:
+                    played.last[agent] = last = last._replace(reward=last.reward + report.reward)
+                is_over = report is not None and report.end is not End.RUNNING
+                if report is not None and not is_over and report.obs is None:
+                    report = None  # a part of the reward: the step goes on
                 if report is not None or row.is_abandoned:
-                    self._write_agent(row, agent, last, report)
-                if report is not None and report.end is not End.RUNNING:
+                    self._write_agent(row, played.log_id, agent, last, report)
+                if is_over:
                     del played.last[agent]
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: its file is closed
             self._log = None
             self._metrics.log_failures += 1
             logger.error("the log of episodes ends here: %s", error)
 
-    def _write_agent(self, row: Row, agent: AgentID, last: _Last, report: Report | None) -> None:
+    def _write_agent(self, row: Row, log_id: str, agent: AgentID, last: _Last, report: Report | None) -> None:
         """Log the last step of an agent with what it led to, and its end."""
         assert self._log is not None
         name = None if agent == SINGLE_AGENT else agent
-        t, obs, action, log_prob, policy = last
+        t, obs, action, log_prob, policy, reward = last
         if report is not None:
             flags = report.end in TERMINATED, report.end in TRUNCATED
-            self._log.write(row.id, t, name, obs, action, report.reward, *flags, log_prob, policy)
+            self._log.write(log_id, t, name, obs, action, reward, *flags, log_prob, policy)
             t, obs = t + 1, obs if report.obs is None else report.obs
         if row.is_abandoned or (report is not None and report.end is not End.RUNNING):
-            self._log.write(row.id, t, name, obs, None, 0.0, False, False, None, None)
+            self._log.write(log_id, t, name, obs, None, 0.0, False, False, None, None)
 
 
 def act_together(policy: Policy, asks: Sequence[Ask], explore: bool) -> None:

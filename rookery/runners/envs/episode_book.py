@@ -49,7 +49,8 @@ class EpisodeBook:
         self._places = [Place() for _ in range(num_envs)]
         self._open: dict[str, Episode] = {}
         self._over: OrderedDict[str, Tombstone] = OrderedDict()
-        self._ready: dict[Mode, dict[Episode, Row]] = {mode: {} for mode in Mode}
+        self._ready: dict[Episode, Row] = {}
+        self._ready_of_guests: dict[Episode, Row] = {}
         self._num_asked = 0
         self._max_others = max_others
         self._is_closed = False
@@ -63,6 +64,7 @@ class EpisodeBook:
             return self._refuse_closed()
         if found is not None and request.may_repeat and (found.owner, found.request) == (owner, request):
             self.counts["repeated"] += 1
+            found.heard_at = now
             return Started(request.id, found.env, is_repeated=True)
         if found is not None:
             return self._refuse(
@@ -103,7 +105,10 @@ class EpisodeBook:
         self._take_in(episode, request, now)
 
     def leave(self, owner: Hashable, episode_id: str, keep: bool, now: float) -> Refused | None:
-        """Leave an episode before its end; with `keep`, its complete rows stay."""
+        """Leave an episode before its end; with `keep`, its complete rows stay. May be repeated."""
+        stone = self._over.get(episode_id)
+        if episode_id not in self._open and stone is not None and (stone.owner, stone.outcome) == (owner, Stage.LEFT):
+            return None
         episode = self._find(owner, episode_id)
         if isinstance(episode, Refused):
             return episode
@@ -159,14 +164,18 @@ class EpisodeBook:
             return place.episode.stage
         return None
 
-    def take_rows(self, mode: Mode = Mode.LEARN) -> list[Row]:
+    def take_rows(self) -> list[Row]:
         """Return the steps that were reported since the last call; they wait for actions unless they are the last."""
-        ready, self._ready[mode] = self._ready[mode], {}
-        for episode, row in ready.items():
-            episode.row, episode.is_known = None, True
+        ready, self._ready = self._ready, {}
+        for row in ready.values():
             if row.is_reset and row.env is not None:
                 self._places[row.env].is_requested = False
-        return list(ready.values())
+        return self._taken(ready)
+
+    def take_rows_of_guests(self) -> list[Row]:
+        """Return those of episodes that do not learn, in the order of reports: an id may be used again."""
+        ready, self._ready_of_guests = self._ready_of_guests, {}
+        return self._taken(ready)
 
     def answer(self, episode_id: str, actions: Mapping[AgentID, Any], version: int, now: float) -> None:
         """Answer a step that was taken; an episode that is over meanwhile needs no answer."""
@@ -184,6 +193,12 @@ class EpisodeBook:
         episode.stage, episode.heard_at = Stage.ANSWERED, now
         episode.reply(answer)
 
+    def forget(self, episode_id: str, answer: AnswerFn) -> None:
+        """Answer a request no more that does not wait any longer."""
+        episode = self._open.get(episode_id)
+        if episode is not None and answer in episode.waiting:
+            episode.waiting.remove(answer)
+
     def close(self) -> None:
         """Refuse all requests from now on, also those that wait."""
         self._is_closed = True
@@ -193,12 +208,12 @@ class EpisodeBook:
     @property
     def num_ready(self) -> int:
         """The number of rows to take from episodes that learn."""
-        return len(self._ready[Mode.LEARN])
+        return len(self._ready)
 
     @property
     def num_of_guests(self) -> int:
         """The number of rows to take from episodes that do not learn."""
-        return len(self._ready[Mode.WATCH]) + len(self._ready[Mode.EVALUATE])
+        return len(self._ready_of_guests)
 
     @property
     def num_open(self) -> int:
@@ -281,7 +296,16 @@ class EpisodeBook:
         """Let the runner take a row, once it has requested the episode."""
         episode.row = row
         if row.env is None or not row.is_reset or self._places[row.env].is_requested:
-            self._ready[episode.request.mode][episode] = row
+            self._ready_with(episode)[episode] = row
+
+    def _ready_with(self, episode: Episode) -> dict[Episode, Row]:
+        """Return the rows among which those of an episode wait to be taken."""
+        return self._ready if episode.request.mode is Mode.LEARN else self._ready_of_guests
+
+    def _taken(self, ready: Mapping[Episode, Row]) -> list[Row]:
+        for episode in ready:
+            episode.row, episode.is_known = None, True
+        return list(ready.values())
 
     # Ends.
 
@@ -296,7 +320,7 @@ class EpisodeBook:
         self._finish(episode, outcome, now)
 
     def _drop_row(self, episode: Episode) -> None:
-        self._ready[episode.request.mode].pop(episode, None)
+        self._ready_with(episode).pop(episode, None)
         episode.row = None
 
     def _finish(self, episode: Episode, outcome: Stage, now: float) -> None:

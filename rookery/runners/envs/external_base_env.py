@@ -1,5 +1,6 @@
 """External simulators in threads of this process, as a `BaseEnv`."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ import numpy as np
 
 from rookery.errors import InvalidInputError
 from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, AgentID, BaseEnv, EnvOutputs, LoggedAction
-from rookery.runners.envs.episode_messages import Acted, Mode, Report, Row, Stage
+from rookery.runners.envs.episode_messages import Acted, Report, Row, Stage
 from rookery.runners.envs.external import ExternalEnv, ExternalEnvClosedError
 from rookery.runners.envs.multi_agent import actions_by_env
 from rookery.runners.envs.validation import zeros_of
@@ -20,6 +21,8 @@ from rookery.spaces import Space
 
 GuestsFn = Callable[[Sequence[Row]], Mapping[str, Acted]]
 """Acts in the episodes that nobody learns from: takes their steps, returns actions by episode."""
+logger = logging.getLogger(__name__)
+
 Shown = Sequence[tuple[int, AgentID, Report]]
 """The env, the agent and the report of each row."""
 
@@ -173,13 +176,20 @@ class ExternalBaseEnv(BaseEnv):
             if not env._book.num_of_guests:
                 continue
             with self._mutex:
-                rows = [row for mode in (Mode.WATCH, Mode.EVALUATE) for row in env._book.take_rows(mode)]
+                rows = env._book.take_rows_of_guests()
             assert self.guests_fn is not None, "a runner acts for guests"
-            answers = self.guests_fn(rows)
+            try:
+                answers = self.guests_fn(rows)
+            except Exception:
+                logger.exception("%s cannot act for episodes that do not learn", self.name)
+                answers = {}
             with self._mutex:
                 now = time.monotonic()
-                for episode, acted in answers.items():
-                    env._book.answer(episode, acted.actions, acted.version, now)
+                for row in rows:
+                    if (acted := answers.get(row.id)) is not None:
+                        env._book.answer(row.id, acted.actions, acted.version, now)
+                    else:
+                        env._book.fail(row.id, "there is no action: the log of the server has the reason.", now)
 
     def _wait_for_rows(self, deadline: float) -> None:
         """Wait until there is something to return; act for guests meanwhile."""
