@@ -214,7 +214,8 @@ class RouteHandlers:
                 )
             own = policies[name].obs_space, policies[name].action_space
             if self._policies.is_logging and spaces.get(agent) != own:
-                message = f"steps are logged with the spaces of {', '.join(map(str, spaces))}; those of {agent!r:.80} are others."
+                known = ", ".join(map(str, spaces))
+                message = f"steps are logged with the spaces of {known}; those of {agent!r:.80} are others."
                 raise ApiError(422, "policies", message, f"policies.{agent}")
 
     async def _status(self, call: Call) -> Reply:
