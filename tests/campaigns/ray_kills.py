@@ -9,6 +9,7 @@
 | drivers, heads | a sixth of `count` each | the resumed run has every record once, an exact ledger, and no seed twice |
 | | and then SIGINT | it is saved, and nothing is left of it |
 | nodes | a tenth of `count` | the runners of other nodes go on; all are back on a new node |
+| | and then all | the run waits for `ray.wait_timeout`, saves and exits with 2 |
 """
 
 import argparse
@@ -35,6 +36,9 @@ from tests.ray.kills import NUM_RUNNERS, Twins, check_ledger, check_seeds, train
 from tests.ray.nodes import Nodes
 from tests.ray.processes import Training
 from tests.runner_envs import SummingAgent
+
+WAIT_SECONDS = 60
+"""More than runners take to start on a loaded machine."""
 
 
 def kill_twins(count: int, moments: random.Random, folder: Path) -> str:
@@ -97,6 +101,7 @@ def kill_nodes(count: int, moments: random.Random, folder: Path) -> str:
             folder,
             "num_env_runners=4",
             f"ray.address={nodes.address}",
+            f"ray.wait_timeout={WAIT_SECONDS}",
             "total_timesteps=10000000",
             "record_interval=64",
             "checkpoint.interval=10000000",
@@ -112,10 +117,11 @@ def kill_nodes(count: int, moments: random.Random, folder: Path) -> str:
                 names.append(f"{index + 2}")
                 nodes.add(names[-1])
                 last = _wait_for(training, last, num_ready=4)
-            training.process.send_signal(signal.SIGTERM)
-            code = training.end()
-            records = training.records()
-    assert code == 143, code
+            for name in names:
+                nodes.kill(name)
+            code, records, output = training.end(), training.records(), " ".join(training.output.split())
+    assert code == 2, code
+    assert f"0 of 4 runners were up for {WAIT_SECONDS} seconds (ray.wait_timeout)" in output, output[-500:]
     assert records[-1]["runners/lost"] == records[-1]["faults/killed"] == records[-1]["faults/hung"] == 0, records[-1]
     for record in records:
         check_ledger(record)
