@@ -108,6 +108,7 @@ def serve(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> "Server
     book = EpisodeBook(0, spaces, arguments.max_episodes)
     log = None if arguments.log is None else open_log(arguments.log, spaces, stack)
     policy_server = PolicyServer(policies, mapping, version, book, metrics, arguments.max_batch, log)
+    stack.callback(policy_server.close)
     episodes = Episodes(book, spaces, notify=policy_server.wake)
     app = Application(
         episodes, tokens, limits, metrics, policy_server, arguments.allow_origin, explores=arguments.explore

@@ -158,7 +158,7 @@ class RouteHandlers:
         asks = [Ask(row_of(obs, index), carry) for index, carry in enumerate(carries)]
         version = await policies.act(name, asks, explore)
         if any(ask.is_faulty for ask in asks):
-            raise ApiError(500, "policy_fault", "the policy gave an action that is not finite.")
+            raise ApiError(500, "policy_fault", "the policy gave no finite action.")
         answer: Object = {"actions": [ask.action for ask in asks], "version": version}
         if policy.is_recurrent:
             answer["carry"] = list(map(as_json, jax.tree.leaves(rows_of([ask.carry for ask in asks]))))

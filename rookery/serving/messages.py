@@ -234,7 +234,8 @@ class _StepBatch:
         if type(obs) is list and len(obs) != num_steps:
             raise ApiError(422, "shape", f"obs has {len(obs)} rows for {num_steps} steps.", "obs")
         self._obs, self._num_steps = obs, num_steps
-        self._arrays: Any = None
+        self._arrays: dict[JsonReader, Any] = {}
+        """The observations outside of the steps, by the space that they were read for."""
         self._steps: dict[str, StepRequest | ApiError] = {}
         self._unread: dict[JsonReader, list[_Unread]] = {}
 
@@ -293,11 +294,13 @@ class _StepBatch:
         if type(self._obs) is list:
             fields["obs"] = self._obs[index]
             return None
-        if self._arrays is None:
-            self._arrays, num_rows = reader.readers[SINGLE_AGENT].obs.read_array(self._obs, "obs")
+        of_obs = reader.readers[SINGLE_AGENT].obs
+        if of_obs not in self._arrays:
+            array, num_rows = of_obs.read_array(self._obs, "obs")
             if num_rows != self._num_steps:
                 raise ApiError(422, "shape", f"obs has {num_rows} rows for {self._num_steps} steps.", "obs")
-        row = row_of(self._arrays, index)
+            self._arrays[of_obs] = array
+        row = row_of(self._arrays[of_obs], index)
         fields["obs"] = [zlib.crc32(leaf.tobytes()) for leaf in jax.tree.leaves(row)]  # for the checksum
         return row
 

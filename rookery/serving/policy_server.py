@@ -17,6 +17,7 @@ from rookery.policy import Policy, first_obs
 from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, End
 from rookery.runners.envs.episode_book import EpisodeBook
 from rookery.runners.envs.episode_messages import Report, Row
+from rookery.runners.envs.external_base_env import NOT_FINITE
 from rookery.runners.envs.validation import row_of
 from rookery.runners.envs.vector_env import rows_of
 from rookery.serving.metrics import Metrics
@@ -28,7 +29,6 @@ TRIALS = 5
 """How often that is measured: the machine may be busy."""
 TERMINATED = (End.TERMINATED, End.GONE_TERMINATED)
 TRUNCATED = (End.TRUNCATED, End.GONE_TRUNCATED)
-FAULT = "the policy gave an action that is not finite."
 
 logger = logging.getLogger(__name__)
 
@@ -228,19 +228,26 @@ class PolicyServer:
             for first in range(0, len(asks), self._max_batch):
                 batch = asks[first : first + self._max_batch]
                 self._metrics.rows.add(len(batch))
-                try:
-                    act_together(job.team.policies[name], batch, explore)
-                except Exception:
-                    logger.exception("the policy %s cannot act", name)
-                    for ask in batch:
-                        ask.is_faulty = True
+                self._act_on(batch, name, job.team.policies[name], explore)
+
+    def _act_on(self, batch: Sequence[Ask], name: str, policy: Policy, explore: bool) -> None:
+        """Act on a batch; if that fails, on each of its rows alone."""
+        try:
+            act_together(policy, batch, explore)
+        except Exception:
+            if len(batch) > 1:
+                for ask in batch:
+                    self._act_on([ask], name, policy, explore)
+                return
+            logger.exception("the policy %s cannot act", name)
+            batch[0].is_faulty = True
 
     def _answer(self, job: _Job) -> None:
         now = time.monotonic()
         for row, asks in job.rows:
             if True in [ask.is_faulty for ask in asks.values()]:
                 self._note_fault(row.id)
-                self._book.fail(row.id, FAULT, now)
+                self._book.fail(row.id, NOT_FINITE, now)
                 continue
             actions = {
                 agent: ask.action if (logged := row.reports[agent].action) is None else logged
@@ -257,7 +264,7 @@ class PolicyServer:
         self._metrics.num_faulty += 1
         if not self._was_faulty:
             self._was_faulty = True
-            logger.error("episode %s: %s Further ones are counted.", episode_id, FAULT)
+            logger.error("episode %s: %s Further ones are counted.", episode_id, NOT_FINITE)
 
     # What is kept of episodes.
 
@@ -309,7 +316,21 @@ class PolicyServer:
             self._log.write(log_id, t, name, obs, action, reward, *flags, log_prob, policy)
             t, obs = t + 1, obs if report.obs is None else report.obs
         if row.is_abandoned or (report is not None and report.end is not End.RUNNING):
-            self._log.write(log_id, t, name, obs, None, 0.0, False, False, None, None)
+            self._write_last(log_id, agent, t, obs)
+
+    def close(self) -> None:
+        """Log the last observations of open episodes: the steps before them are complete."""
+        if self._log is None:
+            return
+        for played in self._played.values():
+            for agent, last in played.last.items():
+                self._write_last(played.log_id, agent, last.t, last.obs)
+
+    def _write_last(self, log_id: str, agent: AgentID, t: int, obs: Any) -> None:
+        """Log an observation without an action."""
+        assert self._log is not None
+        name = None if agent == SINGLE_AGENT else agent
+        self._log.write(log_id, t, name, obs, None, 0.0, False, False, None, None)
 
 
 def act_together(policy: Policy, asks: Sequence[Ask], explore: bool) -> None:

@@ -375,7 +375,7 @@ def test_a_policy_whose_actions_are_not_finite_is_named_once(caplog: pytest.LogC
         serving.policies.replace({"default": policy}, 14)
         assert (await serving.post(f"{path}/step", {"seq": 3, "obs": ZEROS})).json["version"] == 14
         assert serving.metrics.num_faulty == 3
-        assert caplog.text.count("not finite") == 1
+        assert caplog.text.count("no finite action") == 1
 
     run(scenario)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 
 from rookery.errors import InvalidInputError
@@ -18,6 +19,7 @@ from rookery.runners.envs.validation import zeros_of
 from rookery.runners.envs.vector_env import rows_of, split_actions
 from rookery.runners.faults import Failed, FaultKind, Phase
 from rookery.spaces import Space
+from rookery.types import all_finite
 
 GuestsFn = Callable[[Sequence[Row]], Mapping[str, Acted]]
 """Acts in the episodes that nobody learns from: takes their steps, returns actions by episode."""
@@ -31,6 +33,7 @@ CLOSE_TIMEOUT = 1.0
 LINGER_SECONDS = 2e-4
 """How long the runner waits for another simulator that acts: a batch costs little more than one row."""
 LEASE_CHECK_SECONDS = 0.5
+NOT_FINITE = "the policy gave no finite action."
 
 
 class ExternalBaseEnv(BaseEnv):
@@ -117,9 +120,14 @@ class ExternalBaseEnv(BaseEnv):
             if env not in self._asked:
                 raise InvalidInputError(f"env {env} of {self.name} has not asked for an action: poll first.")
         now, answers = time.monotonic(), self._by_env(actions, envs)
+        is_finite = all_finite(actions.actions)
         with self._mutex:
             for env, by_agent in answers.items():
-                self._places[env][0]._book.answer(self._asked.pop(env), by_agent, actions.version, now)
+                book, episode = self._places[env][0]._book, self._asked.pop(env)
+                if is_finite or _are_finite(by_agent):
+                    book.answer(episode, by_agent, actions.version, now)
+                else:
+                    book.fail(episode, NOT_FINITE, now)
 
     def try_reset(self, env: int, seed: int | None) -> None:
         if self._was_polled:
@@ -186,10 +194,12 @@ class ExternalBaseEnv(BaseEnv):
             with self._mutex:
                 now = time.monotonic()
                 for row in rows:
-                    if (acted := answers.get(row.id)) is not None:
+                    if (acted := answers.get(row.id)) is None:
+                        env._book.fail(row.id, "there is no action: the log of the server has the reason.", now)
+                    elif _are_finite(acted.actions):
                         env._book.answer(row.id, acted.actions, acted.version, now)
                     else:
-                        env._book.fail(row.id, "there is no action: the log of the server has the reason.", now)
+                        env._book.fail(row.id, NOT_FINITE, now)
 
     def _wait_for_rows(self, deadline: float) -> None:
         """Wait until there is something to return; act for guests meanwhile."""
@@ -326,6 +336,10 @@ class _Bell:
                 if self._num_needed is None:  # it was given in the meantime
                     self._signal.acquire()
                 self._num_needed = None
+
+
+def _are_finite(actions: Mapping[AgentID, Any]) -> bool:
+    return all_finite(jax.tree.map(np.asarray, list(actions.values())))
 
 
 def _by_env(entries: Iterable[tuple[int, AgentID, Any]]) -> dict[int, dict[AgentID, Any]]:
