@@ -157,9 +157,13 @@ def newest_step_fn(path: Path) -> Callable[[], int | None] | None:
 
 def open_log(folder: Path, spaces: "AgentSpaces", stack: contextlib.ExitStack) -> "EpisodeLog":
     """Open the log of all steps, which the stack closes."""
+    from rookery.errors import InvalidInputError
     from rookery.offline.episode_log import EpisodeLog
 
-    log = EpisodeLog(folder, spaces)
+    try:
+        log = EpisodeLog(folder, spaces)
+    except OSError as error:
+        raise InvalidInputError(f"--log={folder}: no log can be written there: {error.strerror}.") from None
     stack.callback(log.close)
     return log
 
@@ -176,7 +180,7 @@ def describe(server: "Server", policy_server: "PolicyServer", token_file: Path |
     rows = [(name, repr(policy)) for name, policy in policies.items()]
     token = "none is needed" if token_file is None else str(token_file)
     print_rows(console, [*[(name, printable(text)) for name, text in rows], ("token", token)], more=True)
-    body = encode({"obs": first_obs(policy.obs_space, 1)}).decode()
+    body = encode({"obs": first_obs(policy.obs_space, 1)}).decode().strip()
     lines = [f"curl {server.url}/v1/policies/{quote(name, safe='')}/act -H 'Content-Type: application/json'"]
     if token_file is not None:
         lines.append(f' -H "Authorization: Bearer $(head -1 {shlex.quote(str(token_file))} | cut -d" " -f3)"')

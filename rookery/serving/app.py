@@ -108,7 +108,9 @@ class Application:
             return self._health()
         grant = self._tokens.check(headers.get(b"authorization"))
         if grant is None:
-            raise ApiError(401, "token", "a token is needed: the header `Authorization: Bearer TOKEN`.")
+            given = b"authorization" in headers
+            missing = "this is no token of the server" if given else "a token is needed"
+            raise ApiError(401, "token", f"{missing}: send the header `Authorization: Bearer TOKEN`.")
         if not self._tokens.take(grant, time.monotonic(), self._limits):
             raise ApiError(
                 429, "rate", f"{grant.name} sends more than {self._limits.requests_per_second:g} requests/s."

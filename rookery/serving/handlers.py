@@ -149,7 +149,9 @@ class RouteHandlers:
         fields = decode(call.body, self._limits)
         check_names(fields, ACT_NAMES, "")
         explore = read_flag(fields, "explore", "", self._explores)
-        obs, num_rows = self._policy_readers[name].obs.read_array(fields.get("obs"), "obs")
+        if "obs" not in fields:
+            raise ApiError(422, "shape", "obs is missing: give a list of observations.", "obs")
+        obs, num_rows = self._policy_readers[name].obs.read_array(fields["obs"], "obs")
         if not 0 < num_rows <= self._limits.num_steps:
             raise ApiError(422, "num_steps", f"obs has {num_rows} rows; expected 1 to {self._limits.num_steps}.", "obs")
         carries = [None] * num_rows

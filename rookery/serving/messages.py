@@ -53,7 +53,7 @@ STATUSES = {
     Code.POLICY_FAULT: 500,
 }
 """The HTTP status of what the episode book refuses."""
-JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
 
 Object = dict[str, Any]
 

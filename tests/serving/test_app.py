@@ -201,6 +201,8 @@ REFUSED: dict[str, tuple[Any, tuple[int, str, str | None]]] = {
     "a reward that is a boolean": ({"reward": True}, (422, "type", "reward")),
     "a reward that is a string": ({"reward": "1"}, (422, "type", "reward")),
     "a reward that is null": ({"reward": None}, (422, "type", "reward")),
+    "an observation that is null": ({"obs": None}, (422, "type", "obs")),
+    "an action that is null": ({"obs": ZEROS, "action": None}, (422, "type", "action")),
     "a reward beyond float32": ({"reward": 1e39}, (422, "range", "reward")),
     "a reward for nothing": ({"reward": 1}, (422, "reward", None)),
     "an action that is a float": ({"obs": ZEROS, "action": 1.0}, (422, "type", "action")),

@@ -106,3 +106,15 @@ def test_expired_episodes_wake_the_runner() -> None:
         assert book.num_open == 0
 
     asyncio.run(scenario())
+
+
+def test_requests_that_wait_no_more_leave_their_place_to_repeated_ones() -> None:
+    async def scenario() -> None:
+        _book, _, episodes = make(1, pending_seconds=0.01)
+        episodes.start("me", StartRequest("a"))
+        for _ in range(6):
+            (answer,), _ = await episodes.steps("me", [("a", shown(0))])
+            assert isinstance(answer, Refused)
+            assert answer.message == "the step waits for its action: send it again."
+
+    asyncio.run(asyncio.wait_for(scenario(), 30.0))

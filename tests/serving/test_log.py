@@ -1,5 +1,6 @@
 """The log of a server: every served step, once."""
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from rookery.offline.episode_log import EpisodeLog, read_log
 from rookery.runners.envs.base_env import SINGLE_AGENT, End
 from rookery.serving.client import Client
+from tests.asgi import ACTIONS, OBS, Serving, policy_of
 from tests.served_policy import SPACES, served_policy
 
 
@@ -44,3 +46,31 @@ def test_every_served_step_is_read_back_once(tmp_path: Path) -> None:
         np.testing.assert_array_equal(episode.actions, actions[:length])
         np.testing.assert_array_equal(episode.rewards, rewards[:length])
     np.testing.assert_array_equal(episodes[0].observations[-1], last)
+
+
+def test_ids_that_are_used_again_parts_of_rewards_and_a_stop_cost_no_step(tmp_path: Path) -> None:
+    teams = dict.fromkeys(("x", "y"), (OBS, ACTIONS))
+    log, zeros = EpisodeLog(tmp_path, teams), [0.0] * 4
+
+    async def scenario() -> None:
+        policies, mapping = {"default": policy_of()}, dict.fromkeys(teams, "default")
+        serving = Serving(policies, mapping, log=log)
+        for number in range(2):
+            path = await serving.start(episode="a")
+            for agents in (
+                {"x": {"obs": zeros}, "y": {"obs": zeros}},
+                {"x": {"obs": zeros, "reward": 1.0}, "y": {"reward": 2.0}},
+                {"x": {"obs": zeros, "reward": 1.0}, "y": {"obs": zeros, "reward": 3.0}},
+            ):
+                assert (await serving.post(f"{path}/step", {"agents": agents})).status == 200
+            if number == 0:
+                assert (await serving.post(f"{path}/step", {"agents": {}, "truncated": True})).status == 200
+        refused = await serving.post("/v1/episodes", {"policies": {"z": "default"}})
+        assert refused.error == (422, "policies", "policies.z")
+        serving.policies.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30.0))
+    log.close()
+    episodes = read_log(tmp_path).episodes
+    assert [list(episode.rewards) for episode in episodes["y"]] == [[5.0, 0.0], [5.0]]
+    assert [list(episode.rewards) for episode in episodes["x"]] == [[1.0, 1.0, 0.0], [1.0, 1.0]]

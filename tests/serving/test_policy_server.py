@@ -18,7 +18,9 @@ from rookery.json_values import as_json
 from rookery.networks.policy import PolicyConfig
 from rookery.policy import Policy
 from rookery.runners.envs.base_env import AgentID
+from rookery.serving import policy_server
 from rookery.serving.metrics import Metrics
+from rookery.serving.policy_server import Ask, act_together
 from rookery.serving.reload import Reload
 from rookery.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from tests.asgi import Serving, policy_of
@@ -404,3 +406,23 @@ def test_reloading_compiles_nothing() -> None:
     other.predict(np.zeros(4, np.float32))
     assert [program._cache_size() for program in other._programs.values()] == before != compiled  # type: ignore[attr-defined]
     assert other.num_steps == 99
+
+
+def test_a_row_on_which_a_policy_fails_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def act_or_fail(policy: Policy, asks: Sequence[Ask], explore: bool) -> None:
+        if any(ask.obs[0] for ask in asks):
+            raise ValueError("planted")
+        act_together(policy, asks, explore)
+
+    monkeypatch.setattr(policy_server, "act_together", act_or_fail)
+
+    async def scenario() -> None:
+        serving = Serving()
+        paths = [await serving.start() for _ in range(3)]
+        steps = [
+            serving.post(f"{path}/step", {"obs": [first, 0, 0, 0]})
+            for path, first in zip(paths, (0, 1, 0), strict=True)
+        ]
+        assert [reply.status for reply in await asyncio.gather(*steps)] == [200, 500, 200]
+
+    run(scenario)

@@ -180,3 +180,8 @@ def test_arrays_are_written_such_that_they_are_read_again(array: np.ndarray) -> 
     space = space or (MultiBinary(1) if array.dtype.kind == "b" else Box(-9, 9, array.shape, array.dtype))
     value = json.loads(json.dumps(as_json(array if array.shape else array[None])))
     np.testing.assert_allclose(json_reader(space).read(value, "obs"), np.atleast_1d(array), rtol=1e-6)
+
+
+def test_a_batch_of_numbers_has_an_axis() -> None:
+    with pytest.raises(JsonValueError, match="has shape"):
+        json_reader(Discrete(3)).read_array({"dtype": "int32", "shape": [], "base64": "AAAAAA=="}, "obs")

@@ -303,3 +303,26 @@ def test_agents_end_on_their_own_and_get_nothing_afterwards() -> None:
     assert [answer.code for answer in answers[-2:]] == [Code.AGENT] * 2
     last = step(End.TRUNCATED)
     assert (list(last), last["b"].end, last["b"].obs) == (["b"], End.GONE_TRUNCATED, None)
+
+
+def test_steps_of_guests_are_taken_in_their_order_so_that_an_id_may_be_used_again() -> None:
+    book = EpisodeBook(0, [SINGLE_AGENT])
+    for mode, end in ((Mode.EVALUATE, End.TERMINATED), (Mode.WATCH, End.RUNNING)):
+        book.start(OWNER, StartRequest("a", mode=mode), 0.0)
+        book.step(OWNER, "a", shown(0), 0.0, [].append)
+        if end is not End.RUNNING:
+            book.take_rows_of_guests()
+            book.answer("a", ACTION, 0, 0.0)
+            book.step(OWNER, "a", shown(1, end=end), 0.0, [].append)
+    assert [(row.request.mode, row.is_over) for row in book.take_rows_of_guests()] == [
+        (Mode.EVALUATE, True),
+        (Mode.WATCH, False),
+    ]
+
+
+def test_a_repeated_start_renews_the_lease() -> None:
+    book, request = EpisodeBook(0, [SINGLE_AGENT]), StartRequest("a", mode=Mode.WATCH, lease=10.0)
+    for now in (0.0, 8.0):
+        book.start(OWNER, request, now)
+    assert book.expire(17.0) == []
+    assert book.expire(18.0) == ["a"]

@@ -14,6 +14,7 @@ from rookery.agents.policy import PolicyAgent
 from rookery.errors import InvalidInputError, RookeryError
 from rookery.networks.policy import PolicyConfig
 from rookery.runners.envs.base_env import SINGLE_AGENT, Actions, End, EnvOutputs, LoggedAction
+from rookery.runners.envs.episode_messages import Mode
 from rookery.runners.envs.external import EpisodeLostError, ExternalEnv, ExternalEnvClosedError
 from rookery.runners.envs.external_base_env import ExternalBaseEnv
 from rookery.runners.envs.validation import InvalidObservationError, InvalidRewardError
@@ -493,3 +494,26 @@ def test_what_a_team_gives_is_checked(base_env_of: Callable, call: Callable, mes
     episode = team.start_episode()
     with pytest.raises(InvalidInputError, match=message):
         call(team, episode)
+
+
+def test_a_simulator_gets_an_error_for_an_action_that_is_not_finite_and_a_guest_that_fails_costs_itself() -> None:
+    class Heated(ExternalEnv):
+        def run(self) -> None:
+            for mode in (Mode.LEARN, Mode.WATCH):
+                episode = self.start_episode(mode=mode)
+                reason = "no finite action" if mode is Mode.LEARN else "there is no action"
+                with pytest.raises(RookeryError, match=reason):
+                    self.get_action(episode, np.zeros(1, np.float32))
+            over.set()
+
+    def fail(rows: object) -> None:
+        raise ValueError("planted")
+
+    over, box = threading.Event(), gymnasium.spaces.Box(-1, 1, (1,))
+    base_env = ExternalBaseEnv([Heated(box, box)])
+    base_env.guests_fn = fail
+    polled = base_env.poll(TIMEOUT)
+    base_env.send_actions(Actions(polled.envs, np.full((1, 1), np.nan, np.float32)))
+    while not over.is_set():
+        base_env.poll(0.1)
+    base_env.close()
