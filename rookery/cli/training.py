@@ -316,9 +316,11 @@ def _write_results(workflow: Workflow, state: Any, run: RunDirectory, console: C
         print_line(console, f"no episode was recorded: {one_line(error)}")
     with console.status("writing the report"):
         write_report([run], run.report_path)
+    is_external = workflow.settings.train.env.is_external  # its simulators begin the episodes, so none can be played
+    following = command("serve", run) if is_external else command("evaluate", run, *options)
     files = [
         ("report", str(run.report_path)),
-        ("next", command("evaluate", run, *options)),
+        ("next", following),
         ("", command("report", run)),
     ]
     print_rows(console, files, width=max(len(name) for name, _ in results))
