@@ -147,9 +147,10 @@ def test_the_header_is_written_once_and_whole(tmp_path: Path, monkeypatch: pytes
         raise OSError(errno.ENOSPC, "No space left on device")
 
     header = tmp_path / "header.json"
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        EpisodeLog(tmp_path, BOX)
+        with pytest.raises(OSError, match="No space left"):
+            EpisodeLog(tmp_path, BOX)
     assert not header.exists()
     EpisodeLog(tmp_path, BOX).close()
     before = header.stat()
