@@ -11,8 +11,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, cast
 
+from rookery.addresses import is_loopback
 from rookery.errors import InvalidInputError, missing_extra
-from rookery.runners.ray.probe import is_loopback
 from rookery.runs.interruption import StopSignals
 from rookery.serving.limits import Limits
 from rookery.serving.tls import Renewal, Tls
