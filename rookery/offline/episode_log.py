@@ -7,6 +7,7 @@ reward that this action led to. The last line of an episode has an observation a
 import json
 import os
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,12 +23,15 @@ from rookery.runners.envs.agent_spaces import AgentSpaces, agent_spaces_from_jso
 from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, End
 from rookery.runners.envs.vector_env import rows_of
 from rookery.runners.recording.episode import Episode
+from rookery.runs.files import write_atomically
 
 FORMAT = "rookery-log/1"
 HEADER = "header.json"
 MAX_BYTES = 256 * 2**20
 """The size of a file after which another is begun."""
 SYNC_SECONDS = 5.0
+MAX_T = 2**53
+"""Above every step: not all languages have larger exact integers."""
 FILE_NAME = re.compile(r".+-(\d{5,})\.jsonl")
 
 
@@ -46,9 +50,10 @@ class EpisodeLog:
         folder.mkdir(parents=True, exist_ok=True)
         header = {"format": FORMAT} | agent_spaces_to_json(spaces)
         path = folder / HEADER
-        if path.exists() and _read_json(path) != header:
+        if not path.exists():
+            write_atomically(path, json.dumps(header))
+        elif _read_json(path) != header:
             raise InvalidInputError(f"{path} describes other spaces: choose another folder for this log.")
-        path.write_text(json.dumps(header))
         self._open_next()
 
     def write(
@@ -165,7 +170,7 @@ def _lines_of(path: Path, counts: Counter[str]) -> Iterator[tuple[str, Mapping[s
             continue
         try:
             line = json.loads(text, parse_constant=_no_constant)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidInputError(f"{where} is no JSON: {error}.") from None
         if not isinstance(line, dict):
             raise InvalidInputError(f"{where}: {line!r:.80} is no step: expected an object.")
@@ -174,10 +179,10 @@ def _lines_of(path: Path, counts: Counter[str]) -> Iterator[tuple[str, Mapping[s
 
 def _step_of(line: Mapping[str, Any], where: str, readers: Mapping[AgentID, tuple[JsonReader, JsonReader]]) -> _Step:
     agent, episode, t = line.get("agent", SINGLE_AGENT), line.get("episode"), line.get("t")
-    if not isinstance(episode, str) or type(t) is not int or t < 0:
+    if not isinstance(episode, str) or type(t) is not int or not 0 <= t < MAX_T:
         raise InvalidInputError(f"{where}: expected a string `episode` and an integer `t` from 0, got {line!r:.120}.")
     where = f"{where}, episode {episode!r}, t={t}"
-    if agent not in readers:
+    if not isinstance(agent, str) or agent not in readers:
         raise InvalidInputError(f"{where}: there is no agent {agent!r}: the agents are {list(readers)}.")
     obs_reader, action_reader = readers[agent]
     reward, log_prob = (_number(line.get(name), name, where) for name in ("reward", "log_prob"))
@@ -238,7 +243,7 @@ def _number(value: Any, name: str, where: str) -> float | None:
     """Return a number of a line, None without it; raise if it is not finite."""
     if value is None:
         return None
-    if type(value) not in (int, float) or not np.isfinite(value):
+    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:  # false for NaN, too
         raise InvalidInputError(f"{where}: {name}={value!r:.80} must be a finite number.")
     return float(value)
 
@@ -250,5 +255,5 @@ def _no_constant(name: str) -> None:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InvalidInputError(f"{path} cannot be read: {error}.") from None

@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from rookery.addresses import is_loopback
 from rookery.json_values import JsonValueError
 from rookery.runners.envs.episode_messages import Mode
 from rookery.serving.episodes import Episodes
@@ -136,7 +137,7 @@ class Application:
         if is_foreign and origin not in self._allowed_origins:
             raise ApiError(403, "origin", "pages of other sites may not ask: see --allow-origin.")
         server = scope.get("server")
-        if server and _is_loopback(server[0]) and not _names_loopback(headers.get(b"host", b"")):
+        if server and is_loopback(server[0]) and not _names_loopback(headers.get(b"host", b"")):
             raise ApiError(403, "host", "the header Host must name this machine: 127.0.0.1, localhost or [::1].")
 
     async def _body(self, headers: Mapping[bytes, bytes], receive: Any) -> bytes:
@@ -231,10 +232,6 @@ def _check_doubled(headers: Headers) -> None:
     for name in SINGLE_HEADERS:
         if names.count(name) > 1:
             raise ApiError(400, "headers", f"the header {name.decode()} is given twice.")
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("::1", "localhost") or host.startswith("127.")
 
 
 @functools.lru_cache(maxsize=256)

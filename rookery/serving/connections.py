@@ -62,6 +62,8 @@ class LimitedProtocol(HttpToolsProtocol):
         """Bytes of the present request; 0 between requests."""
         self._max_bytes = limits.headers
         self._is_received = True
+        self._is_idle = False
+        """Whether a request was answered, and no byte of the next one has come."""
         self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -80,8 +82,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        if self._num_bytes == 0:
-            self._deadline = min(self._deadline, self.loop.time() + self._limits.receive_seconds)
+        self._end_idleness()
         self._num_bytes += len(data)
         try:
             self._parse(data)
@@ -92,6 +93,12 @@ class LimitedProtocol(HttpToolsProtocol):
         except Exception:
             logger.exception("a connection failed")
             self._refuse(RefusedError(500, "internal", "the server has a fault, which is in its log."))
+
+    def _end_idleness(self) -> None:
+        """Give the next request its time."""
+        if self._is_idle:
+            self._is_idle = False
+            self._deadline = self.loop.time() + self._limits.receive_seconds
 
     def _parse(self, data: bytes) -> None:
         try:
@@ -112,6 +119,9 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.cycle and not self.cycle.response_complete:
             raise RefusedError(400, "pipelined", "a request came before the answer to the one before it.")
         self._is_received = False
+        if self._is_idle:  # it shares a packet with the request before it
+            self._end_idleness()
+            self._num_bytes = 1
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -158,6 +168,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _wait_for_request(self) -> None:
         self._num_bytes = 0
+        self._is_idle = True
         self._max_bytes = self._limits.headers
         self._deadline = self.loop.time() + self._limits.idle_seconds
 
@@ -171,7 +182,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             if self.cycle.response_started:
-                self._abort()
+                self.abort()
                 return
         self.transport.write(refusal.answer())
 
@@ -180,7 +191,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
         self._unread_deadline = 0.0
 
-    def _abort(self) -> None:
+    def abort(self) -> None:
         """Drop the connection, with what the system keeps for a client that does not read."""
         with contextlib.suppress(OSError, AttributeError):  # it may be closed
             self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
@@ -190,7 +201,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Close the connection if one has passed."""
         if self._unread_deadline < now:
             self._metrics.refusals["unread"] += not self.transport.is_closing()
-            self._abort()
+            self.abort()
             return
         is_read = self.transport.get_write_buffer_size() == 0
         self._unread_deadline = math.inf if is_read else min(self._unread_deadline, now + self._limits.unread_seconds)
@@ -209,7 +220,7 @@ class LimitedProtocol(HttpToolsProtocol):
             # A client that does not read its answer is not waited for either.
             self._unread_deadline = min(self._unread_deadline, self.loop.time() + LINGER_SECONDS)
         else:
-            self._abort()
+            self.abort()
 
 
 async def sweep(connections: Iterable[LimitedProtocol]) -> None:
@@ -219,4 +230,8 @@ async def sweep(connections: Iterable[LimitedProtocol]) -> None:
         await asyncio.sleep(SWEEP_SECONDS)
         now = loop.time()
         for connection in tuple(connections):
-            connection.check_deadlines(now)
+            try:
+                connection.check_deadlines(now)
+            except Exception:
+                logger.exception("a connection failed")
+                connection.abort()

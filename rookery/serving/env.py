@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,7 @@ class ServedEnv(ExternalEnv):
         self.limits = Limits()
         self.metrics = Metrics()
         self._server: Server | None = None
+        self._server_lock = threading.Lock()
         self._is_closed = threading.Event()
 
     @property
@@ -80,6 +81,10 @@ class ServedEnv(ExternalEnv):
         """Where clients find the server, once it is prepared."""
         assert self._server is not None, "it takes its port when it is prepared"
         return self._server.url
+
+    def _open(self, mutex: threading.Lock, notify: Callable[[], None], on_stop: Callable[[], None]) -> None:
+        super()._open(mutex, notify, on_stop)
+        self._is_closed = threading.Event()  # a thread of an earlier training keeps its own
 
     def _prepare(self) -> None:
         """Take the port, before training compiles."""
@@ -109,22 +114,29 @@ class ServedEnv(ExternalEnv):
 
     def run(self) -> None:
         """Serve clients until training is over."""
-        if self._server is None:
-            self._prepare()
-        server = self._server
-        assert server is not None, "it was prepared"
-        server.start()
-        while not self._is_closed.wait(CHECK_SECONDS):
+        is_closed = self._is_closed
+        with self._server_lock:
+            if is_closed.is_set():
+                return
+            if self._server is None:
+                self._prepare()
+            server = self._server
+            assert server is not None, "it was prepared"
+            server.start()
+        while not is_closed.wait(CHECK_SECONDS):
             if not server.is_serving:
-                self._server = None
+                with self._server_lock:
+                    if self._server is server:
+                        self._server = None
                 raise RookeryError("the server for clients has ended.")
 
     def _close(self) -> None:
         """Stop listening, once the open steps were answered that there is no action for."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.stop(DRAIN_SECONDS)
         self._is_closed.set()
+        with self._server_lock:
+            server, self._server = self._server, None
+            if server is not None:
+                server.stop(DRAIN_SECONDS)
 
     def _report(self) -> Mapping[str, float]:
         return {f"serving/{name}": number for name, number in self.metrics.record().items()}

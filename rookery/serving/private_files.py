@@ -19,7 +19,12 @@ def read_private(path: Path, kind: str) -> str:
         raise InvalidInputError(f"{kind}: cannot read {path}: {error}.") from None
 
 
-def write_private(path: Path, text: str) -> None:
+def write_private(path: Path, kind: str, text: str) -> None:
     """Write a new file that only its owner may read or write."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+    except OSError as error:
+        raise InvalidInputError(
+            f"{kind}: cannot make {path}: {error.strerror}: make its folder, or name another file."
+        ) from None

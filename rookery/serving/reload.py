@@ -18,6 +18,8 @@ from rookery.spaces import alike
 from rookery.types import all_finite
 
 RELOAD_SECONDS = 2.0
+MAX_LOOKS = 64
+"""A refused checkpoint is read again at looks 2, 4, 8, ..., and then at each multiple of this."""
 REFUSED = "refused"
 
 logger = logging.getLogger(__name__)
@@ -31,7 +33,8 @@ class Reload:
     """Looks for newer checkpoints in a thread, and hands their policies to a `PolicyServer`.
 
     `newest` returns the step of the newest checkpoint, or None; `read` its policies by name. A checkpoint that cannot
-    be served is named once and counted, and the present policies stay.
+    be served is named once and counted, and the present policies stay. It is read again after growing pauses: the
+    error may be transient.
     """
 
     def __init__(
@@ -43,7 +46,9 @@ class Reload:
     ) -> None:
         self._server, self._newest, self._read = server, newest, read
         self._metrics = metrics
-        self._refused_step: int | None = None
+        self._refused: tuple[int | None, str] = (None, "")
+        """The last step that could not be served, and why."""
+        self._num_looks = 0
         self._stopped = threading.Event()
         context = contextvars.copy_context()  # which modules a run may name
         self._thread = threading.Thread(target=context.run, args=(self._run,), name="rookery-reload", daemon=True)
@@ -66,15 +71,21 @@ class Reload:
         step = None
         try:
             step = self._newest()
-            if step is None or step <= self._server.team.version or step == self._refused_step:
+            if step is None or step <= self._server.team.version or self._pauses(step):
                 return
             self._server.replace(self._updated(self._read(step)), step)
             self._metrics.reloads["loaded"] += 1
         except Exception as error:
-            if step is None or step != self._refused_step:
+            refused = step, str(error)
+            if refused != self._refused:
                 logger.error("the checkpoint %s is not served: %s", step, error)
-            self._refused_step = step
-            self._metrics.reloads[REFUSED] += 1
+                self._metrics.reloads[REFUSED] += 1
+            self._refused = refused
+
+    def _pauses(self, step: int) -> bool:
+        """Return whether it is too early to read a refused checkpoint again."""
+        self._num_looks = self._num_looks + 1 if step == self._refused[0] else 1
+        return self._num_looks.bit_count() > 1 and self._num_looks % MAX_LOOKS != 0
 
     def _updated(self, policies: Mapping[str, Policy]) -> dict[str, Policy]:
         """Return the served policies with the states of newer ones."""

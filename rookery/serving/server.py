@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import functools
+import logging
 import socket
 import ssl
 import threading
@@ -10,8 +11,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, cast
 
+from rookery.addresses import is_loopback
 from rookery.errors import InvalidInputError, missing_extra
-from rookery.runners.ray.probe import is_loopback
 from rookery.runs.interruption import StopSignals
 from rookery.serving.limits import Limits
 from rookery.serving.tls import Renewal, Tls
@@ -35,6 +36,8 @@ POLL_SECONDS = 0.02
 SEND_BUFFER = 64 * 2**10
 """Bytes that the system keeps of an answer that nobody reads."""
 RENEWAL_SECONDS = 5.0
+MAX_PORT = 65535
+logger = logging.getLogger(__name__)
 
 
 class ServedApplication(Protocol):
@@ -111,6 +114,8 @@ class Server:
 
     def bind(self) -> None:
         """Take the port: an error if another process has it. Port 0 takes a free one."""
+        if not 0 <= self.port <= MAX_PORT:
+            raise InvalidInputError(f"port={self.port}: expected 1 to {MAX_PORT}, or 0 for a free one.")
         try:
             family, _, _, _, address = socket.getaddrinfo(self._host, self.port, type=socket.SOCK_STREAM)[0]
             self._socket = socket.create_server(address[:2], family=family, backlog=2048)
@@ -173,7 +178,10 @@ async def renew(renewal: Renewal) -> None:
     """Look for renewed TLS files, forever."""
     while True:
         await asyncio.sleep(RENEWAL_SECONDS)
-        renewal.check()
+        try:
+            renewal.check()
+        except Exception:
+            logger.exception("the TLS files were not checked")
 
 
 class DeadlineLoop(BaseLoop):

@@ -45,7 +45,7 @@ class Tokens:
     def open(cls, path: Path) -> "Tokens":
         """Read a file of lines `name scope token`. If it is absent, make one with a random token: `default act ...`."""
         if not path.exists():
-            write_private(path, f"default {Scope.ACT} {secrets.token_urlsafe(32)}\n")
+            write_private(path, "token file", f"default {Scope.ACT} {secrets.token_urlsafe(32)}\n")
         grants = dict(_parsed(path, read_private(path, "token file")))
         if not grants:
             raise InvalidInputError(f"token file: {path} is empty: delete it, and the next start writes a token.")

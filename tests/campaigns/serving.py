@@ -36,7 +36,9 @@ RATE = 1000
 CONCURRENCY = 64
 """Malformed requests at a time."""
 PATIENCE = 0.3
-"""A request that has no answer after so many seconds is incomplete: its client leaves."""
+"""The client of a request that may be incomplete leaves after so many seconds without an answer."""
+ANSWER_SECONDS = 10.0
+"""All other requests must be answered within this time."""
 MAX_BYTES = 16 * 2**20
 MAX_SECONDS = 0.05
 """What honest clients wait while there are slow sockets, at the 99th percentile."""
@@ -50,6 +52,7 @@ class Request(NamedTuple):
     name: str
     data: bytes
     may_be_valid: bool = False
+    may_be_incomplete: bool = False
 
 
 def post(path: str, body: bytes, headers: str = "") -> bytes:
@@ -166,24 +169,25 @@ def odd_header(rng: random.Random) -> Request:
 
 def odd_bytes(rng: random.Random) -> Request:
     data = rng.choice([*RAW, rng.randbytes(rng.randrange(1, 300))])
-    return Request(f"bytes {data[:40]!r}", data)
+    return Request(f"bytes {data[:40]!r}", data, may_be_incomplete=data not in RAW)
 
 
 def cut(rng: random.Random) -> Request:
     data = rng.choice(VALID)
     cut = data[: rng.randrange(1, len(data))] + b"\r\n\r\n"
-    return Request(f"cut {cut[-40:]!r}", cut, may_be_valid=True)
+    return Request(f"cut {cut[-40:]!r}", cut, may_be_valid=True, may_be_incomplete=True)
 
 
 def flipped(rng: random.Random) -> Request:
     data = bytearray(rng.choice(VALID))
     for _ in range(rng.randrange(1, 8)):
         data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    return Request(f"flipped {bytes(data)[:40]!r}", bytes(data), may_be_valid=True)
+    return Request(f"flipped {bytes(data)[:40]!r}", bytes(data), may_be_valid=True, may_be_incomplete=True)
 
 
 async def fault_of(address: tuple[str, int], request: Request) -> str | None:
     """Send a request; return what is wrong with the answer, or None."""
+    patience = PATIENCE if request.may_be_incomplete else ANSWER_SECONDS
     try:
         reader, writer = await asyncio.open_connection(*address)
     except OSError as error:
@@ -192,8 +196,10 @@ async def fault_of(address: tuple[str, int], request: Request) -> str | None:
         with contextlib.suppress(ConnectionError):
             writer.write(request.data)
             await asyncio.wait_for(writer.drain(), 10.0)
-        line = await asyncio.wait_for(reader.readline(), PATIENCE)
-    except (TimeoutError, ConnectionError):
+        line = await asyncio.wait_for(reader.readline(), patience)
+    except TimeoutError:
+        return None if request.may_be_incomplete else f"no answer within {patience:g} s"
+    except ConnectionError:
         return None
     finally:
         writer.transport.abort()

@@ -3,9 +3,11 @@
 import json
 import socket
 import time
+from typing import Any
 
 import pytest
 
+from rookery.serving.connections import LimitedProtocol
 from rookery.serving.limits import Limits
 from rookery.serving.metrics import Metrics
 from rookery.serving.server import Server
@@ -119,6 +121,48 @@ def test_silent_connections_are_closed(sent: bytes, expected: bytes) -> None:
     with served(limits=QUICK) as server, connect(server.port) as connection:
         connection.sendall(sent)
         assert read_to_end(connection)[9:12] == expected
+
+
+def test_a_request_has_its_whole_time_on_a_connection_that_was_idle() -> None:
+    limits = Limits(receive_seconds=20.0, idle_seconds=0.8)
+    with served(limits=limits) as server, connect(server.port) as connection:
+        connection.sendall(GET)
+        assert connection.recv(1000)[9:12] == b"200"
+        connection.sendall(POST + b"content-length: 4\r\n\r\nab")
+        time.sleep(1.6)
+        connection.sendall(b"cd")
+        assert connection.recv(1000).endswith(b"abcd")
+
+
+class EarlyAnswer(Echo):
+    """Answers before it has the body."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def test_a_request_in_the_packet_of_the_one_before_it_has_the_time_of_a_request() -> None:
+    limits = Limits(receive_seconds=0.6, idle_seconds=60.0)
+    with served(EarlyAnswer(), limits) as server, connect(server.port) as connection:
+        connection.sendall(POST + b"content-length: 4\r\n\r\nab")
+        assert connection.recv(1000)[9:12] == b"401"
+        connection.sendall(b"cd" + GET[:20])
+        assert read_to_end(connection)[9:12] == b"408"
+
+
+def test_a_fault_of_one_connection_does_not_end_the_deadlines_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_fn, faults = LimitedProtocol.check_deadlines, [RuntimeError("planted")]
+
+    def faulty_once(self: LimitedProtocol, now: float) -> None:
+        if faults:
+            raise faults.pop()
+        check_fn(self, now)
+
+    monkeypatch.setattr(LimitedProtocol, "check_deadlines", faulty_once)
+    with served(limits=QUICK) as server, connect(server.port) as first, connect(server.port) as second:
+        assert read_to_end(first) == read_to_end(second) == b""
+    assert not faults
 
 
 def test_an_answer_may_take_longer_than_a_request() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import itertools
+import logging
 import random
 import re
 import signal
@@ -21,7 +22,7 @@ from rookery.serving.routes import ROUTES
 from rookery.serving.tokens import Scope, Tokens
 from tests.asgi import JSON, Serving, ask
 from tests.campaigns import serving as campaign
-from tests.served import PATIENCE, connect, exchange, read_to_end, served
+from tests.served import PATIENCE, Echo, connect, exchange, read_to_end, served
 
 TOKEN, READER = "a" * 43, "r" * 43
 METHODS = ("GET", "POST", "DELETE", "PUT", "PATCH", "OPTIONS", "HEAD", "TRACE")
@@ -65,6 +66,19 @@ def test_malformed_requests_are_refused_or_end_with_their_connection(monkeypatch
         assert actions[0] in (0, 1, 2)
 
 
+def test_a_request_without_an_answer_is_a_fault_unless_it_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(Echo):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            await asyncio.sleep(60.0)
+
+    monkeypatch.setattr(campaign, "ANSWER_SECONDS", 0.3)
+    with served(Silent()) as server:
+        address = ("127.0.0.1", server.port)
+        request = campaign.Request("whole", POST + b"left")
+        assert asyncio.run(campaign.fault_of(address, request)) == "no answer within 0.3 s"
+        assert asyncio.run(campaign.fault_of(address, request._replace(may_be_incomplete=True))) is None
+
+
 def test_honest_clients_are_answered_while_others_are_slow() -> None:
     with served(Serving().app) as server, ExitStack() as stack:
         for sent in [b"", b"GET /v1 HTT", POST + b"ab"] * 20:
@@ -76,6 +90,7 @@ def test_honest_clients_are_answered_while_others_are_slow() -> None:
 def test_without_its_token_every_route_but_the_first_is_closed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG)
     file = tmp_path / "token"
     file.touch(0o600)
     file.write_text(f"robot act {TOKEN}\nmonitor read {READER}\n")

@@ -387,6 +387,35 @@ def test_a_checkpoint_that_cannot_be_served_is_named_once_and_the_present_policy
     assert serving.metrics.reloads == {"refused": 1, "loaded": 1}
 
 
+def test_a_checkpoint_is_read_again_after_growing_pauses() -> None:
+    serving, reads = Serving(), []
+
+    def read(step: int) -> Any:
+        reads.append(num_looks)
+        if num_looks < 250:
+            raise OSError("Input/output error")
+        return {"default": policy_of(seed=2)}
+
+    reload = Reload(serving.policies, lambda: 20, read, serving.metrics)
+    for num_looks in range(1, 300):  # noqa: B007
+        reload.check()
+    assert reads == [1, 2, 4, 8, 16, 32, 64, 128, 192, 256]
+    assert serving.policies.team.version == 20
+    assert serving.metrics.reloads == {"refused": 1, "loaded": 1}
+
+
+def test_a_folder_that_cannot_be_listed_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    def newest() -> int:
+        raise OSError("Stale file handle")
+
+    serving = Serving()
+    reload = Reload(serving.policies, newest, lambda step: {}, serving.metrics)
+    for _ in range(5):
+        reload.check()
+    assert caplog.text.count("Stale file handle") == 1
+    assert serving.metrics.reloads == {"refused": 1}
+
+
 def test_parameters_that_are_not_finite_are_not_served() -> None:
     serving = Serving()
     policy = policy_of()

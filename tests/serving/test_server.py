@@ -1,5 +1,6 @@
 """The server: its port, its encryption, and how it ends."""
 
+import asyncio
 import http.client
 import shutil
 import socket
@@ -12,7 +13,7 @@ import pytest
 
 from rookery.errors import InvalidInputError
 from rookery.serving.limits import Limits
-from rookery.serving.server import Server, check_address
+from rookery.serving.server import Server, check_address, renew
 from rookery.serving.tls import Renewal, Tls
 from tests.served import Echo, connect, served, tls_files, trusting_context
 
@@ -25,6 +26,33 @@ def test_a_taken_port_is_one_clear_error() -> None:
 def test_an_unknown_host_is_one_clear_error() -> None:
     with pytest.raises(InvalidInputError, match=r"cannot listen on 192\.0\.2\.1 port 0"):
         Server(Echo(), "192.0.2.1", 0, Limits()).bind()
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 70_000])
+def test_a_port_beyond_the_range_is_one_clear_error(port: int) -> None:
+    with pytest.raises(InvalidInputError, match=f"port={port}: expected 1 to 65535"):
+        Server(Echo(), "127.0.0.1", port, Limits()).bind()
+
+
+def test_a_failed_look_at_tls_files_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rookery.serving.server.RENEWAL_SECONDS", 0.0)
+    checked = asyncio.Event()
+
+    class FaultyOnce:
+        num_checks = 0
+
+        def check(self) -> None:
+            self.num_checks += 1
+            if self.num_checks == 1:
+                raise RuntimeError("planted")
+            checked.set()
+
+    async def scenario() -> None:
+        task = asyncio.create_task(renew(FaultyOnce()))
+        await asyncio.wait_for(checked.wait(), 20.0)
+        task.cancel()
+
+    asyncio.run(scenario())
 
 
 def test_connections_wait_between_bind_and_start() -> None:

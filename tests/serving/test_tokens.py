@@ -79,6 +79,13 @@ def test_a_folder_is_no_token_file(tmp_path: Path) -> None:
         Tokens.open(tmp_path)
 
 
+@pytest.mark.parametrize(("name", "reason"), [("absent/token", "No such file"), ("dangling", "File exists")])
+def test_a_file_that_cannot_be_made_is_one_clear_error(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "dangling").symlink_to("nowhere")
+    with pytest.raises(InvalidInputError, match=f"token file: cannot make .*{name}: {reason}"):
+        Tokens.open(tmp_path / name)
+
+
 def test_a_name_has_its_burst_and_then_its_rate() -> None:
     tokens, limits = Tokens.none(), Limits(requests_per_second=10, burst=3)
     robot, other = Grant("robot", Scope.ACT), Grant("other", Scope.ACT)

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from rookery.addresses import is_loopback
 from rookery.errors import InvalidInputError, missing_extra
 from rookery.runners.ray.folder import TOKEN_NAME, private_folder
 from rookery.runners.ray.log import RayLog
@@ -30,7 +31,6 @@ from rookery.runners.ray.probe import (
     check_cluster,
     environment,
     first_sentence,
-    is_loopback,
 )
 from rookery.runners.ray.settings import AUTO, LOCAL, RaySettings, check_address
 

@@ -4,7 +4,6 @@ Another process asks, because Ray reads the mode of tokens when it is imported, 
 """
 
 import contextlib
-import ipaddress
 import os
 import subprocess
 import sys
@@ -97,10 +96,3 @@ def _change_environment(variables: Mapping[str, str | None]) -> None:
 def first_sentence(error: object) -> str:
     """Return the first sentence of an error, in one line."""
     return shortened(" ".join(str(error).split()).partition(". ")[0].rstrip("."), 200) + "."
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine."""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    return host == "localhost"

@@ -1,6 +1,8 @@
 """Logs of episodes: what is written comes back, and what is torn, doubled or missing is told."""
 
+import errno
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -140,6 +142,22 @@ def test_a_new_log_in_the_same_folder_begins_a_new_file(tmp_path: Path) -> None:
         EpisodeLog(tmp_path, {SINGLE_AGENT: (Discrete(3), Discrete(3))})
 
 
+def test_the_header_is_written_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    header = tmp_path / "header.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            EpisodeLog(tmp_path, BOX)
+    assert not header.exists()
+    EpisodeLog(tmp_path, BOX).close()
+    before = header.stat()
+    EpisodeLog(tmp_path, BOX).close()
+    assert (header.stat().st_ino, header.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
 STEP = {"episode": "a", "t": 3, "obs": [0.0, 1.0], "action": 1, "reward": 1.0}
 
 
@@ -156,6 +174,9 @@ STEP = {"episode": "a", "t": 3, "obs": [0.0, 1.0], "action": 1, "reward": 1.0}
         ({"t": -1}, "integer `t`"),
         ({"episode": 7}, "string `episode`"),
         ({"agent": "left"}, "no agent 'left'"),
+        ({"agent": []}, r"no agent \[\]"),
+        ({"t": 10**400}, "integer `t`"),
+        ({"reward": 10**400}, "must be a finite number"),
         ({"terminated": 1}, "terminated=1 must be true or false"),
     ],
 )
@@ -169,7 +190,7 @@ def test_a_wrong_line_is_an_error_that_names_file_episode_and_step(
     assert "x-00001.jsonl line 1" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", '{"episode": "a", "t": 0, "obs": [NaN, 0]}'])
+@pytest.mark.parametrize("text", ["{", "[1]", '{"episode": "a", "t": 0, "obs": [NaN, 0]}', "[" * 100_000])
 def test_a_line_that_is_no_step_is_an_error(tmp_path: Path, text: str) -> None:
     EpisodeLog(tmp_path, BOX).close()
     (tmp_path / "x-00001.jsonl").write_text(text + "\n")

@@ -2,6 +2,9 @@
 
 import json
 import socket
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,9 @@ import rookery
 from rookery.errors import InvalidInputError, RookeryError
 from rookery.runners.envs.agent_spaces import agent_spaces_from_json, agent_spaces_to_json
 from rookery.runners.envs.base_env import SINGLE_AGENT
+from rookery.runners.envs.external_base_env import ExternalBaseEnv
 from rookery.runners.envs.libraries import make_host_env
+from rookery.serving.env import ServedEnv, ServedSettings
 from rookery.spaces import Box, Discrete
 
 PAIR = Box(-1.0, 1.0, (2,)), Discrete(3)
@@ -79,3 +84,53 @@ def test_an_environment_that_never_ran_is_closed(tmp_path: Path) -> None:
     base_env.prepare()
     base_env.close()
     base_env.close()
+
+
+def make_env() -> ServedEnv:
+    return ServedEnv(ServedSettings("-", port=0, token_file=None), {SINGLE_AGENT: PAIR})
+
+
+def test_an_environment_that_is_closed_while_its_server_restarts_does_not_listen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env = make_env()
+    base_env = ExternalBaseEnv([env])
+    starts, prepare_fn = [], env._prepare
+    closing = threading.Thread(target=base_env.close)
+
+    def prepare_while_closing() -> None:
+        closing.start()
+        assert wait_until(env._is_closed.is_set)
+        prepare_fn()
+        starts.append(env._server)
+
+    monkeypatch.setattr(env, "_prepare", prepare_while_closing)
+    env.run()  # as after a crash: there is no server
+    closing.join()
+    env.run()
+    assert [server.is_serving for server in starts] == [False]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", starts[0].port))
+
+
+def test_an_environment_serves_a_second_training() -> None:
+    env = make_env()
+    for _ in range(2):
+        base_env = ExternalBaseEnv([env])
+        base_env.prepare()
+        port = env._server.port
+        base_env.poll(0.0)
+        assert wait_until(lambda: env._server.is_serving)
+        env._thread.join(0.1)
+        assert env._stopped is None, "it serves until it is closed"
+        base_env.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+
+
+def wait_until(is_true: Callable[[], bool]) -> bool:
+    """Wait for another thread; return False after a long time."""
+    deadline = time.monotonic() + 10.0
+    while not is_true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return is_true()

@@ -12,7 +12,7 @@ import pytest
 from rookery.errors import InvalidInputError, MissingExtraError
 from rookery.runners.ray import cluster
 from rookery.runners.ray.cluster import connect, waiting_text
-from rookery.runners.ray.probe import check_cluster, environment, is_loopback
+from rookery.runners.ray.probe import check_cluster, environment
 from rookery.runners.ray.settings import RaySettings
 
 
@@ -89,11 +89,3 @@ def test_variables_are_restored_also_the_mode_that_ray_sets(monkeypatch: pytest.
         os.environ["RAY_AUTH_MODE"] = "token"
     assert os.environ["RAY_AUTH_TOKEN"] == "before"
     assert {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH"}.isdisjoint(os.environ)
-
-
-@pytest.mark.parametrize(
-    ("host", "expected"),
-    [("127.0.0.1", True), ("[::1]", True), ("localhost", True), ("10.0.0.1", False), ("head", False)],
-)
-def test_a_network_is_everything_but_this_machine(host: str, expected: bool) -> None:
-    assert is_loopback(host) == expected
