@@ -113,12 +113,13 @@ class ReadLog:
     """`torn` lines, `doubled` steps, `gaps` at which an episode was split, and `open` steps without a successor."""
 
 
-def read_log(folder: Path) -> ReadLog:
+def read_log(folder: Path | str) -> ReadLog:
     """Read all episodes of a log; a wrong line is an error that names its file, episode and step.
 
     Episodes may interleave and files come in any order. The last line of a file may be torn. A gap splits an episode,
     whose first part is then truncated. An episode that ends with neither flag is truncated, too.
     """
+    folder = Path(folder)
     header = _read_json(folder / HEADER)
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise InvalidInputError(f"{folder / HEADER} is no header of {FORMAT}.")

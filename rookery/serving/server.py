@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import functools
 import logging
+import os
 import socket
 import ssl
 import threading
@@ -121,7 +122,7 @@ class Server:
             self._socket = socket.create_server(address[:2], family=family, backlog=2048)
         except OSError as error:
             raise InvalidInputError(
-                f"cannot listen on {self._host} port {self.port}: {error.strerror}: take another port (--port, "
+                f"cannot listen on {self._host} port {self.port}: {os.strerror(error.errno or 0)}: take another port (--port, "
                 "env.kwargs.port), or 0 for a free one."
             ) from None
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)

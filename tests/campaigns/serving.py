@@ -84,7 +84,7 @@ OBSERVATIONS = [
     b'{"dtype": ["float32"], "shape": "4", "base64": 1}',
 ]
 BODIES = [
-    *b"""null 1 "obs" [] {} { } {"obs" {"obs":} {'obs':1} {"obs":[]}x {"steps":1} {"steps":[1]}""".split(),
+    *b"""null 1 "obs" [] { } {"obs" {"obs":} {'obs':1} {"obs":[]}x {"steps":1} {"steps":[1]}""".split(),
     *b'{"steps":[],"obs":1} {"seq":-1} {"seq":1.5} {"episode":1} {"episode":"../a"} {"episode":""}'.split(),
     *b'{"mode":"x"} {"lease":-1} {"lease":1e9} {"obz":[]} {"agents":[]} {"agents":{"x":{}}} {"explore":1}'.split(),
     *b'{"policies":{"a":1}} {"obs":[[0,0,0,0]],"carry":1} {"steps":[{}]} {"action":1} {"reward":"1"}'.split(),
