@@ -78,8 +78,14 @@ class EpisodeLog:
         line |= {"terminated": bool(terminated), "truncated": bool(truncated)}
         line |= {name: value for name, value in (("log_prob", log_prob), ("policy", policy)) if value is not None}
         rest = memoryview(json.dumps(line, separators=(",", ":")).encode() + b"\n")
-        while rest:  # a full disk takes a part
-            rest = rest[self._file.write(rest) :]
+        start = self._file.tell()
+        try:
+            while rest:  # a full disk takes a part
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            self._file.seek(start)
+            self._file.truncate()
+            raise
         if self._clock() - self._synced_at >= SYNC_SECONDS:
             self.sync()
         if self._file.tell() >= self._max_bytes:

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,22 @@ def test_the_header_is_written_once_and_whole(tmp_path: Path, monkeypatch: pytes
     before = header.stat()
     EpisodeLog(tmp_path, BOX).close()
     assert (header.stat().st_ino, header.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_a_line_for_which_there_is_no_space_leaves_nothing(tmp_path: Path) -> None:
+    log = EpisodeLog(tmp_path, BOX)
+    write_episode(log, "a", 2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    (path,) = tmp_path.glob("*.jsonl")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            write_episode(log, "b", 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    write_episode(log, "c", 3)
+    log.close()
+    assert [len(episode) for episode in the_episodes(read_log(tmp_path))] == [2, 3]
 
 
 STEP = {"episode": "a", "t": 3, "obs": [0.0, 1.0], "action": 1, "reward": 1.0}
