@@ -121,8 +121,9 @@ class Server:
             family, _, _, _, address = socket.getaddrinfo(self._host, self.port, type=socket.SOCK_STREAM)[0]
             self._socket = socket.create_server(address[:2], family=family, backlog=2048)
         except OSError as error:
+            reason = os.strerror(error.errno or 0)
             raise InvalidInputError(
-                f"cannot listen on {self._host} port {self.port}: {os.strerror(error.errno or 0)}: take another port (--port, "
+                f"cannot listen on {self._host} port {self.port}: {reason}: take another port (--port, "
                 "env.kwargs.port), or 0 for a free one."
             ) from None
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
