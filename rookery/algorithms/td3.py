@@ -75,7 +75,8 @@ class TD3Agent(ReplayAgent):
 
     def make_network(self, obs_space: Space, action_space: Space) -> ActorCriticsNetwork:
         if not isinstance(action_space, Box) or not action_space.bounded:
-            raise InvalidInputError(f"DDPG and TD3 need actions in a Box with finite bounds: {action_space}.")
+            advice = "" if isinstance(action_space, Box) else " Use dqn or sac; in a hybrid, agent.gradient=dqn."
+            raise InvalidInputError(f"DDPG and TD3 need actions in a Box with finite bounds: {action_space}.{advice}")
         return ActorCriticsNetwork(obs_space, action_space, self.config)
 
     def init(self, obs_space: Space, action_space: Space, key: Key) -> AgentState:
