@@ -62,15 +62,16 @@ def load(
     return result
 
 
-def load_team(path: Path, step: int | None = None, best: bool = False) -> tuple[int, dict[str, Policy]]:
+def load_team(
+    path: Path, step: int | None = None, best: bool = False, individual: str | None = None
+) -> tuple[int, dict[str, Policy]]:
     """Load all policies of a checkpoint, of the first seed; return its env steps and the policies by name.
 
-    Own classes of a run are imported if they are trusted.
+    `individual` chooses as in `load`. Own classes of a run are imported if they are trusted.
     """
     checkpoint = _opened(path, step, best)
-    names = [name for name in policy_names(checkpoint) if name.individual is None]
-    policies = {name.policy or "policy" for name in names}
-    chosen = {policy: _chosen(checkpoint, PolicyName(policy)) for policy in sorted(policies)}
+    policies = {name.policy or "policy" for name in policy_names(checkpoint)}
+    chosen = {policy: _chosen(checkpoint, PolicyName(policy, None, individual)) for policy in sorted(policies)}
     return checkpoint.step, {policy: read_policy(checkpoint, name) for policy, name in chosen.items()}
 
 

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import shlex
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -33,6 +34,12 @@ def add_serve(commands: "argparse._SubParsersAction") -> None:
         "--step", type=int, metavar="N", help="the checkpoint at this env step (default: the last one)"
     )
     command.add_argument("--best", action="store_true", help="the best checkpoint of all evaluations in training")
+    command.add_argument(
+        "--individual",
+        choices=["best", "rl"],
+        help="evolution: the fittest individual instead of the center; rl: the learner's actor of a hybrid",
+    )
+    command.add_argument("--member", type=int, metavar="N", help="population: member N, from 0, instead of the best")
     command.add_argument("--explore", action="store_true", help="sample actions, unless a client says otherwise")
     command.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
     command.add_argument("--port", type=int, default=8642, help="the port (default: 8642; 0: a free one)")
@@ -82,6 +89,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
 
 def serve(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> "Server":
     """Start the server of a run, on its port before anything compiles."""
+    from rookery.api.loading import individual_of
     from rookery.errors import InvalidInputError
     from rookery.runners.envs.episode_book import EpisodeBook
     from rookery.serving.app import Application
@@ -97,7 +105,8 @@ def serve(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> "Server
     if (arguments.tls_cert is None) is not (arguments.tls_key is None):
         raise InvalidInputError("--tls-cert and --tls-key belong together: give both.")
     check_address(arguments.host, not arguments.no_token, arguments.tls_cert is not None, arguments.insecure)
-    version, policies = read_policies(arguments.path, arguments.step, arguments.best)
+    read = partial(read_policies, arguments.path, individual_of(arguments.individual, arguments.member))
+    version, policies = read(arguments.step, arguments.best)
     mapping = mapping_of(policies)
     spaces: AgentSpaces = {
         agent: (policies[name].obs_space, policies[name].action_space) for agent, name in mapping.items()
@@ -121,18 +130,20 @@ def serve(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> "Server
     app.is_ready = True
     newest = None if arguments.step is not None or arguments.best else newest_step_fn(arguments.path)
     if newest is not None:
-        reload = Reload(policy_server, newest, lambda step: read_policies(arguments.path, step)[1], metrics)
+        reload = Reload(policy_server, newest, lambda step: read(step)[1], metrics)
         reload.start()
         stack.callback(reload.stop)
     describe(server, policy_server, None if arguments.no_token else arguments.token_file)
     return server
 
 
-def read_policies(path: Path, step: int | None = None, best: bool = False) -> "tuple[int, dict[str, Policy]]":
+def read_policies(
+    path: Path, individual: str | None, step: int | None = None, best: bool = False
+) -> "tuple[int, dict[str, Policy]]":
     """Return the step of a checkpoint and its policies by name; the only one is called `default`."""
     from rookery.api.loading import load_team
 
-    step, policies = load_team(path, step, best)
+    step, policies = load_team(path, step, best, individual)
     return step, dict(zip([DEFAULT], policies.values(), strict=True)) if len(policies) == 1 else policies
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import rookery
 from rookery.agent import Agent, AgentState
+from rookery.api.loading import load_team
 from rookery.errors import InvalidInputError, RookeryError
 from rookery.registry import build_workflow
 from rookery.runs.checkpoint import CheckpointError
@@ -98,6 +99,13 @@ def test_seed_and_individual_choose_one_of_several(seeds: tuple[Path, Any, Any])
     np.testing.assert_array_equal(rookery.load(path).predict(OBS)[0], rookery.load(path, seed=5).predict(OBS)[0])
     with pytest.raises(InvalidInputError, match=r"seed-7.*policy\.seed-5"):
         rookery.load(path, seed=7)
+
+
+def test_a_server_loads_an_individual_as_well(seeds: tuple[Path, Any, Any]) -> None:
+    for individual in (None, "best"):
+        _, team = load_team(seeds[0], individual=individual)
+        expected = rookery.load(seeds[0], individual=individual).predict(OBS)[0]
+        np.testing.assert_array_equal(team["policy"].predict(OBS)[0], expected)
 
 
 def test_a_run_without_individuals_says_so(run: Path) -> None:
