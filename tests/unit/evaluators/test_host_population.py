@@ -717,6 +717,9 @@ def test_environments_with_several_agents_are_refused(make: Make, monkeypatch: p
     class Several:
         name, spaces, is_closed = "several", {"left": (), "right": ()}, False
 
+        def prepare(self) -> None:
+            """Needs nothing."""
+
         def close(self) -> None:
             self.is_closed = True
 
