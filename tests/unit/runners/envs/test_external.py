@@ -3,6 +3,7 @@
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -514,6 +515,8 @@ def test_a_simulator_gets_an_error_for_an_action_that_is_not_finite_and_a_guest_
     base_env.guests_fn = fail
     polled = base_env.poll(TIMEOUT)
     base_env.send_actions(Actions(polled.envs, np.full((1, 1), np.nan, np.float32)))
-    while not over.is_set():
+    deadline = time.monotonic() + 5.0
+    while not over.is_set() and time.monotonic() < deadline:
         base_env.poll(0.1)
     base_env.close()
+    assert over.is_set(), "both errors were raised"
