@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from rookery.errors import RookeryError
 from rookery.runners.callbacks import FaultNotices
+from rookery.runners.counts import GroupCounts
 from rookery.runners.episodes import (
     EpisodesRequest,
     Evaluated,
@@ -57,10 +58,7 @@ class JobDispatcher:
         self._deal = Deal(group.num_runners, group.restart)
         self._request_fn: RequestFn | None = None
         self._random: RandomlyPlayed | None = None
-        self._last: dict[int, Played] = {}
-        """The last result of each runner since it was started."""
-        self._counts: Counter[str] = Counter()
-        """The counts of runners that are gone."""
+        self._counts: GroupCounts[Played] = GroupCounts()
         self._notices = FaultNotices()
         self._is_started = False
         self._first_failure: RunnerFailed | None = None
@@ -120,7 +118,7 @@ class JobDispatcher:
             self.group.start(self._acting)
             self._is_started = True
         for index in self._deal.due(self._clock()):
-            self._forget(index)
+            self._counts.forget(index)
             self.group.rebuild(index, RunnerStart())
             self._deal.restart(index)
 
@@ -134,7 +132,7 @@ class JobDispatcher:
             case Ready():
                 self._deal.start(index)
             case Played():
-                self._last[index] = reply
+                self._counts.last[index] = reply
                 for fault in reply.faults:
                     self._notices.notice(fault, index if self.group.num_runners > 1 else None)
                 if (chunk := self._deal.deliver(index)) is not None:
@@ -150,7 +148,7 @@ class JobDispatcher:
 
     def _note_failure(self, index: int, reply: RunnerFailed) -> None:
         self._first_failure = self._first_failure or reply
-        self._counts[reply.failed.kind] += 1
+        self._counts.own[reply.failed.kind] += 1
         is_counted = reply.failed.kind is not FaultKind.UNREACHABLE
         status = self._deal.fail(index, self._clock(), is_counted, is_by_envs=reply.fault is not None)
         self._shortage.note_failure(reply, self._deal.num_up)
@@ -171,14 +169,11 @@ class JobDispatcher:
     @property
     def counts(self) -> Counter[str]:
         """The faults of all environments by kind, `restarts` and `steps_discarded`."""
-        counts = Counter(self._counts)
-        for played in self._last.values():
-            counts.update(played.counts)
-        return counts
+        return self._counts.total()
 
     @property
     def num_lost_envs(self) -> int:
-        return sum(played.num_lost_envs for played in self._last.values())
+        return self._counts.num_lost_envs
 
     def report(self) -> dict[str, float]:
         """Return the numbers of runners by what they do, and counts of restarts and lost chunks."""
@@ -187,8 +182,8 @@ class JobDispatcher:
             "runners/ready": deal.num_up,
             "runners/starting": deal.count(SlotStatus.STARTING) + deal.count(SlotStatus.SUSPECT),
             "runners/lost": deal.count(SlotStatus.LOST),
-            "runners/restarts": self._counts["runner_restarts"] + deal.num_restarts,
-            "runners/chunks_lost": self._counts["chunks_lost"] + deal.num_chunks_lost,
+            "runners/restarts": self._counts.own["runner_restarts"] + deal.num_restarts,
+            "runners/chunks_lost": self._counts.own["chunks_lost"] + deal.num_chunks_lost,
         }
 
     def get_counts(self) -> Counter[str]:
@@ -200,18 +195,13 @@ class JobDispatcher:
 
     def set_counts(self, counts: Counter[str]) -> None:
         """Continue from `get_counts`."""
-        self._counts = Counter(counts)
-        self._counts.subtract(self.get_counts() - Counter(counts))
+        self._counts.own = Counter(counts)
+        self._counts.own.subtract(self.get_counts() - Counter(counts))
 
     def close(self) -> None:
         """Close the runners; the next generation starts them again. May be called twice."""
         self.group.close()
-        self._counts = self.get_counts()
-        self._last, self._deal = {}, Deal(self.group.num_runners, self.group.restart)
+        self._counts.own, self._counts.last = self.get_counts(), {}
+        self._deal = Deal(self.group.num_runners, self.group.restart)
         self._shortage = self._make_shortage()
         self._is_started, self.failure, self._first_failure = False, None, None
-
-    def _forget(self, index: int) -> None:
-        """Keep the counts of a runner that is gone."""
-        if index in self._last:
-            self._counts.update(self._last.pop(index).counts)

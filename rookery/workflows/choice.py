@@ -23,7 +23,7 @@ from rookery.runners.group import Description, EnvSpec, LocalRunners, RunnerGrou
 from rookery.runners.host_envs import check_one_host, clips_rewards, make_envs
 from rookery.runners.jobs import default_chunk_size
 from rookery.types import PyTreeDict
-from rookery.workflows.collector import FIELDS, Collector, RoundSettings, SingleAgentCollector
+from rookery.workflows.collector import FIELDS, Collector, RoundSettings
 from rookery.workflows.config import Settings
 from rookery.workflows.device_training import DeviceTraining
 from rookery.workflows.evaluation import close_on_error, make_device_evaluator, make_env, make_evaluation_envs
@@ -36,6 +36,7 @@ from rookery.workflows.hybrid_generations import Crew, DeviceHybrids
 from rookery.workflows.multi_agent_collector import MultiAgentCollector
 from rookery.workflows.policies import assign_policies, check_training
 from rookery.workflows.programs import Layout
+from rookery.workflows.single_agent_collector import SingleAgentCollector
 from rookery.workflows.training import AgentEvaluator, Training
 
 logger = logging.getLogger(__name__)

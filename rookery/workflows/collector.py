@@ -19,10 +19,11 @@ from rookery.learning.experience import Experience, JointExperience, trajectory_
 from rookery.metrics import Mean
 from rookery.rollout.source import TRAINING_FIELDS, episode_metrics
 from rookery.runners.acting.assignment import Assignment
-from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID
+from rookery.runners.acting.policy_map import PolicyID
 from rookery.runners.acting.roles import TRAIN, RoleID
 from rookery.runners.callbacks import FaultNotices
-from rookery.runners.envs.base_env import SINGLE_AGENT, End
+from rookery.runners.counts import GroupCounts
+from rookery.runners.envs.base_env import End
 from rookery.runners.episodes import Evaluated, EvaluationRequest
 from rookery.runners.evaluations import EpisodeDeal
 from rookery.runners.faults import FaultKind, fault_report
@@ -35,21 +36,17 @@ from rookery.runners.group import (
     RunnerFailed,
     RunnerGroup,
     RunnerReport,
-    RunnerStart,
-    RunnerState,
-    check_one_agent,
-    merge_columns,
 )
 from rookery.runners.jobs import default_chunk_size
 from rookery.runners.recording.episode import EpisodeMeans, EpisodeMetric
 from rookery.runners.rounds import Rounds, SlotStatus
 from rookery.runners.sampling import Sample
 from rookery.runners.shortage import Shortage
+from rookery.runners.starts import RunnerStarts
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
 from rookery.types import PyTree, PyTreeDict
-from rookery.workflows.external import ages_of, num_logged, without_origin
-from rookery.workflows.programs import experience_specs
+from rookery.workflows.external import ages_of, num_logged
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +81,7 @@ class RoundSettings:
     wait_timeout: float = 600.0
     """Seconds with fewer than `min_runners` after which a run ends."""
     num_unsaved_fragments: int = 1
-    """The number of fragments whose seeds a resumed run leaves out. A checkpoint is due after half of them: one that
-    cannot be written costs no seed twice."""
+    """The number of fragments whose seeds a resumed run leaves out; see `RunnerStarts`."""
 
 
 class Collector(ABC):
@@ -128,16 +124,8 @@ class Collector(ABC):
         self._have_gaps: set[int] = set()
         """The slots whose last fragment was discarded."""
         self._rounds = self._make_rounds()
-        self._states: list[RunnerState | None] = [None] * group.num_runners
-        """The last state of each runner."""
-        self._num_begun = [0] * group.num_runners
-        """The number of fragments that each slot may have begun since that state; their seeds are left out."""
-        self._num_unsaved = [0] * group.num_runners
-        """The number of fragments that each slot has begun since the last checkpoint."""
-        self._reports: dict[int, RunnerReport] = {}
-        """The last report of each runner since it was started."""
-        self._counts: Counter[str] = Counter()
-        """The counts of runners before they were started again, and of steps that were discarded here."""
+        self._starts = RunnerStarts(group.num_runners, self._settings.num_unsaved_fragments)
+        self._counts: GroupCounts[RunnerReport] = GroupCounts()
         self._means = EpisodeMeans()
         """Of the episodes since the last record."""
         self._evaluated: list[EpisodeMetric] = []
@@ -188,7 +176,7 @@ class Collector(ABC):
         version = self._rounds.publish()
         self._request = FragmentRequest(role, self.group.put(self.by_policy(agent_state)), version)
         if not self.is_started:
-            starts = list(map(RunnerStart, self._states, self._num_begun))
+            starts = [self._starts[index] for index in range(self.group.num_runners)]
             self.group.start(self._acting(), self._request, starts)
             self.is_started = True
 
@@ -206,17 +194,15 @@ class Collector(ABC):
         for index in self._rounds.to_send(is_updating, self._clock(), is_ahead):
             self.group.send(index, self._request)
             self._rounds.send(index)
-            self._num_begun[index] += 1
-            self._num_unsaved[index] += 1
+            self._starts.begin(index)
 
     def receive(self, timeout: float | None = None) -> bool:
         """Note the replies that have arrived, and rebuild runners that failed; return whether there were any."""
         now = self._clock()
         for index in self._rounds.due(now):
             assert self._request is not None, "parameters are published first"
-            self._forget(index)
-            start = RunnerStart(self._states[index], self._num_begun[index])
-            self.group.rebuild(index, start, self._request)
+            self._counts.forget(index)
+            self.group.rebuild(index, self._starts[index], self._request)
             self._rounds.restart(index)
         if timeout is not None:
             timeout = min(timeout, self._rounds.seconds_to_restart(now)) if self.is_waiting else 0.0
@@ -316,24 +302,24 @@ class Collector(ABC):
         while self._rounds.count(SlotStatus.OUT) and self.failure is None:
             self.receive(PATIENCE)
         self._have_gaps.update(index for index, slot in enumerate(self._rounds.slots) if slot.queue)
-        self._counts["steps_discarded"] += sum(sample.env_steps for sample in self._rounds.discard())
+        self._counts.own["steps_discarded"] += sum(sample.env_steps for sample in self._rounds.discard())
 
     # Records and checkpoints.
 
     def report(self) -> dict[str, float]:
         """Return fault counts, the time of each phase of a step, and episode metrics since the last call."""
-        reports = list(self._reports.values())
-        report = fault_report(self._counted(), sum(report.num_lost_envs for report in reports))
+        report = fault_report(self._counts.total(), self._counts.num_lost_envs)
         report |= {f"rollout/{name}": mean for name, mean in self._means.take().items()}
         report["rollout/staleness_max"], self._max_staleness = self._max_staleness, 0
-        report["rollout/steps_sampled"] = self._counts["steps_sampled"]
+        report["rollout/steps_sampled"] = self._counts.own["steps_sampled"]
         if self._env.is_external:
             report |= self._report_of_simulators()
         if not self.group.works_in_receive:
             report |= self._runner_report()
-        phases = reports[0].milliseconds if reports else ()
+        times = [report.milliseconds for report in self._counts.last.values()]
+        phases = times[0] if times else ()
         return report | {
-            f"time/{phase}_ms": float(np.mean([report.milliseconds[phase] for report in reports])) for phase in phases
+            f"time/{phase}_ms": float(np.mean([of_runner[phase] for of_runner in times])) for phase in phases
         }
 
     def _runner_report(self) -> dict[str, float]:
@@ -342,8 +328,8 @@ class Collector(ABC):
             "runners/ready": rounds.num_up,
             "runners/starting": rounds.count(SlotStatus.STARTING) + rounds.count(SlotStatus.SUSPECT),
             "runners/lost": rounds.count(SlotStatus.LOST),
-            "runners/restarts": self._counts["runner_restarts"] + rounds.num_restarts,
-            "runners/fragments_lost": self._counts["fragments_lost"] + rounds.num_fragments_lost,
+            "runners/restarts": self._counts.own["runner_restarts"] + rounds.num_restarts,
+            "runners/fragments_lost": self._counts.own["fragments_lost"] + rounds.num_fragments_lost,
             "rollout/steps_queued": self.num_steps_queued,
             "time/wait_ms": 1e3 * self._take_waiting(),
         }
@@ -356,38 +342,21 @@ class Collector(ABC):
 
     @property
     def is_checkpoint_due(self) -> bool:
-        """Whether a runner has begun enough fragments that a resumed run might use their seeds again.
-
-        The fewer runners are up, the more of the steps between two checkpoints are those of one.
-        """
-        return max(self._num_unsaved) > self._settings.num_unsaved_fragments // 2
+        return self._starts.is_checkpoint_due
 
     def get_state(self) -> dict[str, Any]:
         """Return runner states and counts as JSON data; a resumed run discards the steps that are queued."""
-        self._num_unsaved = [0] * self.group.num_runners
-        counts = self._counted() + Counter(steps_discarded=self.num_steps_queued)
+        counts = self._counts.total() + Counter(steps_discarded=self.num_steps_queued)
         counts["runner_restarts"] += self._rounds.num_restarts
         counts["fragments_lost"] += self._rounds.num_fragments_lost
-        return {
-            "runners": jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), self._states),
-            "counts": counts,
-            "carried_steps": self.carried_steps,
-        }
+        return {"runners": self._starts.save(), "counts": counts, "carried_steps": self.carried_steps}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from `get_state`, with new episodes."""
-        num_runners, num_saved = self.group.num_runners, len(state["runners"])
-        if num_saved not in (0, num_runners):
-            raise InvalidInputError(
-                f"the checkpoint has the states of {num_saved} runners, and this run has {num_runners}: resume with "
-                f"num_env_runners={num_saved}."
-            )
+        self._starts.restore(state["runners"])
         if self.is_started:
             self.close()
-        self._states = list(state["runners"]) or [None] * num_runners
-        self._num_begun = [self._settings.num_unsaved_fragments if num_saved else 0] * num_runners
-        self._num_unsaved = [0] * num_runners
-        self._counts = Counter(state["counts"])
+        self._counts.own = Counter(state["counts"])
         self.carried_steps = state.get("carried_steps", 0)
 
     def describe_restart(self) -> str:
@@ -396,11 +365,10 @@ class Collector(ABC):
     def close(self) -> None:
         """Close the environments. May be called twice."""
         self.group.close()
-        self._counts["runner_restarts"] += self._rounds.num_restarts
-        self._counts["fragments_lost"] += self._rounds.num_fragments_lost
-        self._counts["steps_discarded"] += self.num_steps_queued
-        for index in list(self._reports):
-            self._forget(index)
+        self._counts.own["runner_restarts"] += self._rounds.num_restarts
+        self._counts.own["fragments_lost"] += self._rounds.num_fragments_lost
+        self._counts.own["steps_discarded"] += self.num_steps_queued
+        self._counts.forget_all()
         self._rounds = self._make_rounds()
         self._shortage = self._make_shortage()
         self.is_started, self.failure, self._first_failure = False, None, None
@@ -422,7 +390,7 @@ class Collector(ABC):
                 self._rounds.start(index, self._clock())
             case Delivery(sample, report):
                 self._note_report(index, report)
-                self._counts["steps_sampled"] += sample.env_steps
+                self._counts.own["steps_sampled"] += sample.env_steps
                 if self._env.is_external:
                     self._note_origin(sample)
                 for episode in sample.episodes:
@@ -442,13 +410,13 @@ class Collector(ABC):
         self._evaluated += sample.evaluated
         self._num_rows += sample.agent_steps
         self._num_logged += num_logged(sample)
-        self._counts["episodes_abandoned"] += sum(episode.how is End.ABANDONED for episode in sample.episodes)
+        self._counts.own["episodes_abandoned"] += sum(episode.how is End.ABANDONED for episode in sample.episodes)
 
     def _report_of_simulators(self) -> dict[str, float]:
-        counts, share = self._counted(), self._num_logged / max(self._num_rows, 1)
+        counts, share = self._counts.total(), self._num_logged / max(self._num_rows, 1)
         self._num_rows = self._num_logged = 0
-        pending = sum(report.ledger.env_steps.pending for report in self._reports.values())
-        served = {name: number for report in self._reports.values() for name, number in report.env_report.items()}
+        pending = sum(report.ledger.env_steps.pending for report in self._counts.last.values())
+        served = {name: number for report in self._counts.last.values() for name, number in report.env_report.items()}
         return served | {
             "rollout/logged_share": share,
             "rollout/steps_pending": pending,
@@ -458,16 +426,18 @@ class Collector(ABC):
 
     def _note_report(self, index: int, report: RunnerReport) -> None:
         """Keep a report. Steps that the runner has discarded were sampled, too."""
-        before = self._reports[index].counts["steps_discarded"] if index in self._reports else 0
-        self._counts["steps_sampled"] += report.counts["steps_discarded"] - before
-        self._reports[index], self._states[index], self._num_begun[index] = report, report.state, 0
+        last = self._counts.last
+        before = last[index].counts["steps_discarded"] if index in last else 0
+        self._counts.own["steps_sampled"] += report.counts["steps_discarded"] - before
+        last[index] = report
+        self._starts.note(index, report.state)
 
     def _note_failure(self, index: int, reply: RunnerFailed) -> None:
         self._first_failure = self._first_failure or reply
         if reply.report is not None:
             self._note_report(index, reply.report)
         else:
-            self._counts[reply.failed.kind] += 1
+            self._counts.own[reply.failed.kind] += 1
         is_counted = reply.failed.kind is not FaultKind.UNREACHABLE
         num_losses = None if self._deal is None else self._deal.fail(index, is_counted)
         status = self._rounds.fail(index, self._clock(), is_counted, num_losses)
@@ -481,66 +451,6 @@ class Collector(ABC):
             logger.warning("runner %d is given up: %s Its columns stay empty.", index, reply.message)
         else:
             logger.warning("runner %d failed and is restarted: %s", index, reply.message)
-
-    def _forget(self, index: int) -> None:
-        """Keep the counts of a runner that is gone."""
-        if index in self._reports:
-            self._counts.update(self._reports.pop(index).counts)
-
-    def _counted(self) -> Counter[str]:
-        counts = Counter(self._counts)
-        for report in self._reports.values():
-            counts.update(report.counts)
-        return counts
-
-
-class SingleAgentCollector(Collector):
-    """Collects from environments with one agent."""
-
-    def __init__(
-        self,
-        group: RunnerGroup,
-        env: EnvConfig,
-        agent: Agent,
-        num_envs: int,
-        rollout_length: int,
-        settings: RoundSettings | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(group, env, agent, num_envs, rollout_length, settings, clock)
-        check_one_agent(env, group.describe())
-        self.obs_space, self.action_space = self.spaces[SINGLE_AGENT]
-        self._nothing = self._blank(num_envs // group.num_runners)
-
-    def example(self) -> Experience:
-        return self._blank(self.num_envs).replace(
-            metrics=episode_metrics(mean_of([]), mean_of([])) | {"rollout/staleness": mean_of([])}
-        )
-
-    def experience_specs(self) -> Experience:
-        return experience_specs()
-
-    def by_policy(self, agent_state: AgentState) -> Mapping[PolicyID, AgentState]:
-        return {DEFAULT_POLICY: agent_state}
-
-    def merge(self, samples: Mapping[int, Sample], staleness: Mean) -> Experience:
-        nothing = self._nothing.trajectory, self._nothing.first_carry
-        samples = {index: without_origin(sample) for index, sample in samples.items()}
-        trajectory, first_carry = merge_columns(
-            [
-                (samples[index].batch.batches[DEFAULT_POLICY], samples[index].first_carries[DEFAULT_POLICY])
-                if index in samples
-                else nothing
-                for index in range(self.group.num_runners)
-            ]
-        )
-        shape = trajectory.rewards.shape
-        assert shape == (self._rollout_length, self.num_envs), f"runners sampled {shape} rows and columns"
-        metrics = metrics_of(samples.values()) | {"rollout/staleness": staleness}
-        return Experience(trajectory=trajectory, first_carry=first_carry, metrics=metrics)
-
-    def _blank(self, num_columns: int) -> Experience:
-        return blank_experience(self._agent, self.obs_space, self.action_space, num_columns, self._rollout_length)
 
 
 def check_not_traced(env_name: str, tree: PyTree) -> None:

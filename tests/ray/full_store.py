@@ -14,7 +14,8 @@ from rookery.runners.group import EnvSpec, RunnerSpec
 from rookery.runners.ray import cluster
 from rookery.runners.ray.settings import RaySettings
 from rookery.testing.misbehaving_envs import CountingEnv
-from rookery.workflows.collector import FIELDS, RoundSettings, SingleAgentCollector
+from rookery.workflows.collector import FIELDS, RoundSettings
+from rookery.workflows.single_agent_collector import SingleAgentCollector
 from tests.runner_envs import ParityAgent
 
 STORE_BYTES, FRAGMENT_BYTES = 80 * 2**20, 28 * 10**6

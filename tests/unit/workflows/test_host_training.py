@@ -46,7 +46,7 @@ from rookery.runs.directory import RunDirectory
 from rookery.runs.divergence import DivergedError
 from rookery.runs.log import RunLog
 from rookery.sample_batch import SampleBatch
-from rookery.workflows.collector import SingleAgentCollector
+from rookery.workflows.single_agent_collector import SingleAgentCollector
 from tests.host_training import advance, is_live, used_anew, watch_collecting
 from tests.runner_envs import FakeTime
 
