@@ -78,13 +78,14 @@ class Ask:
 
 
 class _Last(NamedTuple):
-    """The last step of an agent, whose reward is to come."""
+    """The last step of an agent, which is not logged yet: its action and its reward are to come."""
 
     t: int
     obs: Any
-    action: Any
-    log_prob: float | None
-    policy: str
+    action: Any = None
+    """None until the policy has acted, and if it cannot."""
+    log_prob: float | None = None
+    policy: str | None = None
     reward: float = 0.0
 
 
@@ -274,63 +275,82 @@ class PolicyServer:
         return self._played[row.id]
 
     def _keep(self, row: Row, asks: Mapping[AgentID, Ask], actions: Mapping[AgentID, Any], version: int) -> None:
-        """Keep the recurrent states and the last steps of an episode, unless it is over meanwhile."""
+        """Keep the recurrent states and the actions of an episode, unless it is over meanwhile."""
         played = self._played.get(row.id)
         if played is None:
             return
         mapping = row.request.policies or self.mapping
         for agent, ask in asks.items():
-            report = row.reports[agent]
-            log_prob = ask.log_prob if report.action is None else report.log_prob
-            t = played.last[agent].t + 1 if agent in played.last else 0
             played.carries[agent] = ask.carry
-            played.last[agent] = _Last(t, ask.obs, actions[agent], log_prob, f"{mapping[agent]}@{version}")
+            if agent in played.last:
+                report, policy = row.reports[agent], f"{mapping[agent]}@{version}"
+                log_prob = ask.log_prob if report.action is None else report.log_prob
+                played.last[agent] = _Last(played.last[agent].t, ask.obs, actions[agent], log_prob, policy)
 
     def _write(self, row: Row) -> None:
         """Log the steps of an episode whose rewards this row has, and its end."""
         played = self._played_of(row)
         try:
-            for agent, last in list(played.last.items()):
-                report = row.reports.get(agent)
-                if report is not None:
-                    played.last[agent] = last = last._replace(reward=last.reward + report.reward)
-                is_over = report is not None and report.end is not End.RUNNING
-                if report is not None and not is_over and report.obs is None:
-                    report = None  # a part of the reward: the step goes on
-                if report is not None or row.is_abandoned:
-                    self._write_agent(row, played.log_id, agent, last, report)
-                if is_over:
-                    del played.last[agent]
+            for agent, report in row.reports.items():
+                self._write_report(played, agent, report)
+            if row.is_abandoned:
+                self._write_last_obs(played)
         except (OSError, ValueError) as error:  # ValueError: its file is closed
             self._log = None
             self._metrics.log_failures += 1
             logger.error("the log of episodes ends here: %s", error)
 
-    def _write_agent(self, row: Row, log_id: str, agent: AgentID, last: _Last, report: Report | None) -> None:
-        """Log the last step of an agent with what it led to, and its end."""
-        assert self._log is not None
-        name = None if agent == SINGLE_AGENT else agent
-        t, obs, action, log_prob, policy, reward = last
-        if report is not None:
-            flags = report.end in TERMINATED, report.end in TRUNCATED
-            self._log.write(log_id, t, name, obs, action, reward, *flags, log_prob, policy)
-            t, obs = t + 1, obs if report.obs is None else report.obs
-        if row.is_abandoned or (report is not None and report.end is not End.RUNNING):
-            self._write_last(log_id, agent, t, obs)
+    def _write_report(self, played: _Played, agent: AgentID, report: Report) -> None:
+        """Log the last step of an agent with what it led to, and the end; keep what the agent sees next."""
+        last, is_over = played.last.get(agent), report.end is not End.RUNNING
+        if last is None:
+            if report.obs is not None and not is_over:
+                played.last[agent] = _Last(0, report.obs)
+            return
+        last = last._replace(reward=last.reward + report.reward)
+        following = _Last(last.t + 1, last.obs if report.obs is None else report.obs)
+        if is_over:
+            del played.last[agent]
+        elif report.obs is None:  # a part of the reward: the step goes on
+            played.last[agent] = last
+            return
+        else:
+            played.last[agent] = following
+        self._write_step(played.log_id, agent, last, report.end)
+        if is_over and last.action is not None:
+            self._write_obs(played.log_id, agent, following)
 
     def close(self) -> None:
         """Log the last observations of open episodes: the steps before them are complete."""
         if self._log is None:
             return
         for played in self._played.values():
-            for agent, last in played.last.items():
-                self._write_last(played.log_id, agent, last.t, last.obs)
+            self._write_last_obs(played)
 
-    def _write_last(self, log_id: str, agent: AgentID, t: int, obs: Any) -> None:
-        """Log an observation without an action."""
+    def _write_last_obs(self, played: _Played) -> None:
+        """Log what agents saw last; what they did there led nowhere."""
+        for agent, last in played.last.items():
+            self._write_obs(played.log_id, agent, last)
+
+    def _write_step(self, log_id: str, agent: AgentID, step: _Last, end: End) -> None:
+        """Log a step; if the policy could not act, what it saw."""
+        if step.action is None:
+            self._write_obs(log_id, agent, step)
+            return
         assert self._log is not None
-        name = None if agent == SINGLE_AGENT else agent
-        self._log.write(log_id, t, name, obs, None, 0.0, False, False, None, None)
+        t, obs, action, log_prob, policy, reward = step
+        flags = end in TERMINATED, end in TRUNCATED
+        self._log.write(log_id, t, _name_of(agent), obs, action, reward, *flags, log_prob, policy)
+
+    def _write_obs(self, log_id: str, agent: AgentID, step: _Last) -> None:
+        """Log the observation of a step without its action."""
+        assert self._log is not None
+        self._log.write(log_id, step.t, _name_of(agent), step.obs, None, 0.0, False, False, None, None)
+
+
+def _name_of(agent: AgentID) -> AgentID | None:
+    """Return the name of an agent in the log."""
+    return None if agent == SINGLE_AGENT else agent
 
 
 def act_together(policy: Policy, asks: Sequence[Ask], explore: bool) -> None:

@@ -1,13 +1,19 @@
 """The log of a server: every served step, once."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from rookery.offline.episode_log import EpisodeLog, read_log
+from rookery.policy import Policy
 from rookery.runners.envs.base_env import SINGLE_AGENT, End
+from rookery.serving import policy_server
 from rookery.serving.client import Client
+from rookery.serving.policy_server import Ask, act_together
 from tests.asgi import ACTIONS, OBS, Serving, policy_of
 from tests.served_policy import SPACES, served_policy
 
@@ -74,3 +80,43 @@ def test_ids_that_are_used_again_parts_of_rewards_and_a_stop_cost_no_step(tmp_pa
     episodes = read_log(tmp_path).episodes
     assert [list(episode.rewards) for episode in episodes["y"]] == [[5.0, 0.0], [5.0]]
     assert [list(episode.rewards) for episode in episodes["x"]] == [[1.0, 1.0, 0.0], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize("ending", ["terminated", "left", "stopped"])
+@pytest.mark.parametrize("num_after", [0, 2])
+def test_a_fault_of_the_policy_splits_an_episode_of_the_log_and_costs_none_of_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_after: int, ending: str
+) -> None:
+    def act_or_fail(policy: Policy, asks: Sequence[Ask], explore: bool) -> None:
+        act_together(policy, asks, explore)
+        for ask in asks:
+            ask.is_faulty = bool(ask.obs[0] == 1.0)
+
+    monkeypatch.setattr(policy_server, "act_together", act_or_fail)
+    log = EpisodeLog(tmp_path, {SINGLE_AGENT: (OBS, ACTIONS)})
+
+    async def scenario() -> None:
+        serving = Serving(log=log)
+        path = await serving.start()
+        for t in range(3 + num_after):
+            body = {"obs": [float(t == 2), 0.0, 0.0, 0.0], "reward": float(t)}
+            assert (await serving.post(f"{path}/step", body)).status == (500 if t == 2 else 200)
+        if ending == "terminated":
+            last = {"obs": [0.5, 0.0, 0.0, 0.0], "reward": 9.0, "terminated": True}
+            assert (await serving.post(f"{path}/step", last)).status == 200
+        elif ending == "left":
+            await serving.ask("DELETE", path)
+        await asyncio.sleep(0.01)
+        serving.policies.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30.0))
+    log.close()
+    read = read_log(tmp_path)
+    before, *after = read.episodes[SINGLE_AGENT]
+    assert list(before.rewards) == [1.0, 2.0]
+    assert before.observations[-1].tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert before.end is End.TRUNCATED
+    is_whole = ending == "terminated"
+    rewards, end = ([4.0, 9.0], End.TERMINATED) if is_whole else ([4.0], End.TRUNCATED)
+    assert [(list(episode.rewards), episode.end) for episode in after] == [(rewards, end)] * (num_after > 0)
+    assert read.counts == Counter(gaps=num_after > 0), "no step is there twice"
