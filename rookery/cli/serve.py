@@ -115,7 +115,7 @@ def serve(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> "Server
     tokens = Tokens.none() if arguments.no_token else Tokens.open(arguments.token_file)
     limits, metrics = Limits(), Metrics()
     book = EpisodeBook(0, spaces, arguments.max_episodes)
-    log = None if arguments.log is None else open_log(arguments.log, spaces, stack)
+    log = None if arguments.log is None else open_log(arguments.log, spaces)
     policy_server = PolicyServer(policies, mapping, version, book, metrics, arguments.max_batch, log)
     stack.callback(policy_server.close)
     episodes = Episodes(book, spaces, notify=policy_server.wake)
@@ -166,17 +166,15 @@ def newest_step_fn(path: Path) -> Callable[[], int | None] | None:
     return lambda: max(checkpoints.steps(), default=None)
 
 
-def open_log(folder: Path, spaces: "AgentSpaces", stack: contextlib.ExitStack) -> "EpisodeLog":
-    """Open the log of all steps, which the stack closes."""
+def open_log(folder: Path, spaces: "AgentSpaces") -> "EpisodeLog":
+    """Open the log of all steps."""
     from rookery.errors import InvalidInputError
     from rookery.offline.episode_log import EpisodeLog
 
     try:
-        log = EpisodeLog(folder, spaces)
+        return EpisodeLog(folder, spaces)
     except OSError as error:
         raise InvalidInputError(f"--log={folder}: no log can be written there: {error.strerror}.") from None
-    stack.callback(log.close)
-    return log
 
 
 def describe(server: "Server", policy_server: "PolicyServer", token_file: Path | None) -> None:

@@ -30,6 +30,7 @@ HEADER = "header.json"
 MAX_BYTES = 256 * 2**20
 """The size of a file after which another is begun."""
 SYNC_SECONDS = 5.0
+"""The first line after this time forces the log to the disk."""
 MAX_T = 2**53
 """Above every step: not all languages have larger exact integers."""
 FILE_NAME = re.compile(r".+-(\d{5,})\.jsonl")
@@ -68,15 +69,20 @@ class EpisodeLog:
         truncated: bool,
         log_prob: float | None,
         policy: str | None,
+        info: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a step with the reward of its action; the last one of an episode has no action (None)."""
+        """Write a step with the reward of its action; the last one of an episode has no action (None).
+
+        `info` is what is kept with the episode: give it with its first step.
+        """
         line: dict[str, Any] = {"episode": episode, "t": t, "obs": as_json(obs)}
         if agent is not None:
             line["agent"] = agent
         if action is not None:
             line |= {"action": as_json(action), "reward": float(reward)}
         line |= {"terminated": bool(terminated), "truncated": bool(truncated)}
-        line |= {name: value for name, value in (("log_prob", log_prob), ("policy", policy)) if value is not None}
+        more = {"log_prob": log_prob, "policy": policy, "info": info}
+        line |= {name: value for name, value in more.items() if value is not None}
         rest = memoryview(json.dumps(line, separators=(",", ":")).encode() + b"\n")
         start = self._file.tell()
         try:
@@ -98,8 +104,10 @@ class EpisodeLog:
         self._synced_at = self._clock()
 
     def close(self) -> None:
-        self.sync()
-        self._file.close()
+        """Let all that was written survive a crash of the machine, and close the file. May be called twice."""
+        if not self._file.closed:
+            with self._file:
+                self.sync()
 
     def _open_next(self) -> None:
         found = (FILE_NAME.fullmatch(path.name) for path in self._folder.glob(f"{self._name}-*.jsonl"))

@@ -1,6 +1,7 @@
 """Acts for episodes that do not learn: all requests of one turn of the event loop in one batch."""
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -48,11 +49,16 @@ class StepLog(Protocol):
         truncated: bool,
         log_prob: float | None,
         policy: str | None,
+        info: Mapping[str, Any] | None,
     ) -> None:
         """Write a step, with the reward of its action; the last one of an episode has no action (None).
 
-        `agent` is None in episodes with one agent. Raises `OSError` if the step cannot be written.
+        `agent` is None in episodes with one agent. `info` is that of the episode, with the first step of each agent.
+        Raises `OSError` if the step cannot be written.
         """
+
+    def close(self) -> None:
+        """Keep what was written. Raises `OSError` if that fails."""
 
 
 class Team(NamedTuple):
@@ -95,6 +101,8 @@ class _Played:
 
     log_id: str
     """The id of the episode in the log: clients may use theirs again."""
+    info: Mapping[str, Any] | None = None
+    """What its simulator wants to be kept with it."""
     carries: dict[AgentID, Any] = field(default_factory=dict)
     last: dict[AgentID, _Last] = field(default_factory=dict)
 
@@ -271,7 +279,7 @@ class PolicyServer:
 
     def _played_of(self, row: Row) -> _Played:
         if row.id not in self._played:
-            self._played[row.id] = _Played(f"{row.id}-{secrets.token_hex(4)}")
+            self._played[row.id] = _Played(f"{row.id}-{secrets.token_hex(4)}", row.request.info)
         return self._played[row.id]
 
     def _keep(self, row: Row, asks: Mapping[AgentID, Ask], actions: Mapping[AgentID, Any], version: int) -> None:
@@ -295,10 +303,16 @@ class PolicyServer:
                 self._write_report(played, agent, report)
             if row.is_abandoned:
                 self._write_last_obs(played)
-        except (OSError, ValueError) as error:  # ValueError: its file is closed
-            self._log = None
-            self._metrics.log_failures += 1
-            logger.error("the log of episodes ends here: %s", error)
+        except OSError as error:
+            self._note_log_failure(error)
+
+    def _note_log_failure(self, error: OSError) -> None:
+        """Log no more: answering goes on."""
+        log, self._log = self._log, None
+        self._metrics.log_failures += 1
+        logger.error("the log of episodes ends here: %s", error)
+        with contextlib.suppress(OSError):
+            log.close()  # type: ignore[union-attr]
 
     def _write_report(self, played: _Played, agent: AgentID, report: Report) -> None:
         """Log the last step of an agent with what it led to, and the end; keep what the agent sees next."""
@@ -316,41 +330,38 @@ class PolicyServer:
             return
         else:
             played.last[agent] = following
-        self._write_step(played.log_id, agent, last, report.end)
+        self._write_step(played, agent, last, report.end)
         if is_over and last.action is not None:
-            self._write_obs(played.log_id, agent, following)
+            self._write_obs(played, agent, following)
 
     def close(self) -> None:
-        """Log the last observations of open episodes: the steps before them are complete."""
+        """Log the last observations of open episodes, the steps before which are complete, and close the log."""
         if self._log is None:
             return
-        for played in self._played.values():
-            self._write_last_obs(played)
+        try:
+            for played in self._played.values():
+                self._write_last_obs(played)
+            self._log.close()
+        except OSError as error:
+            self._note_log_failure(error)
+        self._log = None
 
     def _write_last_obs(self, played: _Played) -> None:
         """Log what agents saw last; what they did there led nowhere."""
         for agent, last in played.last.items():
-            self._write_obs(played.log_id, agent, last)
+            self._write_obs(played, agent, last)
 
-    def _write_step(self, log_id: str, agent: AgentID, step: _Last, end: End) -> None:
-        """Log a step; if the policy could not act, what it saw."""
-        if step.action is None:
-            self._write_obs(log_id, agent, step)
-            return
+    def _write_obs(self, played: _Played, agent: AgentID, step: _Last) -> None:
+        """Log the observation of a step without its action."""
+        self._write_step(played, agent, _Last(step.t, step.obs), End.RUNNING)
+
+    def _write_step(self, played: _Played, agent: AgentID, step: _Last, end: End) -> None:
+        """Log a step; of one without an action, what was seen."""
         assert self._log is not None
         t, obs, action, log_prob, policy, reward = step
-        flags = end in TERMINATED, end in TRUNCATED
-        self._log.write(log_id, t, _name_of(agent), obs, action, reward, *flags, log_prob, policy)
-
-    def _write_obs(self, log_id: str, agent: AgentID, step: _Last) -> None:
-        """Log the observation of a step without its action."""
-        assert self._log is not None
-        self._log.write(log_id, step.t, _name_of(agent), step.obs, None, 0.0, False, False, None, None)
-
-
-def _name_of(agent: AgentID) -> AgentID | None:
-    """Return the name of an agent in the log."""
-    return None if agent == SINGLE_AGENT else agent
+        flags = (False, False) if action is None else (end in TERMINATED, end in TRUNCATED)
+        name, info = None if agent == SINGLE_AGENT else agent, played.info if t == 0 else None
+        self._log.write(played.log_id, t, name, obs, action, reward, *flags, log_prob, policy, info)
 
 
 def act_together(policy: Policy, asks: Sequence[Ask], explore: bool) -> None:

@@ -41,7 +41,7 @@ START_FIELDS = (
     ),
     Field("explore", "boolean", "whether actions are sampled, in an episode that does not learn"),
     Field("policies", "object", "`{agent: policy}`, instead of the policies that agents have by default"),
-    Field("info", "object", "kept with the episode"),
+    Field("info", "object", "kept with the log of `rookery serve --log`; without one, ignored"),
     Field("lease", "number", "seconds of silence after which the episode is abandoned: 60, at most 3600"),
 )
 AGENT_FIELDS = (

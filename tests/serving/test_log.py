@@ -1,6 +1,7 @@
 """The log of a server: every served step, once."""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_ids_that_are_used_again_parts_of_rewards_and_a_stop_cost_no_step(tmp_pa
         policies, mapping = {"default": policy_of()}, dict.fromkeys(teams, "default")
         serving = Serving(policies, mapping, log=log)
         for number in range(2):
-            path = await serving.start(episode="a")
+            path = await serving.start(episode="a", info={"level": number})
             for agents in (
                 {"x": {"obs": zeros}, "y": {"obs": zeros}},
                 {"x": {"obs": zeros, "reward": 1.0}, "y": {"reward": 2.0}},
@@ -77,6 +78,9 @@ def test_ids_that_are_used_again_parts_of_rewards_and_a_stop_cost_no_step(tmp_pa
 
     asyncio.run(asyncio.wait_for(scenario(), 30.0))
     log.close()
+    lines = [json.loads(line) for path in tmp_path.glob("*.jsonl") for line in path.read_text().splitlines()]
+    infos = [(line["t"], line["agent"], line["info"]["level"]) for line in lines if "info" in line]
+    assert sorted(infos, key=str) == [(0, "x", 0), (0, "x", 1), (0, "y", 0), (0, "y", 1)]
     episodes = read_log(tmp_path).episodes
     assert [list(episode.rewards) for episode in episodes["y"]] == [[5.0, 0.0], [5.0]]
     assert [list(episode.rewards) for episode in episodes["x"]] == [[1.0, 1.0, 0.0], [1.0, 1.0]]

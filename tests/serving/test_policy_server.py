@@ -41,6 +41,10 @@ class ListLog:
             raise OSError("no space left on device")
         self.lines.append(line)
 
+    def close(self) -> None:
+        if self.is_full:
+            raise OSError("no space left on device")
+
 
 def run(scenario: Any, seconds: float = 30.0) -> None:
     asyncio.run(asyncio.wait_for(scenario(), seconds))
@@ -183,7 +187,7 @@ def test_two_agents_with_two_policies_one_late_one_dead_early() -> None:
 
     run(scenario)
     lines = [
-        (agent, t, action is not None, reward, *flags) for _, t, agent, _, action, reward, *flags, _, _ in log.lines
+        (agent, t, action is not None, reward, *flags) for _, t, agent, _, action, reward, *flags, _, _, _ in log.lines
     ]
     assert sorted(lines) == [
         ("left", 0, True, 1.0, False, False),
@@ -224,7 +228,7 @@ def test_the_log_has_what_the_simulator_did_itself_and_the_end_of_an_episode_tha
 
     run(scenario)
     shown = [(t, None if action is None else int(action), reward, log_prob, policy)
-             for _, t, _, _, action, reward, _, _, log_prob, policy in log.lines]  # fmt: skip
+             for _, t, _, _, action, reward, _, _, log_prob, policy, _ in log.lines]  # fmt: skip
     assert shown == [(0, 2, 3.0, -0.5, "default@12"), (1, None, 0.0, None, None)]
 
 
@@ -250,7 +254,10 @@ def test_of_agents_that_are_left_only_those_that_play_get_a_last_line() -> None:
     ]
 
 
-def test_a_full_disk_ends_the_log_and_not_the_answers(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("is_noticed_early", [True, False])
+def test_a_full_disk_ends_the_log_and_neither_the_answers_nor_the_exit(
+    caplog: pytest.LogCaptureFixture, is_noticed_early: bool
+) -> None:
     log = ListLog()
 
     async def scenario() -> None:
@@ -258,8 +265,9 @@ def test_a_full_disk_ends_the_log_and_not_the_answers(caplog: pytest.LogCaptureF
         path = await serving.start()
         await serving.post(f"{path}/step", {"obs": ZEROS})
         log.is_full = True
-        for _ in range(3):
+        for _ in range(3 * is_noticed_early):
             assert (await serving.post(f"{path}/step", {"obs": ZEROS})).status == 200
+        serving.policies.close()
         assert serving.metrics.log_failures == 1
 
     run(scenario)

@@ -119,7 +119,7 @@ class StartRequest:
     policies: Mapping[AgentID, str] | None = None
     """The policies of the agents, instead of those that they have by default. There are no other agents then."""
     info: Mapping[str, Any] | None = None
-    """What the simulator wants to be kept with the episode."""
+    """What the simulator wants to be kept with the log of the episode."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,10 @@ def write_episode(log: EpisodeLog, name: str, length: int, end: End = End.TERMIN
     log.write(name, length, agent, np.array([length, 0.1], np.float32), None, 0.0, False, False, None, None)
 
 
+def full() -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def the_episodes(read: ReadLog) -> list[Episode]:
     return list(read.episodes[SINGLE_AGENT])
 
@@ -144,12 +148,9 @@ def test_a_new_log_in_the_same_folder_begins_a_new_file(tmp_path: Path) -> None:
 
 
 def test_the_header_is_written_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     header = tmp_path / "header.json"
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
+        patch.setattr(os, "fsync", lambda descriptor: full())
         with pytest.raises(OSError, match="No space left"):
             EpisodeLog(tmp_path, BOX)
     assert not header.exists()
@@ -173,6 +174,29 @@ def test_a_line_for_which_there_is_no_space_leaves_nothing(tmp_path: Path) -> No
     write_episode(log, "c", 3)
     log.close()
     assert [len(episode) for episode in the_episodes(read_log(tmp_path))] == [2, 3]
+
+
+def test_a_log_that_cannot_begin_its_next_file_keeps_what_it_has_and_can_be_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = EpisodeLog(tmp_path, BOX, max_bytes=500)
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", lambda *arguments, **options: full())
+        with pytest.raises(OSError, match="No space left"):
+            write_episode(log, "a", 9)
+    log.close()
+    log.close()
+    (episode,) = the_episodes(read_log(tmp_path))
+    assert 0 < len(episode) < 9
+    assert read_log(tmp_path).counts["torn"] == 0
+
+
+def test_the_info_of_an_episode_stands_in_its_first_line(tmp_path: Path) -> None:
+    log = EpisodeLog(tmp_path, BOX)
+    log.write("a", 0, None, np.zeros(2), 1, 1.0, True, False, None, None, {"level": 3})
+    log.close()
+    assert [json.loads(line).get("info") for line in lines_of(tmp_path)] == [{"level": 3}]
+    assert len(the_episodes(read_log(tmp_path))) == 1
 
 
 STEP = {"episode": "a", "t": 3, "obs": [0.0, 1.0], "action": 1, "reward": 1.0}
