@@ -81,10 +81,11 @@ class Serving:
         body: Any = None,
         headers: list[tuple[bytes, bytes]] | None = None,
         chunks: int = 1,
+        num_sent: int | None = None,
     ) -> Reply:
         """Send a request; a body that is not bytes is written as JSON."""
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-        return await ask(self.app, method, path, content, JSON if headers is None else headers, chunks)
+        return await ask(self.app, method, path, content, JSON if headers is None else headers, chunks, num_sent)
 
     async def post(self, path: str, body: Any = None) -> Reply:
         return await self.ask("POST", path, body)
@@ -103,8 +104,9 @@ async def ask(
     body: bytes = b"",
     headers: list[tuple[bytes, bytes]] = JSON,
     chunks: int = 1,
+    num_sent: int | None = None,
 ) -> Reply:
-    """Send a request to an application, its body in some parts."""
+    """Send a request to an application, its body in some parts, of which the last may never come."""
     raw_path, _, query = path.partition("?")
     scope = {
         "type": "http",
@@ -119,7 +121,7 @@ async def ask(
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
-        if not parts:
+        if not parts or chunks - len(parts) == num_sent:
             await asyncio.sleep(3600)
         part = parts.pop(0)
         return {"type": "http.request", "body": part, "more_body": bool(parts)}

@@ -12,7 +12,7 @@ from typing import Any
 from rookery.addresses import is_loopback
 from rookery.json_values import JsonValueError
 from rookery.runners.envs.episode_messages import Mode
-from rookery.serving.episodes import Episodes
+from rookery.serving.episodes import SWEEP_SECONDS, Episodes
 from rookery.serving.handlers import Call, Headers, Reply, RouteHandlers, error_to_json
 from rookery.serving.limits import Limits
 from rookery.serving.messages import ApiError, as_api_error, encode
@@ -60,6 +60,9 @@ class Application:
         self._episodes, self._tokens, self._limits, self._metrics = episodes, tokens, limits, metrics
         self._allowed_origins = {origin.encode() for origin in allowed_origins}
         self._routes = RouteHandlers(episodes, limits, metrics, policies, default_mode, explores)
+        self._receiving: dict[asyncio.Task[Any], float] = {}
+        """The requests whose bodies are to come, and their deadlines."""
+        self._is_sweeping = False
         self.is_ready = False
         """Whether requests are answered; set it when all is compiled."""
 
@@ -144,37 +147,48 @@ class Application:
         """Receive the body of a request."""
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise ApiError(415, "encoding", "compressed bodies are not accepted.")
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ClientGoneError
-        body: bytes = message.get("body", b"")
-        if message.get("more_body", False):
-            try:
-                async with asyncio.timeout(self._limits.receive_seconds):
-                    body = await self._rest_of_body(body, receive)
-            except TimeoutError:
-                raise ApiError(408, "receive", f"the body took {self._limits.receive_seconds:g} s.") from None
-        if len(body) > self._limits.body:
-            raise self._too_large()
+        body = await self._receive(receive)
         if body and headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
             raise ApiError(415, "content_type", "the body must be JSON, with `Content-Type: application/json`.")
         return body
 
-    async def _rest_of_body(self, body: bytes, receive: Any) -> bytes:
-        parts, num_bytes, has_more = [body], len(body), True
-        while has_more:
-            message = await receive()
-            if message["type"] != "http.request":
-                raise ClientGoneError
-            parts.append(message.get("body", b""))
-            num_bytes += len(parts[-1])
-            if num_bytes > self._limits.body:
-                raise self._too_large()
-            has_more = message.get("more_body", False)
+    async def _receive(self, receive: Any) -> bytes:
+        """Receive all parts of a body in time."""
+        task, parts, num_bytes, has_more = asyncio.current_task(), [], 0, True
+        assert task is not None, "servers call applications in tasks"
+        self._receiving[task] = time.monotonic() + self._limits.receive_seconds
+        if not self._is_sweeping:
+            self._sweep()
+        try:
+            while has_more:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise ClientGoneError
+                parts.append(message.get("body", b""))
+                num_bytes += len(parts[-1])
+                if num_bytes > self._limits.body:
+                    raise ApiError(413, "body", f"a body has at most {self._limits.body} bytes.")
+                has_more = message.get("more_body", False)
+        except asyncio.CancelledError:
+            if task in self._receiving:
+                raise
+            task.uncancel()
+            raise ApiError(408, "receive", f"the body took {self._limits.receive_seconds:g} s.") from None
+        finally:
+            self._receiving.pop(task, None)
         return b"".join(parts)
 
-    def _too_large(self) -> ApiError:
-        return ApiError(413, "body", f"a body has at most {self._limits.body} bytes.")
+    def _sweep(self) -> None:
+        """End the requests whose bodies have not come in time: one timer for all."""
+        now = time.monotonic()
+        for task, deadline in list(self._receiving.items()):  # the oldest first
+            if deadline > now:
+                break
+            del self._receiving[task]
+            task.cancel()
+        self._is_sweeping = bool(self._receiving)
+        if self._is_sweeping:
+            asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
 
     # Refusals.
 

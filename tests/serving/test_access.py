@@ -129,3 +129,43 @@ def test_a_body_must_be_json_of_limited_size(serving: Serving) -> None:
     for chunks in (1, 7):
         assert ask(small, "POST", "/v1/episodes", b" " * 1001, chunks=chunks).error == (413, "body", None)
     assert ask(serving, "POST", "/v1/episodes", {"episode": "chunked"}, chunks=5).status == 201
+
+
+@pytest.mark.parametrize("num_sent", [0, 2])
+def test_a_body_that_does_not_come_in_time_is_refused_under_any_server(
+    monkeypatch: pytest.MonkeyPatch, num_sent: int
+) -> None:
+    monkeypatch.setattr("rookery.serving.app.SWEEP_SECONDS", 0.02)
+
+    async def scenario() -> None:
+        serving = Serving(limits=Limits(receive_seconds=0.1))
+        body = {"episode": "slow"}
+        late = asyncio.create_task(serving.ask("POST", "/v1/episodes", body, chunks=5, num_sent=num_sent))
+        for _ in range(3):
+            assert (await serving.post("/v1/episodes")).status == 201
+            await asyncio.sleep(0.04)
+        reply = await late
+        assert reply.error == (408, "receive", None)
+        assert reply.headers[b"retry-after"] == b"1"
+        assert reply.headers[b"connection"] == b"close"
+        ended = asyncio.create_task(serving.ask("POST", "/v1/episodes", body, chunks=5, num_sent=num_sent))
+        await asyncio.sleep(0.01)
+        ended.cancel()
+        assert (await ended).error == (503, "closed", None), "the server ends"
+        assert (await serving.ask("POST", "/v1/episodes", body, chunks=5)).status == 201
+
+    asyncio.run(asyncio.wait_for(scenario(), 30.0))
+
+
+def test_a_server_with_a_lifespan_is_told_that_the_application_starts_and_stops(serving: Serving) -> None:
+    events = ["lifespan.startup", "lifespan.shutdown"]
+    sent = []
+
+    async def receive() -> dict[str, str]:
+        return {"type": events[len(sent)]}
+
+    async def send(message: dict[str, str]) -> None:
+        sent.append(message["type"])
+
+    asyncio.run(asyncio.wait_for(serving.app({"type": "lifespan"}, receive, send), 30.0))
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
