@@ -95,7 +95,7 @@ def decode(body: bytes, limits: Limits) -> Object:
         raise ApiError(400, "json", f"the body is not JSON: {shortened(str(error))}") from None
     if type(value) is not dict:
         raise ApiError(422, "type", "the body must be an object.")
-    if body.count(b'"base64"') > limits.num_arrays:
+    if len(ARRAY_NAME.findall(body)) > limits.num_arrays:
         raise ApiError(422, "num_arrays", f"the body has more than {limits.num_arrays} binary arrays.")
     return value
 
@@ -235,7 +235,7 @@ class _StepBatch:
             raise ApiError(422, "shape", f"obs has {len(obs)} rows for {num_steps} steps.", "obs")
         self._obs, self._num_steps = obs, num_steps
         self._arrays: dict[JsonReader, Any] = {}
-        """The observations outside of the steps, by the space that they were read for."""
+        """The observations outside of the steps, or why they are refused, by the space that they were read for."""
         self._steps: dict[str, StepRequest | ApiError] = {}
         self._unread: dict[JsonReader, list[_Unread]] = {}
 
@@ -294,15 +294,23 @@ class _StepBatch:
         if type(self._obs) is list:
             fields["obs"] = self._obs[index]
             return None
-        of_obs = reader.readers[SINGLE_AGENT].obs
-        if of_obs not in self._arrays:
-            array, num_rows = of_obs.read_array(self._obs, "obs")
-            if num_rows != self._num_steps:
-                raise ApiError(422, "shape", f"obs has {num_rows} rows for {self._num_steps} steps.", "obs")
-            self._arrays[of_obs] = array
-        row = row_of(self._arrays[of_obs], index)
+        row = row_of(self._array(reader.readers[SINGLE_AGENT].obs), index)
         fields["obs"] = [zlib.crc32(leaf.tobytes()) for leaf in jax.tree.leaves(row)]  # for the checksum
         return row
+
+    def _array(self, reader: JsonReader) -> Any:
+        """Return the observations outside of the steps, which are read once."""
+        if reader not in self._arrays:
+            try:
+                array, num_rows = reader.read_array(self._obs, "obs")
+                if num_rows != self._num_steps:
+                    raise ApiError(422, "shape", f"obs has {num_rows} rows for {self._num_steps} steps.", "obs")
+                self._arrays[reader] = array
+            except (ApiError, JsonValueError) as error:
+                self._arrays[reader] = as_api_error(error)
+        if isinstance(found := self._arrays[reader], ApiError):
+            raise found.with_traceback(None)
+        return found
 
 
 def read_start(fields: Object, default_mode: Mode, explores: bool, lease: float, limits: Limits) -> StartRequest:
@@ -480,6 +488,8 @@ def _dumps(value: Any) -> bytes:
 
 MODES = frozenset(Mode)
 ID = re.compile(EPISODE_ID)
+ARRAY_NAME = re.compile(b'"%b"' % b"".join(rb"(?:%c|\\u%04x)" % (letter, letter) for letter in b"base64"))
+"""The name "base64" in JSON, in which each letter may be escaped."""
 START_NAMES, STEP_NAMES, AGENT_NAMES = map(names_of, (START_FIELDS, STEP_FIELDS, AGENT_FIELDS))
 TEAM_NAMES = STEP_NAMES - {"obs", "reward", "action", "log_prob", "info"}
 STEPS_NAMES = frozenset({"steps", "obs"})

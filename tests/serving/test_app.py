@@ -1,9 +1,11 @@
 """The application, without a socket: what is refused, and what is answered."""
 
 import asyncio
+import base64
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -182,6 +184,25 @@ def test_the_observations_of_many_steps_may_stand_outside(as_bytes: bool) -> Non
     run(scenario)
 
 
+@pytest.mark.parametrize(("num_rows", "value", "code"), [(8, np.nan, "range"), (9, 0.0, "shape")])
+def test_observations_outside_of_many_steps_that_are_refused_are_decoded_once(
+    monkeypatch: pytest.MonkeyPatch, num_rows: int, value: float, code: str
+) -> None:
+    decode = Mock(side_effect=base64.b64decode)
+    monkeypatch.setattr("rookery.json_values.base64.b64decode", decode)
+
+    async def scenario() -> None:
+        serving = Serving()
+        steps = [{"episode": (await serving.start()).rpartition("/")[2]} for _ in range(8)]
+        content = base64.b64encode(np.full((num_rows, 4), value, "<f4").tobytes()).decode()
+        obs = {"dtype": "float32", "shape": [num_rows, 4], "base64": content}
+        answers = (await serving.post("/v1/steps", {"steps": steps, "obs": obs})).json["answers"]
+        assert [answer["error"]["code"] for answer in answers] == [code] * 8
+        assert decode.call_count == 1
+
+    run(scenario)
+
+
 REFUSED: dict[str, tuple[Any, tuple[int, str, str | None]]] = {
     "not JSON": (b"{", (400, "json", None)),
     "not UTF-8": (b'{"obs": "\xff"}', (400, "json", None)),
@@ -215,6 +236,10 @@ REFUSED: dict[str, tuple[Any, tuple[int, str, str | None]]] = {
     "a seq below 0": ({"seq": -1, "obs": ZEROS}, (422, "type", "seq")),
     "agents where there is one": ({"agents": {}}, (422, "agent", "agents")),
     "an info that is a list": ({"info": []}, (422, "type", "info")),
+    "65 binary arrays with escaped names": (
+        b'{"info": [' + b'"b\\u0061se6\\u0034",' * 64 + b'"base64"]}',
+        (422, "num_arrays", None),
+    ),
     "65 binary arrays": (b'{"info": [' + b'"base64",' * 64 + b'"base64"]}', (422, "num_arrays", None)),
 }
 
