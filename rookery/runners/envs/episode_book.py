@@ -267,13 +267,13 @@ class EpisodeBook:
             answer(episode.answer)
 
     def _answer_of_the_last(self, owner: Hashable, episode_id: str, request: StepRequest) -> Answer | None:
-        """Return the answer of the last request of an episode that is over, if this is the same request."""
+        """Return the answer of the last request of an episode that has ended, if this has its number."""
         stone = self._over.get(episode_id)
-        if stone is None or stone.owner != owner or request.seq is None or request.seq != stone.seq:
+        if stone is None or stone.owner != owner or stone.outcome is not Stage.ENDED or request.seq != stone.seq:
             return None
         if request.digest != stone.digest:
             return self._refuse_other_content(request, episode_id)
-        self.counts["repeated"] += stone.answer is not None
+        self.counts["repeated"] += 1
         return stone.answer
 
     def _take_in(self, episode: Episode, request: StepRequest, now: float) -> None:

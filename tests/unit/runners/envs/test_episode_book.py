@@ -23,6 +23,7 @@ from rookery.runners.envs.episode_messages import (
 )
 
 OVER = (Stage.ENDED, Stage.LEFT, Stage.EXPIRED)
+REFUSALS = (Code.SEQUENCE, Code.OVER, Code.UNKNOWN, Code.PENDING)
 OWNER = "owner"
 ACTION = {SINGLE_AGENT: 1}
 
@@ -53,12 +54,13 @@ class Client:
 
 
 class Model:
-    """What a book is expected to do: the stage of each episode, and the steps that wait for the runner."""
+    """What a book is expected to do: the stage and the last request of each episode."""
 
     def __init__(self, num_envs: int) -> None:
         self.stages: dict[str, Stage] = {}
+        self.last: dict[str, tuple[int, int]] = {}
+        """Number and content of the last request."""
         self.num_envs, self.heard = num_envs, dict[str, float]()
-        self.num_answers = 0
 
     def open(self) -> list[str]:
         return [name for name, stage in self.stages.items() if stage in (Stage.OPEN, Stage.ASKED, Stage.ANSWERED)]
@@ -66,15 +68,27 @@ class Model:
     def start(self, name: str, now: float) -> type:
         if name in self.open() or len(self.open()) == self.num_envs:
             return Refused
-        self.stages[name], self.heard[name] = Stage.OPEN, now
+        self.stages[name], self.heard[name], self.last[name] = Stage.OPEN, now, (-1, 0)
         return Started
 
-    def step(self, name: str, is_last: bool, now: float) -> type | None:
-        if name not in self.open():
-            return Refused
-        self.heard[name] = now
-        if self.stages[name] is Stage.ASKED:
-            return Refused
+    def step(self, name: str, seq: int, content: int, is_last: bool, now: float) -> type | Code | None:
+        if name not in self.stages:
+            return Code.UNKNOWN
+        stage, (last_seq, last_content) = self.stages[name], self.last[name]
+        is_open, is_repeated = name in self.open(), seq == last_seq
+        if is_open:
+            self.heard[name] = now
+        elif stage is not Stage.ENDED or not is_repeated:
+            return Code.OVER
+        if is_repeated and content != last_content:
+            return Code.SEQUENCE
+        if is_repeated:
+            return {Stage.ENDED: Ended, Stage.ANSWERED: Acted}.get(stage)
+        if seq != last_seq + 1:
+            return Code.SEQUENCE
+        if stage is Stage.ASKED:
+            return Code.PENDING
+        self.last[name] = seq, content
         self.stages[name] = Stage.ENDED if is_last else Stage.ASKED
         return Ended if is_last else None
 
@@ -95,7 +109,8 @@ class Model:
 @pytest.mark.parametrize("seed", range(5))
 def test_random_calls_do_what_the_model_does(seed: int) -> None:
     rng, num_envs, lease = np.random.default_rng(seed), 3, 10.0
-    book, model, now, asked = EpisodeBook(num_envs, [SINGLE_AGENT]), Model(num_envs), 0.0, dict[str, list[Answer]]()
+    book, model, now = EpisodeBook(num_envs, [SINGLE_AGENT]), Model(num_envs), 0.0
+    waiting: dict[str, list[list[Answer]]] = {}
     names = [f"episode {number}" for number in range(6)]
     steps_taken = 0
     for env in range(num_envs):
@@ -109,12 +124,18 @@ def test_random_calls_do_what_the_model_does(seed: int) -> None:
                 assert isinstance(started, model.start(name, now))
             case 2 | 3 | 4:
                 answers: list[Answer] = []
-                was_asked = asked.get(name, [])
-                expected = model.step(name, bool(call == 4), now)
+                seq = max(0, model.last.get(name, (-1, 0))[0] + int(rng.choice([0, 0, 1, 1, 1, 2])))
+                content = int(rng.integers(2))
+                expected = model.step(name, seq, content, bool(call == 4), now)
+                if expected is None and len(waiting.get(name, [])) == MAX_JOINED:
+                    expected = Code.PENDING
                 end = End.TERMINATED if call == 4 else End.RUNNING
-                book.step(OWNER, name, shown(0, end=end), now, answers.append)
-                assert [type(answer) for answer in answers] == ([] if expected is None else [expected])
-                asked[name] = answers if expected is None else was_asked
+                request = shown(0, end=end, seq=seq, digest=content)
+                book.step(OWNER, name, request, now, answers.append)
+                given = [answer.code if isinstance(answer, Refused) else type(answer) for answer in answers]
+                assert given == ([] if expected is None else [expected])
+                if expected is None:
+                    waiting.setdefault(name, []).append(answers)
             case 5:
                 was_open = name in model.open() or model.stages.get(name) is Stage.LEFT
                 assert isinstance(book.leave(OWNER, name, True, now), Refused) is not was_open
@@ -129,8 +150,10 @@ def test_random_calls_do_what_the_model_does(seed: int) -> None:
                         book.request(row.env, now)
                     else:
                         model.answer(row.id, now)
+        for answered in [name for name in waiting if model.stages[name] is not Stage.ASKED]:
+            assert {len(answers) for answers in waiting.pop(answered)} == {1}, "each request is answered once"
         assert book.num_acting == sum(model.stages[name] is not Stage.ASKED for name in model.open())
-    assert all(book.counts[stage] > 0 for stage in OVER)
+    assert all(book.counts[stage] > 0 for stage in (*OVER, *REFUSALS, "repeated"))
     assert book.counts["started"] == sum(book.counts[stage] for stage in OVER) + len(model.open())
     assert 0 < steps_taken <= book.counts["steps"]
 
