@@ -22,7 +22,7 @@ class FaultKind(enum.StrEnum):
 
     RAISED = "raised"
     INVALID = "invalid"
-    """It returned an invalid observation, reward, flag or info."""
+    """It returned an invalid observation, reward, flag or info, or its action was not finite."""
     HUNG = "hung"
     """It did not answer in time."""
     KILLED = "killed"

@@ -6,13 +6,17 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 
+from rookery.agent import AgentState
 from rookery.runners.envs.base_env import SINGLE_AGENT
+from rookery.sample_batch import SampleBatch
 from rookery.serving.client import Client, EpisodeLostError, RefusedError
+from rookery.types import Key, PyTreeDict
 from tests.campaigns.clients import free_port
 from tests.numbered_clients import LENGTH
-from tests.runner_envs import rows_of
+from tests.runner_envs import ParityAgent, rows_of
 from tests.served_training import SPACES, Served, check_rows, kill_clients, play_fleet, play_numbered, sample_of
 
 
@@ -192,6 +196,43 @@ def test_what_cannot_be_learned_from_is_refused_with_its_place(
     assert [row.obs for row in rows_of(sample_of(runner))] == [0, 1, 2, 3]
     (refusal,) = refusals
     assert (refusal.status, refusal.code, refusal.where) == (422, code, where)
+
+
+class HalfAgent(ParityAgent):
+    """Acts on all numbers but 3, for which it has no finite action."""
+
+    def compute_actions(self, agent_state: AgentState, sample_batch: SampleBatch, key: Key) -> tuple[Any, PyTreeDict]:
+        return jnp.where(sample_batch.obs == 3, jnp.nan, sample_batch.obs), PyTreeDict()
+
+
+def test_an_action_that_is_not_finite_costs_its_episode_and_is_a_fault(serve: Callable[..., Served]) -> None:
+    box = SPACES[SINGLE_AGENT][0]
+    served = serve(max_episodes=1, spaces_of={SINGLE_AGENT: (box, box)})
+    runner = served.runner(policies=HalfAgent(), rollout_fragment_length=4, num_fragments=1)
+    refusals = []
+
+    def play(client: Client) -> None:
+        for offset in (0, 1000):
+            episode = client.start()
+            for t in range(offset, offset + 8):
+                try:
+                    assert episode.act([t]) == [t]
+                except (RefusedError, EpisodeLostError) as error:
+                    refusals.append(error)
+                episode.reward(1.0)
+
+    served.play(play)
+    sample = sample_of(runner)
+    assert [row.obs for row in rows_of(sample)] == [1000, 1001, 1002, 1003]
+    refused, *lost = refusals
+    assert (refused.status, refused.code) == (500, "policy_fault")
+    assert [type(error) for error in lost] == [EpisodeLostError] * 4
+    (fault,) = sample.faults
+    assert "invalid at step 3 on action [nan]: the policy gave no finite action; episode discarded" in str(fault)
+    assert runner.ledger.is_exact
+    steps = runner.ledger.env_steps
+    assert (steps.returned, steps.discarded, steps.abandoned) == (4, 3, 0)
+    assert served.base_env.report()["serving/lost"] == 1
 
 
 def test_a_server_that_ends_is_started_again(serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,17 +181,18 @@ class EpisodeBook:
         """Answer a step that was taken; an episode that is over meanwhile needs no answer."""
         self._answer(episode_id, Acted(actions, version), now)
 
-    def fail(self, episode_id: str, message: str, now: float) -> None:
-        """Answer that there is no action for a step that was taken."""
-        self._answer(episode_id, self._refuse(Code.POLICY_FAULT, message), now)
+    def fail(self, episode_id: str, message: str, now: float) -> bool:
+        """Answer that there is no action for a step that was taken; return whether it still waited for one."""
+        return self._answer(episode_id, self._refuse(Code.POLICY_FAULT, message), now)
 
-    def _answer(self, episode_id: str, answer: Answer, now: float) -> None:
+    def _answer(self, episode_id: str, answer: Answer, now: float) -> bool:
         episode = self._open.get(episode_id)
         if episode is None or episode.stage is not Stage.ASKED or episode.row is not None:
-            return
+            return False
         self._num_asked -= 1
         episode.stage, episode.heard_at = Stage.ANSWERED, now
         episode.reply(answer)
+        return True
 
     def forget(self, episode_id: str, answer: AnswerFn) -> None:
         """Answer a request no more that does not wait any longer."""

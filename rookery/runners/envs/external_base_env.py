@@ -39,7 +39,8 @@ NOT_FINITE = "the policy gave no finite action."
 class ExternalBaseEnv(BaseEnv):
     """External simulators as a `BaseEnv`: each episode that they may play at once is an env.
 
-    Seeds have no effect. Actions on observations for which the simulator chose itself are ignored.
+    Seeds have no effect. Actions on observations for which the simulator chose itself are ignored. An action that is
+    not finite is sent to nobody: it is a fault, which costs the episode.
     """
 
     is_external = True
@@ -58,6 +59,8 @@ class ExternalBaseEnv(BaseEnv):
         self._offsets = [sum(env.max_episodes for env in envs[:number]) for number in range(len(envs))]
         self._asked: dict[int, str] = {}
         """The id of the episode of each env that waits for actions."""
+        self._faulty: dict[int, Failed] = {}
+        """The envs whose episodes are over since the last poll, because the policy gave no finite action."""
         self._last_obs: dict[int, Any] = {}
         """The last observation of each env, if there is one agent."""
         self._is_multi_agent = first.is_multi_agent
@@ -123,16 +126,18 @@ class ExternalBaseEnv(BaseEnv):
         is_finite = all_finite(actions.actions)
         with self._mutex:
             for env, by_agent in answers.items():
-                book, episode = self._places[env][0]._book, self._asked.pop(env)
+                (simulator, place), episode = self._places[env], self._asked.pop(env)
                 if is_finite or _are_finite(by_agent):
-                    book.answer(episode, by_agent, actions.version, now)
-                else:
-                    book.fail(episode, NOT_FINITE, now)
+                    simulator._book.answer(episode, by_agent, actions.version, now)
+                elif simulator._book.fail(episode, NOT_FINITE, now):
+                    simulator._book.lose(place, now, is_failed=True)
+                    self._faulty[env] = Failed(FaultKind.INVALID, Phase.STEP, NOT_FINITE)
 
     def try_reset(self, env: int, seed: int | None) -> None:
         if self._was_polled:
             simulator, place = self._places[env]
             self._asked.pop(env, None)
+            self._faulty.pop(env, None)
             with self._mutex:
                 simulator._book.request(place, time.monotonic())
 
@@ -213,7 +218,7 @@ class ExternalBaseEnv(BaseEnv):
                         env._book.expire(now)
                 if self._is_closed:
                     raise ExternalEnvClosedError(f"{self.name} was closed.")
-                if self._num_ready or any(self._failures()) or now >= deadline:
+                if self._num_ready or self._faulty or any(self._failures()) or now >= deadline:
                     return
                 if self._num_of_guests:
                     continue
@@ -241,7 +246,7 @@ class ExternalBaseEnv(BaseEnv):
                 yield index, replace(env._stopped, phase=Phase.RESET if awaited is Stage.OPEN else Phase.STEP)
 
     def _take_failures(self) -> dict[int, Failed]:
-        failed = dict(self._failures())
+        failed, self._faulty = self._faulty | dict(self._failures()), {}
         now = time.monotonic()
         for index in failed:
             env, place = self._places[index]
