@@ -3,6 +3,7 @@
 from dataclasses import fields
 from pathlib import Path
 
+from rookery.configuration import declarations
 from rookery.runners.envs.episode_messages import Code
 from rookery.serving.limits import Limits
 from rookery.serving.messages import STATUSES
@@ -62,7 +63,9 @@ def fields_table(declared: tuple[Field, ...]) -> str:
 
 
 def limits() -> list[list[str]]:
-    return [["limit", "default"], ["---"] * 2] + [[f"`{field.name}`", f"{field.default:,}"] for field in fields(Limits)]
+    meanings = declarations(Limits)
+    lines = [[f"`{field.name}`", f"{field.default:,}", meanings[field.name].help] for field in fields(Limits)]
+    return [["limit", "default", "of what"], ["---"] * 3, *lines]
 
 
 def scope_of(route: Route) -> str:

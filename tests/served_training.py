@@ -31,8 +31,8 @@ class Served:
     """A served environment with a runner, and clients in threads."""
 
     def __init__(self, pending_seconds: float = 30.0, spaces_of: AgentSpaces = SPACES, **settings: Any) -> None:
-        self.env = ServedEnv(ServedSettings(**DEFAULTS | settings), spaces_of)
-        self.env.limits = Limits(pending_seconds=pending_seconds)
+        limits = Limits(pending_seconds=pending_seconds)
+        self.env = ServedEnv(ServedSettings(**DEFAULTS | {"limits": limits} | settings), spaces_of)
         self.base_env = ExternalBaseEnv([self.env])
         self.base_env.prepare()
         self.url = self.env.url

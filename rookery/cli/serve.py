@@ -67,6 +67,13 @@ def add_serve(commands: "argparse._SubParsersAction") -> None:
     command.add_argument(
         "--drain", type=float, default=10.0, metavar="S", help="seconds for open steps when stopped (default: 10)"
     )
+    command.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a limit of requests, as GET /v1 lists them: --limit body=1000000",
+    )
     add_trust(command)
     command.set_defaults(run_fn=run_serve)
 
@@ -81,15 +88,17 @@ def run_serve(arguments: argparse.Namespace) -> int:
     check_count("--max-batch", arguments.max_batch)
     jax.config.update("jax_cpu_enable_async_dispatch", False)  # another thread costs more than a small network
     with StopSignals() as signals, contextlib.ExitStack() as stack:
-        serve(arguments, stack).serve_until(signals, arguments.drain)
+        num_open = serve(arguments, stack).serve_until(signals, arguments.drain)
         if signals.requested is None:
             raise RookeryError("the server has ended by itself: its log has the reason.")
-        raise Interrupted(signals.requested, "all open steps were answered")
+        answered = f"{num_open} requests still waited for actions" if num_open else "all open steps were answered"
+        raise Interrupted(signals.requested, answered)
 
 
 def serve(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> "Server":
     """Start the server of a run, on its port before anything compiles."""
     from rookery.api.loading import individual_of
+    from rookery.configuration import from_mapping
     from rookery.errors import InvalidInputError
     from rookery.runners.envs.episode_book import EpisodeBook
     from rookery.serving.app import Application
@@ -113,7 +122,7 @@ def serve(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> "Server
     }
     tls = None if arguments.tls_cert is None else Tls(arguments.tls_cert, arguments.tls_key)
     tokens = Tokens.none() if arguments.no_token else Tokens.open(arguments.token_file)
-    limits, metrics = Limits(), Metrics()
+    limits, metrics = from_mapping(Limits, dict(map(_limit, arguments.limit)), "--limit"), Metrics()
     book = EpisodeBook(0, spaces, arguments.max_episodes)
     log = None if arguments.log is None else open_log(arguments.log, spaces)
     policy_server = PolicyServer(policies, mapping, version, book, metrics, arguments.max_batch, log)
@@ -135,6 +144,12 @@ def serve(arguments: argparse.Namespace, stack: contextlib.ExitStack) -> "Server
         stack.callback(reload.stop)
     describe(server, policy_server, None if arguments.no_token else arguments.token_file)
     return server
+
+
+def _limit(text: str) -> tuple[str, str]:
+    """Return name and value of a limit."""
+    name, _, value = text.partition("=")
+    return name, value
 
 
 def read_policies(

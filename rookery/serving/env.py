@@ -46,6 +46,7 @@ class ServedSettings:
     tls_cert: str | None = setting(None, help="certificate; with tls_key, clients use https")
     tls_key: str | None = setting(None, help="key of the certificate")
     insecure: bool = setting(False, help="listen on other addresses than loopback without a token and TLS")
+    limits: Limits = setting(Limits(), help="limits of requests by name: env.kwargs.limits.body=1000000")
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -70,7 +71,6 @@ class ServedEnv(ExternalEnv):
             settings.max_age,
         )
         self.settings = settings
-        self.limits = Limits()
         self.metrics = Metrics()
         self._server: Server | None = None
         self._server_lock = threading.Lock()
@@ -93,7 +93,7 @@ class ServedEnv(ExternalEnv):
         tls = None
         if settings.tls_cert is not None and settings.tls_key is not None:
             tls = Tls(Path(settings.tls_cert), Path(settings.tls_key))
-        limits, metrics = self.limits, self.metrics
+        limits, metrics = settings.limits, self.metrics
         episodes = Episodes(
             self._book,
             self.spaces,

@@ -40,7 +40,11 @@ START_FIELDS = (
         "`learn`: a policy learns from it; `watch`: a policy acts; `evaluate`: its return is an evaluation",
     ),
     Field("explore", "boolean", "whether actions are sampled, in an episode that does not learn"),
-    Field("policies", "object", "`{agent: policy}`, instead of the policies that agents have by default"),
+    Field(
+        "policies",
+        "object",
+        "`{agent: policy}`, instead of those that agents have by default; 422 in training, where the run has them",
+    ),
     Field("info", "object", "kept with the log of `rookery serve --log`; without one, ignored"),
     Field("lease", "number", "seconds of silence after which the episode is abandoned: 60, at most 3600"),
 )
@@ -78,13 +82,13 @@ ROUTES = (
     Route("healthz", "GET", "/healthz", None, "whether the server lives and is ready; 503 while it loads or drains"),
     Route("metrics", "GET", "/metrics", Scope.READ, "metrics in the text format of Prometheus"),
     Route("protocol", "GET", "/v1", Scope.READ, "the default mode, agents with spaces and policies, limits"),
-    Route("policy", "GET", "/v1/policies/{policy}", Scope.READ, "spaces and version of a policy"),
+    Route("policy", "GET", "/v1/policies/{policy}", Scope.READ, "spaces and version of a policy; 404 in training"),
     Route(
         "act",
         "POST",
         "/v1/policies/{policy}/act",
         Scope.ACT,
-        "actions without an episode",
+        "actions without an episode; 404 in training",
         ACT_FIELDS,
         (
             Field("actions", "array", "actions `[N, ...]`"),
@@ -104,7 +108,7 @@ ROUTES = (
             Field("mode", "string", "as above"),
             Field("explore", "boolean", "whether actions are sampled"),
             Field("lease", "number", "in seconds"),
-            Field("policies", "object", "`{agent: {policy, version}}`"),
+            Field("policies", "object", "`{agent: {policy, version}}`; empty in training, where the run assigns them"),
         ),
     ),
     Route(

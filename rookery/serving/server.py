@@ -134,24 +134,29 @@ class Server:
         self._thread.start()
         self._is_started.result()
 
-    def stop(self, drain: float) -> None:
-        """Answer open steps for up to `drain` seconds, then end. New episodes are refused meanwhile."""
+    def stop(self, drain: float) -> int:
+        """Answer open steps for up to `drain` seconds, then end; return how many requests still wait.
+
+        New episodes are refused meanwhile.
+        """
         if not self.is_serving:
             if self._socket is not None:
                 self._socket.close()
-            return
+            return 0
         self._app.drain()
         deadline = time.monotonic() + drain
         while self._app.num_open_steps and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
+        num_open = self._app.num_open_steps
         self._uvicorn.should_exit = True
         self._thread.join(2 * GRACE_SECONDS)
+        return num_open
 
-    def serve_until(self, signals: StopSignals, drain: float) -> None:
-        """Wait for a signal, then stop. A second SIGTERM ends the process at once, as `StopSignals` has it."""
+    def serve_until(self, signals: StopSignals, drain: float) -> int:
+        """Wait for a signal, then `stop`. A second SIGTERM ends the process at once, as `StopSignals` has it."""
         while signals.requested is None and self.is_serving:
             time.sleep(POLL_SECONDS)
-        self.stop(drain)
+        return self.stop(drain)
 
     def _run(self) -> None:
         try:

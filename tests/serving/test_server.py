@@ -55,6 +55,13 @@ def test_a_failed_look_at_tls_files_is_not_the_last_one(monkeypatch: pytest.Monk
     asyncio.run(scenario())
 
 
+def test_a_server_that_stops_tells_how_many_requests_still_wait() -> None:
+    echo = Echo()
+    with served(echo) as server:
+        echo.num_open_steps = 2
+        assert server.stop(0.0) == 2
+
+
 def test_connections_wait_between_bind_and_start() -> None:
     server = Server(Echo(), "localhost", 0, Limits())
     server.bind()
