@@ -4,6 +4,7 @@ import asyncio
 import base64
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -432,6 +433,22 @@ def test_silence_for_the_lease_ends_an_episode() -> None:
                 break
             await asyncio.sleep(0.05)
         assert (await serving.post(f"{path}/step", {"obs": ZEROS})).error == (410, "over", None)
+
+    run(scenario)
+
+
+def test_every_request_about_an_episode_renews_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("rookery.serving.episodes.time", clock)
+
+    async def scenario() -> None:
+        serving = Serving()
+        path = await serving.start(lease=60)
+        for clock.now in (50.0, 100.0, 150.0):
+            assert serving.book.expire(clock.now) == []
+            assert (await serving.ask("GET", path)).json["seconds_left"] == 60
+        assert serving.book.expire(209.0) == []
+        assert len(serving.book.expire(211.0)) == 1
 
     run(scenario)
 

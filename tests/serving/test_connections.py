@@ -4,6 +4,7 @@ import json
 import socket
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -62,11 +63,14 @@ def server(echo: Echo) -> Server:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_malformed_and_oversized_requests_are_refused_in_json(server: Server, name: str) -> None:
+def test_malformed_and_oversized_requests_are_refused_in_json_and_not_logged(
+    server: Server, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     expected, code, request = REFUSED[name]
     status, body = exchange(server, request)
     assert status == expected
     assert json.loads(body)["error"]["code"] == code
+    assert not caplog.text
 
 
 def test_requests_at_the_limits_are_answered(server: Server) -> None:
@@ -97,7 +101,7 @@ def test_requests_follow_each_other_on_a_connection(server: Server) -> None:
             assert connection.recv(1000).endswith(body)
 
 
-def test_refused_requests_do_not_reach_the_application() -> None:
+def test_refused_requests_are_counted_and_do_not_reach_the_application() -> None:
     echo, metrics = Echo(), Metrics()
     with served(echo, Limits(idle_seconds=1.0), metrics=metrics) as server:
         for name in ("two lengths", "70 headers", "a tunnel", "a length of 10 GB"):
@@ -149,6 +153,39 @@ def test_a_request_in_the_packet_of_the_one_before_it_has_the_time_of_a_request(
         assert connection.recv(1000)[9:12] == b"401"
         connection.sendall(b"cd" + GET[:20])
         assert read_to_end(connection)[9:12] == b"408"
+
+
+def test_a_fault_of_our_own_is_an_answer_and_a_line_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = Metrics()
+    with served(metrics=metrics) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(LimitedProtocol, "on_url", Mock(side_effect=RuntimeError("planted")))
+            status, body = exchange(server, GET)
+        assert (status, json.loads(body)["error"]["code"]) == (500, "internal")
+        assert b"planted" not in body
+        assert exchange(server, GET)[0] == 200
+    assert caplog.text.count("RuntimeError: planted") == 1
+    assert metrics.refusals["internal"] == 1
+
+
+def test_nothing_is_believed_of_a_proxy_and_nothing_is_told_of_the_server() -> None:
+    scopes = []
+
+    class Recorded(Echo):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            scopes.append(scope)
+            await super().__call__(scope, receive, send)
+
+    forwarded = b"x-forwarded-for: 10.1.2.3\r\nx-forwarded-proto: https\r\nconnection: close\r\n\r\n"
+    with served(Recorded()) as server, connect(server.port) as connection:
+        connection.sendall(POST + forwarded)
+        head = read_to_end(connection).partition(b"\r\n\r\n")[0]
+    names = {line.partition(b":")[0].lower() for line in head.split(b"\r\n")[1:]}
+    assert names == {b"content-length", b"connection"}
+    (scope,) = scopes
+    assert (scope["client"][0], scope["scheme"]) == ("127.0.0.1", "http")
 
 
 def test_a_fault_of_one_connection_does_not_end_the_deadlines_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

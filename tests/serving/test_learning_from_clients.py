@@ -46,6 +46,29 @@ def test_a_client_gives_the_same_batches_as_any_other_env(
     check_rows(samples)
 
 
+def test_a_client_that_leaves_keeps_its_complete_steps_unless_it_says_otherwise(serve: Callable[..., Served]) -> None:
+    served = serve(max_episodes=1)
+    runner = served.runner(rollout_fragment_length=8, num_fragments=1)
+
+    def play(client: Client) -> None:
+        for offset, keep in ((0, True), (1000, False)):
+            episode = client.start()
+            for t in range(4):
+                episode.act([offset + t])
+                episode.reward(t)
+            episode.leave(keep)
+        play_numbered(client)
+
+    served.play(play)
+    rows = rows_of(sample_of(runner))
+    assert [row.obs for row in rows[:3]] == [0, 1, 2]
+    assert [row.truncation for row in rows[:3]] == [0, 0, 1]
+    assert not any(1000 <= row.obs < 1004 for row in rows)
+    steps = runner.ledger.env_steps
+    assert (steps.discarded, steps.abandoned) == (3, 1)
+    assert runner.ledger.is_exact
+
+
 class UnreliableClient(Client):
     """Sends every request twice, old ones in between, and loses every fifth answer."""
 

@@ -68,7 +68,7 @@ def evaluated(policy: Policy, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(obs), np.concatenate(actions)
 
 
-def test_a_served_gru_acts_as_the_evaluator_does_also_among_others_and_after_a_repetition() -> None:
+def test_a_served_gru_acts_as_the_evaluator_does_also_among_others_and_after_repetitions_and_a_reload() -> None:
     env = create_env("classic/pendulum", parallel=1, autoreset_mode=AutoresetMode.DISABLED)
     policy = policy_of(GRU, env.obs_space, env.action_space)
     all_obs, expected = evaluated(policy, 12)
@@ -80,12 +80,17 @@ def test_a_served_gru_acts_as_the_evaluator_does_also_among_others_and_after_a_r
         serving = Serving({"default": policy})
         path, other = await serving.start(), await serving.start()
         rng, carry, actions = np.random.default_rng(0), None, []
+        newer = policy.with_state(policy.agent_state, 99)
+        reload = Reload(serving.policies, lambda: 99, lambda step: {"default": newer}, serving.metrics)
         for seq, obs in enumerate(all_obs):
+            if seq == 6:
+                reload.check()
             body = {"seq": seq, "obs": obs.tolist()}
             noise = {"obs": rng.uniform(-1, 1, 3).tolist()}
             joined = [serving.post(f"{path}/step", body) for _ in range(1 + seq % 2)]
             replies = await asyncio.gather(*joined, serving.post(f"{other}/step", noise))
             actions.append(replies[0].json["action"])
+            assert replies[0].json["version"] == (12 if seq < 6 else 99)
             assert all(reply.json == replies[0].json for reply in replies[:-1])
             repeated = await serving.post(f"{path}/step", body)
             assert repeated.json == replies[0].json

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import gymnasium
@@ -77,6 +78,34 @@ def test_any_number_of_simulators_gives_samples_of_one_shape(num_threads: int) -
     )
     assert metrics["rollout/staleness_max"].max() <= 1  # what A2C bears
     assert "eval/mean_reward" not in metrics
+
+
+def test_with_staleness_the_policy_acts_on_while_an_update_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    acted, went_on = threading.Semaphore(0), []
+
+    class Acting(Counters):
+        def get_action(self, *arguments: Any) -> Any:
+            action = super().get_action(*arguments)
+            acted.release()
+            return action
+
+    class Late(ThreadPoolExecutor):
+        """Begins an update once the simulator has acted five times after it was due."""
+
+        def submit(self, update_fn: Callable, *args: Any) -> Future:  # type: ignore[override]
+            while acted.acquire(blocking=False):
+                pass
+
+            def update_late() -> Any:
+                went_on.append(all(acted.acquire(timeout=NEVER) for _ in range(5)))
+                return update_fn(*args)
+
+            return super().submit(update_late)
+
+    monkeypatch.setattr("rookery.workflows.host_training.ThreadPoolExecutor", Late)
+    metrics = train(Acting(), total_timesteps=32, max_staleness=1, **{"agent.num_envs": 1}).metrics
+    assert went_on == [True] * 3, "after the last update nothing is collected"
+    assert metrics["rollout/staleness_max"][-1] == 1
 
 
 @pytest.mark.parametrize(("num_threads", "num_envs"), [(1, 64), (64, 4)])
