@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 import rookery
+from rookery.configuration import from_mapping
 from rookery.errors import InvalidInputError, RookeryError
 from rookery.runners.envs.agent_spaces import agent_spaces_from_json, agent_spaces_to_json
 from rookery.runners.envs.base_env import SINGLE_AGENT
 from rookery.runners.envs.external_base_env import ExternalBaseEnv
 from rookery.runners.envs.libraries import make_host_env
+from rookery.serving.client import Client
 from rookery.serving.env import ServedEnv, ServedSettings
 from rookery.spaces import Box, Discrete
 
@@ -58,6 +60,8 @@ def test_a_served_environment_has_the_spaces_of_its_file(tmp_path: Path) -> None
         ({"tls_key": "key.pem"}, "tls_cert and tls_key belong together"),
         ({"host": "0.0.0.0", "token_file": None}, "can be reached by other machines"),
         ({"max_age": -1}, "max_age=-1"),
+        ({"limits": {"bodi": 1}}, "limits: unknown key 'bodi'. Did you mean 'body'"),
+        ({"limits": {"body": 0}}, "body=0"),
     ],
 )
 def test_wrong_settings_are_named(tmp_path: Path, kwargs: dict[str, Any], message: str) -> None:
@@ -83,6 +87,16 @@ def test_an_environment_that_never_ran_is_closed(tmp_path: Path) -> None:
     base_env = make_host_env("served", 1, spaces=write_spaces(tmp_path), port=0, token_file=None)
     base_env.prepare()
     base_env.close()
+    base_env.close()
+
+
+def test_the_server_of_a_training_tells_its_limits() -> None:
+    settings = {"spaces": "-", "port": 0, "token_file": None, "limits": {"body": 1000}}
+    env = ServedEnv(from_mapping(ServedSettings, settings, "env.kwargs"), {SINGLE_AGENT: PAIR})
+    base_env = ExternalBaseEnv([env])
+    base_env.prepare()
+    base_env.poll(0.0)
+    assert Client(env.url).request("GET", "/v1")["limits"]["body"] == 1000
     base_env.close()
 
 
