@@ -17,11 +17,10 @@ import numpy as np
 from rookery.agent import ACTION_MASK
 from rookery.errors import InvalidInputError, nearest_names, shortened
 from rookery.spaces import ArraySpace, Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
+from rookery.spaces.json_spaces import MAX_LIST
 from rookery.types import PyTreeDict
 
 BINARY_KEYS = {"dtype", "shape", "base64"}
-MAX_LIST = 64
-"""Arrays of more numbers are written as bytes in base64."""
 
 
 class JsonValueError(InvalidInputError):

@@ -13,7 +13,7 @@ from rookery.addresses import is_loopback
 from rookery.json_values import JsonValueError
 from rookery.runners.envs.episode_messages import Mode
 from rookery.serving.episodes import SWEEP_SECONDS, Episodes
-from rookery.serving.handlers import Call, Headers, Reply, RouteHandlers, error_to_json
+from rookery.serving.handlers import Call, Headers, Reply, RouteHandlers
 from rookery.serving.limits import Limits
 from rookery.serving.messages import ApiError, as_api_error, encode
 from rookery.serving.metrics import Metrics
@@ -21,8 +21,6 @@ from rookery.serving.policy_server import PolicyServer
 from rookery.serving.routes import Route, find_routes
 from rookery.serving.tokens import Scope, Tokens
 
-RETRIED = {408, 429, 503}
-"""The statuses after which a request may be repeated."""
 SINGLE_HEADERS = (b"host", b"origin", b"authorization", b"content-type", b"content-encoding", b"sec-fetch-site")
 """Headers that a request has at most once."""
 CORS_HEADERS = [
@@ -134,7 +132,7 @@ class Application:
         return await self._routes.handlers[route.name](Call(grant.name, name, query, body))
 
     def _check_browser(self, scope: Any, headers: Mapping[bytes, bytes]) -> None:
-        """Refuse pages of other sites, and addresses that were bent to this machine."""
+        """Refuse pages of other sites, and DNS names that were rebound to this machine."""
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site", b"none")
         is_foreign = origin is not None or site not in (b"none", b"same-origin")
         if is_foreign and origin not in self._allowed_origins:
@@ -204,13 +202,13 @@ class Application:
         headers: Headers = []
         if refused.status == 405:
             headers.append((b"allow", ", ".join(routes).encode()))
-        if refused.status in RETRIED:
+        if refused.may_be_repeated:
             headers.append((b"retry-after", b"1"))
         if refused.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         if refused.status in (408, 413):
             headers.append((b"connection", b"close"))
-        return Reply(refused.status, encode(error_to_json(refused, self._metrics)), headers)
+        return Reply(refused.status, encode(self._metrics.refuse(refused)), headers)
 
     def _failure(self, error: BaseException) -> Reply:
         """Return the answer after a fault of our own, which the log has."""

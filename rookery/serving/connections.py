@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import itertools
-import json
 import logging
 import math
 import os
@@ -17,33 +16,17 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rookery.serving.limits import Limits
+from rookery.serving.messages import ApiError, encode
 from rookery.serving.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-RETRIED = {408, 503}
-"""The statuses after which a request may be repeated."""
 SWEEP_SECONDS = 0.25
 """Between two looks at the deadlines of all connections."""
 NO_LINGER = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 """Of a socket: closing it drops what was not sent, in place of trying for minutes."""
 LINGER_SECONDS = 1.0
 """A refused client that is still sending gets this long to read why."""
-
-
-class RefusedError(Exception):
-    """A request that the application does not see: the status, code and message of its answer."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.code = status, code
-
-    def answer(self) -> bytes:
-        """The whole response."""
-        body = json.dumps({"error": {"code": self.code, "message": str(self)}}).encode()
-        head = f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}\r\ncontent-type: application/json\r\n"
-        retry = "retry-after: 1\r\n" if self.status in RETRIED else ""
-        return f"{head}{retry}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -70,9 +53,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._metrics.connections = len(self.connections)
         if len(self.connections) > self._limits.connections:
-            self._refuse(
-                RefusedError(503, "connections", f"the server has its {self._limits.connections} connections.")
-            )
+            self._refuse(ApiError(503, "connections", f"the server has its {self._limits.connections} connections."))
             self._close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -88,11 +69,11 @@ class LimitedProtocol(HttpToolsProtocol):
             self._parse(data)
             if self._num_bytes > self._max_bytes:
                 raise self._too_long()
-        except RefusedError as refusal:
+        except ApiError as refusal:
             self._refuse(refusal)
         except Exception:
             logger.exception("a connection failed")
-            self._refuse(RefusedError(500, "internal", "the server has a fault, which is in its log."))
+            self._refuse(ApiError(500, "internal", "the server has a fault, which is in its log."))
 
     def _end_idleness(self) -> None:
         """Give the next request its time."""
@@ -106,18 +87,18 @@ class LimitedProtocol(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else error
             if isinstance(cause, httptools.HttpParserError):
-                raise RefusedError(400, "http", "this is not HTTP/1.1.") from None
+                raise ApiError(400, "http", "this is not HTTP/1.1.") from None
             raise cause or error from None
 
-    def _too_long(self) -> RefusedError:
+    def _too_long(self) -> ApiError:
         if self._max_bytes == self._limits.headers:
-            return RefusedError(431, "headers", f"the headers are longer than {self._limits.headers} bytes.")
-        return RefusedError(413, "body", f"the body is longer than {self._limits.body} bytes.")
+            return ApiError(431, "headers", f"the headers are longer than {self._limits.headers} bytes.")
+        return ApiError(413, "body", f"the body is longer than {self._limits.body} bytes.")
 
     # What the parser calls.
     def on_message_begin(self) -> None:
         if self.cycle and not self.cycle.response_complete:
-            raise RefusedError(400, "pipelined", "a request came before the answer to the one before it.")
+            raise ApiError(400, "pipelined", "a request came before the answer to the one before it.")
         self._is_received = False
         if self._is_idle:  # it shares a packet with the request before it
             self._end_idleness()
@@ -127,21 +108,19 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
         if len(self.url) > self._limits.request_line:
-            raise RefusedError(
-                400, "request_line", f"the request line is longer than {self._limits.request_line} bytes."
-            )
+            raise ApiError(400, "request_line", f"the request line is longer than {self._limits.request_line} bytes.")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         super().on_header(name, value)
         name = self.headers[-1][0]
         if self._max_bytes > self._limits.headers:
-            raise RefusedError(400, "trailer", "headers after the body are not taken.")
+            raise ApiError(400, "trailer", "headers after the body are not taken.")
         if len(self.headers) > self._limits.num_headers:
-            raise RefusedError(431, "headers", f"there are more than {self._limits.num_headers} headers.")
+            raise ApiError(431, "headers", f"there are more than {self._limits.num_headers} headers.")
         if name == b"content-length" and int(value) > self._limits.body:
-            raise RefusedError(413, "body", f"the body is longer than {self._limits.body} bytes.")
+            raise ApiError(413, "body", f"the body is longer than {self._limits.body} bytes.")
         if name == b"transfer-encoding" and value.lower() != b"chunked":
-            raise RefusedError(415, "transfer_encoding", "expected a body that is not compressed.")
+            raise ApiError(415, "transfer_encoding", "expected a body that is not compressed.")
 
     def on_headers_complete(self) -> None:
         limits = self._limits
@@ -149,9 +128,9 @@ class LimitedProtocol(HttpToolsProtocol):
             raise self._too_long()
         self._max_bytes = limits.headers + limits.body
         if not (self.url.startswith(b"/") and self.url.isascii()):
-            raise RefusedError(400, "path", "expected a path that starts with / and is ASCII.")
+            raise ApiError(400, "path", "expected a path that starts with / and is ASCII.")
         if self.parser.should_upgrade():
-            raise RefusedError(400, "upgrade", "the server speaks HTTP/1.1: expected no offer of another protocol.")
+            raise ApiError(400, "upgrade", "the server accepts HTTP/1.1 alone: expected no offer of another protocol.")
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -173,9 +152,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._deadline = self.loop.time() + self._limits.idle_seconds
 
     # How connections end.
-    def _refuse(self, refusal: RefusedError) -> None:
+    def _refuse(self, refusal: ApiError) -> None:
         """Answer in place of the application, then read no more of what comes."""
-        self._metrics.refusals[refusal.code] += 1
+        body = encode(self._metrics.refuse(refusal))
         self._is_refused = True
         self._deadline = self.loop.time() + LINGER_SECONDS
         if self.cycle and not self.cycle.response_complete:
@@ -184,7 +163,9 @@ class LimitedProtocol(HttpToolsProtocol):
             if self.cycle.response_started:
                 self.abort()
                 return
-        self.transport.write(refusal.answer())
+        head = f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}\r\ncontent-type: application/json\r\n"
+        retry = "retry-after: 1\r\n" if refusal.may_be_repeated else ""
+        self.transport.write(f"{head}{retry}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
 
     def _close(self) -> None:
         """Close, at the next sweep by force."""
@@ -208,7 +189,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._deadline < now:
             if self._num_bytes and not self._is_refused:
                 seconds = self._limits.receive_seconds
-                self._refuse(RefusedError(408, "receive", f"the request did not arrive within {seconds:g} s."))
+                self._refuse(ApiError(408, "receive", f"the request did not arrive within {seconds:g} s."))
             elif not self._is_refused:
                 self._metrics.refusals["idle"] += 1
             self._close()

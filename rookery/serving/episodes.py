@@ -21,13 +21,14 @@ from rookery.runners.envs.episode_messages import (
 )
 from rookery.spaces import Space
 
+PENDING = Refused(Code.PENDING, "the step waits for its action: send it again.")
 SWEEP_SECONDS = 0.5
 """How often leases and waiting requests are checked: one timer for all."""
 
 
 @dataclass(eq=False, slots=True)
-class Call:
-    """A request with some steps, until all are answered."""
+class WaitingSteps:
+    """The steps of a request, until all are answered."""
 
     answers: list[Answer | None]
     deadline: float
@@ -63,8 +64,8 @@ class Episodes:
         self._mutex = contextlib.nullcontext() if mutex is None else mutex
         self._notify = notify
         self._pending_seconds = pending_seconds
-        self._waiting: dict[Call, None] = {}
-        self._done: list[Call] = []
+        self._waiting: dict[WaitingSteps, None] = {}
+        self._done: list[WaitingSteps] = []
         """Calls whose last answer came from another thread."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread = 0
@@ -95,7 +96,7 @@ class Episodes:
     async def steps(self, owner: Hashable, requests: Sequence[tuple[str, StepRequest]]) -> tuple[list[Answer], bool]:
         """Take in steps of episodes; return their answers, and whether some are those of an earlier request."""
         loop, now = self._attend(), time.monotonic()
-        call = Call([None] * len(requests), now + self._pending_seconds, len(requests))
+        call = WaitingSteps([None] * len(requests), now + self._pending_seconds, len(requests))
         with self._mutex:
             repeated = self.book.counts["repeated"]
             answer_fns = [self._answer_fn(call, index) for index in range(len(requests))]
@@ -121,7 +122,7 @@ class Episodes:
             for (episode_id, _), answer_fn in zip(requests, answer_fns, strict=True):
                 self.book.forget(episode_id, answer_fn)
 
-    def _answer_fn(self, call: Call, index: int) -> Callable[[Answer], None]:
+    def _answer_fn(self, call: WaitingSteps, index: int) -> Callable[[Answer], None]:
         """Return the function that takes the answer to one step of a call, in the thread of the loop or another."""
 
         def take(answer: Answer) -> None:
@@ -136,7 +137,7 @@ class Episodes:
 
         return take
 
-    def _wake_soon(self, call: Call) -> None:
+    def _wake_soon(self, call: WaitingSteps) -> None:
         """Continue a call from another thread, which holds the mutex; the loop is woken once for many."""
         self._done.append(call)
         if len(self._done) == 1 and self._loop is not None:
@@ -170,9 +171,6 @@ class Episodes:
             _wake(call)
 
 
-def _wake(call: Call) -> None:
+def _wake(call: WaitingSteps) -> None:
     if call.future is not None and not call.future.done():
         call.future.set_result(None)
-
-
-PENDING = Refused(Code.PENDING, "the step waits for its action: send it again.")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -12,6 +11,7 @@ import jax
 from rookery.agent import ACTION_MASK
 from rookery.json_values import as_json
 from rookery.policy import Policy
+from rookery.runners.envs.agent_spaces import spaces_by_agent
 from rookery.runners.envs.base_env import AgentID
 from rookery.runners.envs.episode_messages import Answer, Mode, Refused, StartRequest, StepRequest
 from rookery.runners.envs.validation import row_of
@@ -115,14 +115,10 @@ class RouteHandlers:
         return Reply(200, self._metrics.text(), [], TEXT_TYPE)
 
     async def _protocol(self, call: Call) -> Reply:
-        agents = {
-            agent: {"observation": to_json(obs_space), "action": to_json(action_space)}
-            for agent, (obs_space, action_space) in self._episodes.spaces.items()
-        }
         fields = {
             "protocol": "v1",
             "mode": self._default_mode,
-            "agents": agents,
+            "agents": spaces_by_agent(self._episodes.spaces),
             "policies": self._policies.mapping if self._policies else {},
             "limits": dataclasses.asdict(self._limits),
         }
@@ -259,7 +255,7 @@ class RouteHandlers:
         answers, is_repeated = await self._episodes.steps(call.owner, requests)
         answer_of = iter(answers)
         results = [
-            error_to_json(step, self._metrics)
+            self._metrics.refuse(step)
             if isinstance(step, ApiError)
             else self._answer_or_error(next(answer_of), step.seq, readers[name].is_multi_agent)
             for name, step in steps.items()
@@ -270,7 +266,7 @@ class RouteHandlers:
         try:
             return answer_to_json(answer, seq, is_multi_agent)
         except ApiError as error:
-            return error_to_json(error, self._metrics)
+            return self._metrics.refuse(error)
 
     # Readers.
 
@@ -283,11 +279,3 @@ class RouteHandlers:
         if request is None or request.policies is None:
             return self._reader
         return self._make_reader({agent: self._policy_readers[name] for agent, name in request.policies.items()})
-
-
-def error_to_json(error: ApiError, metrics: Metrics) -> Object:
-    """Return an error for its client, with an id that the log has too."""
-    error_id = secrets.token_hex(4)
-    metrics.refusals[error.code] += 1
-    logger.debug("request %s: %s, %s", error_id, error.code, error.message)
-    return error.to_json(error_id)

@@ -53,9 +53,19 @@ STATUSES = {
     Code.POLICY_FAULT: 500,
 }
 """The HTTP status of what the episode book refuses."""
+RETRIED = {408, 429, 503}
+"""The statuses after which a request may be repeated."""
 JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
 
 Object = dict[str, Any]
+
+MODES = frozenset(Mode)
+ID = re.compile(EPISODE_ID)
+ARRAY_NAME = re.compile(b'"%b"' % b"".join(rb"(?:%c|\\u%04x)" % (letter, letter) for letter in b"base64"))
+"""The name "base64" in JSON, in which each letter may be escaped."""
+START_NAMES, STEP_NAMES, AGENT_NAMES = map(names_of, (START_FIELDS, STEP_FIELDS, AGENT_FIELDS))
+TEAM_NAMES = STEP_NAMES - {"obs", "reward", "action", "log_prob", "info"}
+STEPS_NAMES = frozenset({"steps", "obs"})
 
 
 class ApiError(Exception):
@@ -71,6 +81,10 @@ class ApiError(Exception):
     def of(cls, refused: Refused) -> "ApiError":
         """Make the error for what the episode book has refused."""
         return cls(STATUSES[refused.code], refused.code, refused.message, expected=refused.expected)
+
+    @property
+    def may_be_repeated(self) -> bool:
+        return self.status in RETRIED
 
     def to_json(self, error_id: str) -> Object:
         """Return the answer to the client; the log has the id too."""
@@ -484,12 +498,3 @@ def _dumps(value: Any) -> bytes:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:
         raise ApiError(422, "depth", "the body is nested too deep.") from None
-
-
-MODES = frozenset(Mode)
-ID = re.compile(EPISODE_ID)
-ARRAY_NAME = re.compile(b'"%b"' % b"".join(rb"(?:%c|\\u%04x)" % (letter, letter) for letter in b"base64"))
-"""The name "base64" in JSON, in which each letter may be escaped."""
-START_NAMES, STEP_NAMES, AGENT_NAMES = map(names_of, (START_FIELDS, STEP_FIELDS, AGENT_FIELDS))
-TEAM_NAMES = STEP_NAMES - {"obs", "reward", "action", "log_prob", "info"}
-STEPS_NAMES = frozenset({"steps", "obs"})

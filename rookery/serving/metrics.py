@@ -1,5 +1,7 @@
 """The metrics of a server: plain counters, read as Prometheus text or as numbers of a record."""
 
+import logging
+import secrets
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -7,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rookery.errors import missing_extra
 from rookery.runners.envs.episode_messages import Stage
+from rookery.serving.messages import ApiError, Object
 
 try:
     from prometheus_client import CollectorRegistry, generate_latest
@@ -17,6 +20,10 @@ except ImportError:
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+FATES = ("steps", "repeated")
+OUTCOMES = ("started", Stage.ENDED, Stage.LEFT, Stage.EXPIRED, Stage.LOST)
+
+logger = logging.getLogger(__name__)
 
 
 class Histogram:
@@ -69,6 +76,13 @@ class Metrics(Collector):
         """Reads version and age in seconds of each policy."""
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+
+    def refuse(self, error: ApiError) -> Object:
+        """Count a refusal; return it as JSON, with an id that the log has too."""
+        error_id = secrets.token_hex(4)
+        self.refusals[error.code] += 1
+        logger.debug("request %s: %s, %s", error_id, error.code, error.message)
+        return error.to_json(error_id)
 
     def text(self) -> bytes:
         """Return all metrics in the format of Prometheus."""
@@ -130,7 +144,3 @@ def _histogram(name: str, help_text: str, histogram: Histogram) -> Metric:
     family = HistogramMetricFamily(name, help_text)
     family.add_metric([], histogram.buckets(), histogram.sum)
     return family
-
-
-FATES = ("steps", "repeated")
-OUTCOMES = ("started", Stage.ENDED, Stage.LEFT, Stage.EXPIRED, Stage.LOST)

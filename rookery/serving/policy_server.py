@@ -223,11 +223,7 @@ class PolicyServer:
         """Return what the agents of a row ask, which is put into `groups` too."""
         mapping = row.request.policies or self.mapping
         carries = self._played_of(row).carries if self._is_recurrent else {}
-        asks = {
-            agent: Ask(report.obs, carries.get(agent))
-            for agent, report in row.reports.items()
-            if report.obs is not None and report.end is End.RUNNING
-        }
+        asks = {agent: Ask(row.reports[agent].obs, carries.get(agent)) for agent in row.acting}
         for agent, ask in asks.items():
             groups.setdefault((mapping[agent], row.request.explore), []).append(ask)
         return asks

@@ -18,7 +18,7 @@ MAX_PARTS = 256
 IMAGE_PARTS = 8
 MAX_DEPTH = 32
 MAX_LIST = 64
-"""The maximum number of bounds that are written as a list of numbers; more are written as bytes in base64."""
+"""Arrays of more numbers are written as bytes in base64, not as lists."""
 BASE64 = "base64"
 DTYPES = (
     "bool",

@@ -71,13 +71,10 @@ class Guests:
     def _acting(self, row: Row) -> list[tuple[AgentID, PolicyID]]:
         """Return the agents that act next, with their policies."""
         policies = self._episodes[row.id].policies
-        acting = [
-            agent for agent, report in row.reports.items() if report.obs is not None and report.end is End.RUNNING
-        ]
-        for agent in acting:
+        for agent in row.acting:
             if agent not in policies:
                 policies[agent] = self._policy_of(agent, self._episodes[row.id])
-        return [(agent, policies[agent]) for agent in acting]
+        return [(agent, policies[agent]) for agent in row.acting]
 
     def _actions(self, policy: PolicyID, explores: bool, group: Sequence[tuple[str, AgentID, Tree]]) -> list[Any]:
         """Return the actions of a policy in the form of Gymnasium."""

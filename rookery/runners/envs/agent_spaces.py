@@ -12,12 +12,17 @@ AgentSpaces = Mapping[AgentID, tuple[Space, Space]]
 EXPECTED = 'expected {"observation": SPACE, "action": SPACE}, or {"agents": {NAME: {the same}, ...}}'
 
 
-def agent_spaces_to_json(spaces: AgentSpaces) -> dict[str, Any]:
-    """Describe spaces by dicts, lists, numbers and strings."""
-    described = {
+def spaces_by_agent(spaces: AgentSpaces) -> dict[AgentID, Any]:
+    """Describe the spaces of each agent."""
+    return {
         agent: {"observation": to_json(obs_space), "action": to_json(action_space)}
         for agent, (obs_space, action_space) in spaces.items()
     }
+
+
+def agent_spaces_to_json(spaces: AgentSpaces) -> dict[str, Any]:
+    """Describe spaces by dicts, lists, numbers and strings."""
+    described = spaces_by_agent(spaces)
     return described[SINGLE_AGENT] if set(described) == {SINGLE_AGENT} else {"agents": described}
 
 

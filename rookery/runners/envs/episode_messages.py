@@ -179,3 +179,8 @@ class Row:
     def id(self) -> str:
         """The id of the episode."""
         return self.request.id
+
+    @property
+    def acting(self) -> list[AgentID]:
+        """The agents that act next."""
+        return [agent for agent, report in self.reports.items() if report.obs is not None and report.end is End.RUNNING]
