@@ -90,8 +90,7 @@ def _make_joint_training(
 
     Frozen policies have none.
     """
-    if not isinstance(learner, OnPolicyLearner):
-        raise several_agents_error(settings)
+    assert isinstance(learner, OnPolicyLearner), "checked with the config"
     train, agent, config = settings.train, learner.agent, learner.config
     with close_on_error() as opened:
         envs = open_envs(train.env, config.num_envs, evaluation_episodes, opened)
@@ -129,7 +128,7 @@ def make_generations(
     check_memory(
         f"agent.population_size={config.population_size} with agent.num_episodes={config.num_episodes}", 4 * num_jobs
     )
-    check_generations(settings, evolution.optimizer)
+    check_replays(settings, evolution.optimizer, "agent.reevaluate")
     if not train.env.is_on_host:
         reference_env = None
         if config.fixed_obs_statistics:
@@ -154,7 +153,8 @@ def make_hybrid(
     """Make the training of a population and a learner on the configured environment; see `make_gradient_training`."""
     train, num_episodes = settings.train, settings.train.evaluation_episodes
     agent, optimizer = exchange.learner.agent, exchange.optimizer
-    check_generations(settings, optimizer)
+    check_generations(settings)
+    check_replays(settings, optimizer, "agent.strategy.reevaluate")
     # Lanes and devices fill their columns of the buffer unevenly: twice the rows of the run.
     max_rows = 2 * settings.max_timesteps
     if not train.env.is_on_host:
@@ -172,7 +172,7 @@ def make_hybrid(
         return HostHybrids(exchange, crew, settings.hyperparameters, layout, *players, num_episodes, clips)
 
 
-def check_generations(settings: Settings, optimizer: EvoOptimizer) -> None:
+def check_generations(settings: Settings) -> None:
     """Raise if the episodes of individuals cannot be played on the configured environment."""
     env, max_staleness = settings.train.env, settings.train.max_staleness
     if env.is_external:
@@ -187,10 +187,15 @@ def check_generations(settings: Settings, optimizer: EvoOptimizer) -> None:
             f"max_staleness={max_staleness} is for methods that learn from batches: a generation cannot start "
             "before the previous one has finished."
         )
+
+
+def check_replays(settings: Settings, optimizer: EvoOptimizer, key: str) -> None:
+    """Raise if elites, as the setting `key` says, are to play again on host environments."""
+    env = settings.train.env
     if env.is_on_host and optimizer.num_replays:
         raise InvalidInputError(
-            f"agent.reevaluate={optimizer.num_replays} is for environments on the device: {env.name} is on the host. "
-            "Leave it at 0."
+            f"{key}={optimizer.num_replays} is for environments on the device: {env.name} is on the host. Leave it "
+            "at 0."
         )
 
 
@@ -244,7 +249,6 @@ def make_group(settings: Settings, learner: Learner, envs: BaseEnv | None, opene
     """Make the runners; if `envs` is given, it describes the environments and none are started for that."""
     train, config = settings.train, learner.config
     num_runners = train.num_env_runners
-    check_divides(num_runners, config.num_envs)
     fields = (*FIELDS, "episode") if train.env.has_several_agents else FIELDS
     is_external = train.env.is_external
     spec = RunnerSpec(
@@ -300,15 +304,19 @@ def check_divides(num_runners: int, num_envs: int) -> None:
         divisors = [number for number in range(1, num_envs + 1) if num_envs % number == 0]
         below = max((number for number in divisors if number < num_runners), default=1)
         above = min((number for number in divisors if number > num_runners), default=num_envs)
+        nearest = " or ".join(map(str, sorted({below, above})))
         raise InvalidInputError(
-            f"num_env_runners={num_runners} does not divide agent.num_envs={num_envs}: use {below} or {above} runners, "
+            f"num_env_runners={num_runners} does not divide agent.num_envs={num_envs}: use {nearest} runners, "
             f"or agent.num_envs={num_runners * max(1, round(num_envs / num_runners))}."
         )
 
 
-def round_settings(settings: Settings, learner: Learner) -> RoundSettings:
-    """Return how the fragments of runners become batches; raise if the learner does not bear their staleness."""
-    train, ray = settings.train, settings.ray
+def check_learner(settings: Settings, learner: Learner) -> None:
+    """Raise if the learner does not fit the environment or its runners; nothing is started yet."""
+    train = settings.train
+    if train.env.has_several_agents and not isinstance(learner, OnPolicyLearner):
+        raise several_agents_error(settings)
+    check_divides(train.num_env_runners, learner.config.num_envs)
     if learner.max_staleness is not None and train.max_staleness > learner.max_staleness:
         raise InvalidInputError(
             f"max_staleness={train.max_staleness} is too much for this method, which bears {learner.max_staleness}: "
@@ -318,14 +326,15 @@ def round_settings(settings: Settings, learner: Learner) -> RoundSettings:
         raise InvalidInputError(
             f"agent.actor_lag={learner.actor_lag} and max_staleness={train.max_staleness} both let actors lag: use one."
         )
+
+
+def round_settings(settings: Settings, learner: Learner) -> RoundSettings:
+    """Return how the fragments of runners become batches."""
+    train, ray = settings.train, settings.ray
     num_steps = learner.config.num_envs * learner.config.rollout_length
     timetable = train.timetable
     most_unsaved = timetable.checkpoint_interval + timetable.record_interval + learner.warmup_steps
     num_unsaved = 2 * (most_unsaved // num_steps + train.max_staleness + 2)
-    if ray.min_env_runners > max(train.num_env_runners, 1):
-        raise InvalidInputError(
-            f"ray.min_env_runners={ray.min_env_runners} is more than num_env_runners={train.num_env_runners}."
-        )
     return RoundSettings(train.max_staleness, train.min_ready, ray.min_env_runners, ray.wait_timeout, num_unsaved)
 
 

@@ -12,7 +12,7 @@ from rookery.distributed import DEVICE_AXIS
 from rookery.evolution import EvoOptimizer
 from rookery.evolution.optimizer import max_same_devices
 from rookery.hyperparameters import Hyperparameters
-from rookery.workflows.choice import make_generations
+from rookery.workflows.choice import check_generations, make_generations
 from rookery.workflows.config import Settings
 from rookery.workflows.generations import ECConfig, Evolution
 from rookery.workflows.training import Training
@@ -40,6 +40,12 @@ class ECWorkflow(Workflow):
             cls.config_class = config_of(cls.optimizer_class)
             declared = get_type_hints(cls.optimizer_class)["hyperparameters"]
             cls.hyperparameters_class = Hyperparameters if declared is Any else declared
+
+    @classmethod
+    def check_config(cls, config: Any, agent_name: str | None = None) -> Settings:
+        settings = super().check_config(config, agent_name)
+        check_generations(settings)
+        return settings
 
     @classmethod
     def default_devices(cls, settings: Settings, limit: int) -> int:

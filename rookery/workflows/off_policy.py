@@ -1,11 +1,12 @@
 """Workflows of off-policy methods."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rookery.envs import AutoresetMode
 from rookery.errors import InvalidInputError
 from rookery.learners.replay import ReplayLearner
-from rookery.workflows.choice import make_gradient_training
+from rookery.workflows.choice import check_learner, make_gradient_training
+from rookery.workflows.config import Settings
 from rookery.workflows.training import Training
 from rookery.workflows.workflow import Workflow
 
@@ -16,6 +17,12 @@ class OffPolicyWorkflow(Workflow):
     learner_class: ClassVar[type[ReplayLearner]]
     iterations_per_round = 1024
     is_split_by_devices = True  # the replay buffer is
+
+    @classmethod
+    def check_config(cls, config: Any, agent_name: str | None = None) -> Settings:
+        settings = super().check_config(config, agent_name)
+        check_learner(settings, cls.learner_class.of(settings.method))
+        return settings
 
     def make_training(self) -> Training:
         config, train = self.config, self.settings.train

@@ -276,14 +276,20 @@ class Workflow(ABC):
 
 
 def with_ray(settings: Settings, ray: RaySettings | None) -> Settings:
-    """Return the settings of a run with these of Ray; raise if they are given for a run without runners on Ray."""
+    """Return the settings of a run with these of Ray; raise if they do not fit its number of runners."""
+    num_env_runners = settings.train.num_env_runners
     if ray is None:
         return settings
-    if settings.train.num_env_runners == 0:
+    if num_env_runners == 0:
         default = RaySettings()
         given = (f"ray.{name}={value}" for name, value in vars(ray).items() if value != getattr(default, name))
         raise InvalidInputError(
             f"{next(given, 'ray.*')} is for runners on Ray: set num_env_runners to at least 1, or leave it out."
+        )
+    if ray.min_env_runners > num_env_runners:
+        raise InvalidInputError(
+            f"ray.min_env_runners={ray.min_env_runners} is more than num_env_runners={num_env_runners}: use at most "
+            f"{num_env_runners}, or more runners."
         )
     return replace(settings, ray=ray)
 

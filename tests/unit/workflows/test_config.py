@@ -12,6 +12,9 @@ from rookery.errors import InvalidInputError, RookeryError, UnknownNameError
 from rookery.hyperparameters import LinearSchedule
 from rookery.workflows.config import Settings, settings_from
 
+ON_HOST = {"env": {"name": "gymnasium/CartPole-v1"}}
+ON_RAY = {**ON_HOST, "num_env_runners": 2}
+
 
 def parse(config: Any = None, **agent: Any) -> Settings:
     return settings_from({**(config or {}), "agent": agent}, "ppo", PPOConfig, PPOHyperparameters)
@@ -145,6 +148,18 @@ def test_a_misspelt_name_is_an_error_with_the_nearest_match(config: dict, agent:
         ({"env": {"episode_length": 0}}, {}, "env.episode_length=0 must be an integer of at least 1"),
         ({"env": {"_target_": "os.system"}}, {}, "env._target_: a config cannot name Python objects"),
         ({"evaluation": 3}, {}, "evaluation=3: expected a mapping"),
+        ({"min_ready": 0.5}, {}, "min_ready=0.5 is for environments on the host"),
+        (
+            {**ON_RAY, "min_ready": 0.5},
+            {},
+            "min_ready=0.5 lets slow runners fall behind: set max_staleness to at least",
+        ),
+        ({**ON_HOST, "max_staleness": 2}, {}, "max_staleness=2 with min_ready=1 needs runners that work meanwhile"),
+        (
+            {**ON_HOST, "max_staleness": 1, "min_ready": 0.5},
+            {},
+            "max_staleness=1 with min_ready=0.5 needs runners that work meanwhile: set num_env_runners, or use",
+        ),
     ],
 )
 def test_an_impossible_value_is_an_error_that_names_it_and_what_is_possible(
