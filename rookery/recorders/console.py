@@ -24,6 +24,8 @@ MAX_POLICIES = 3
 MAX_SILENCE = 30.0
 """Seconds after which a plain line is due, also if the next record is far."""
 BAR_WIDTHS = (40, 20, 10)
+SHOWN_WAITING = 100.0
+"""Milliseconds from which on the learner's waiting for runners is shown."""
 OPTIONAL_FIELDS = ("rate", "steps")
 """Fields that a narrow terminal omits, in this order."""
 
@@ -44,6 +46,8 @@ class ConsoleRecorder(Recorder):
         self._stream = stream
         self._clock = clock
         self._opened_display: Display | None = None
+        self._num_restarts = 0.0
+        """The restarts of runners up to the last record."""
 
     def open(self, run: RunDescription, resumed_from: Position | None = None) -> None:
         stream: Any = LastingStream(self._stream or sys.stdout)
@@ -70,7 +74,8 @@ class ConsoleRecorder(Recorder):
         self._display.progress.advance(int(min(row[ENV_STEPS] for row in rows)))
         returns = {label: format_returns(metric, finite) for label, metric in SHOWN_METRICS.items()}
         shown = {label: text for label, text in returns.items() if text}
-        self._display.progress.runners = format_runners(rows[0])
+        self._display.progress.runners = format_runners(rows[0], self._num_restarts)
+        self._num_restarts = rows[0].get("runners/restarts", 0.0)
         if len(finite) < len(rows):
             shown["diverged"] = f"{len(rows) - len(finite)} of {len(rows)} seeds"
         self._display.record(shown)
@@ -97,7 +102,7 @@ class Progress:
         self.total_timesteps = total_timesteps
         self.env_steps = start
         self.runners = ""
-        """How many runners are ready, unless all are."""
+        """The runners on Ray, unless there is nothing to say of them."""
         self._num_seeds = num_seeds
         self._start = start
         self.clock = clock
@@ -293,10 +298,26 @@ def format_returns(metric: str, rows: Sequence[Mapping[str, float]]) -> str:
     return ", ".join(texts[:MAX_POLICIES] + more)
 
 
-def format_runners(row: Mapping[str, float]) -> str:
-    """Format how many runners on Ray are ready: `runners 3/4`; empty if all are, or if there are none."""
-    num_ready, num_missing = row.get("runners/ready", 0), row.get("runners/starting", 0) + row.get("runners/lost", 0)
-    return f"runners {num_ready:.0f}/{num_ready + num_missing:.0f}" if num_missing else ""
+def format_runners(row: Mapping[str, float], num_restarts_before: float = 0) -> str:
+    """Format the runners on Ray: `runners 3/4: 1 starting, 2 restarts, staleness 1.5, waiting 250 ms`.
+
+    Only what is not as it should be is shown, and restarts only in the record after them; empty if there is nothing.
+    """
+    if "runners/ready" not in row:
+        return ""
+    num_starting, num_lost = row.get("runners/starting", 0), row.get("runners/lost", 0)
+    num_restarts = row.get("runners/restarts", 0) - num_restarts_before
+    staleness, waiting = row.get("rollout/staleness", 0), row.get("time/wait_ms", 0)
+    num_ready = row["runners/ready"]
+    shown = {
+        f"{num_starting:.0f} starting": num_starting,
+        f"{num_lost:.0f} lost": num_lost,
+        f"{num_restarts:.0f} restart{'' if num_restarts == 1 else 's'}": num_restarts,
+        f"staleness {staleness:.1f}": staleness,
+        f"waiting {waiting:.0f} ms": waiting >= SHOWN_WAITING,
+    }
+    details = ", ".join(text for text, is_shown in shown.items() if is_shown)
+    return f"runners {num_ready:.0f}/{num_ready + num_starting + num_lost:.0f}: {details}" if details else ""
 
 
 def format_values(values: Sequence[float], num_seeds: int = 1) -> str:

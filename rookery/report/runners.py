@@ -18,6 +18,7 @@ TOTALS = {
     "runners/lost": "Given up",
     "runners/restarts": "Restarts",
     "runners/fragments_lost": "Fragments lost",
+    "runners/chunks_lost": "Chunks of individuals lost",
 }
 
 
@@ -27,15 +28,19 @@ def runners(runs: Sequence[LoadedRun]) -> Markup | None:
     if not on_ray:
         return None
     last, named = last_record(runs), len(runs) > 1
+    totals = {metric: label for metric, label in TOTALS.items() if any(metric in run.series for run in on_ray)}
     return section(
         "Runners",
-        note("A runner that fails is restarted. It loses the fragment that it was asked for; the others go on."),
+        note(
+            "A runner that fails is restarted; the others go on. The fragment that it was asked for is lost. "
+            "Individuals of a population are played again."
+        ),
         legend_of(runs),
         figures(
             [lines_of(run, "Runners", STATES, last, named) for run in on_ray],
             [lines_of(run, "Updates that the acting parameters lag", STALENESS, last, named) for run in on_ray],
             metric_figure(runs, WAITING, "Waiting for runners in an iteration, ms"),
-            count_table(runs, "Runners in numbers", TOTALS),
+            count_table(runs, "Runners in numbers", totals),
         ),
     )
 

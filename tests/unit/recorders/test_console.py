@@ -144,8 +144,9 @@ def test_several_policies_are_shown_by_their_own_returns(clock: Clock) -> None:
     assert second.endswith("return p0 0, p1 1, p2 2, 2 more")
 
 
-def runners(ready: int, starting: int = 0, lost: int = 0) -> dict[str, float]:
-    return {"runners/ready": ready, "runners/starting": starting, "runners/lost": lost}
+def runners(ready: int, starting: int = 0, lost: int = 0, restarts: int = 0, **more: float) -> dict[str, float]:
+    counts = {"ready": ready, "starting": starting, "lost": lost, "restarts": restarts}
+    return {f"runners/{name}": count for name, count in counts.items()} | more
 
 
 def test_runners_are_shown_until_all_of_them_are_ready(clock: Clock) -> None:
@@ -157,13 +158,41 @@ def test_runners_are_shown_until_all_of_them_are_ready(clock: Clock) -> None:
         clock.now += 30.0
         recorder.advance(env_steps)
     lines = [line.partition("eta ")[2].split("   ", 1)[1:] for line in stream.getvalue().splitlines()[1:]]
-    assert lines == [["return       7"], [], ["runners 2/4   return       7"], ["runners 2/4"], ["return       7"], []]
+    assert lines == [
+        ["return       7"],
+        [],
+        ["runners 2/4: 1 starting, 1 lost   return       7"],
+        ["runners 2/4: 1 starting, 1 lost"],
+        ["return       7"],
+        [],
+    ]
+
+
+def test_restarts_of_runners_are_shown_once_and_staleness_and_waiting_while_there_is_some(clock: Clock) -> None:
+    stream = io.StringIO()
+    recorder = ConsoleRecorder(stream, clock)
+    recorder.open(describe())
+    stale: dict[str, float] = {"rollout/staleness": 1.5, "time/wait_ms": 250.0}
+    for env_steps, of_runners in [
+        (1, runners(4, restarts=1)),
+        (2, runners(3, starting=1, restarts=3, **stale)),
+        (3, runners(4, restarts=3, **stale)),
+        (4, runners(4, restarts=3, **{"rollout/staleness": 0.0, "time/wait_ms": 99.0})),
+    ]:
+        recorder.record([make_rows(env_steps, 7.0)[0] | of_runners])
+    lines = [line.partition("eta ")[2].split("   ")[1] for line in stream.getvalue().splitlines()[1:]]
+    assert lines == [
+        "runners 4/4: 1 restart",
+        "runners 3/4: 1 starting, 2 restarts, staleness 1.5, waiting 250 ms",
+        "runners 4/4: staleness 1.5, waiting 250 ms",
+        "return",
+    ]
 
 
 def test_the_live_display_shows_runners_until_all_of_them_are_ready(
     terminal: Callable[[int], Terminal], clock: Clock
 ) -> None:
-    stream = terminal(80)
+    stream = terminal(100)
     recorder = ConsoleRecorder(stream, clock)
     recorder.open(describe())
     clock.now += 1.0
@@ -173,7 +202,7 @@ def test_the_live_display_shows_runners_until_all_of_them_are_ready(
     lines = [line.rstrip() for line in visible_lines(stream.getvalue())]
     shown = [line for line in lines if "runners" in line]
     assert shown
-    assert all("20 %" in line and line.endswith("runners 3/4") for line in shown)
+    assert all("20 %" in line and line.endswith("runners 3/4: 1 starting") for line in shown)
     assert any("40 %" in line for line in lines)
 
 

@@ -54,6 +54,14 @@ def test_restarts_and_lost_fragments_are_counted(tmp_path: Path) -> None:
     }
 
 
+def test_lost_chunks_of_a_population_are_counted(tmp_path: Path) -> None:
+    rows = [row | READY | {"runners/chunks_lost": 3.0} for row in learning_rows()]
+    page = write_report([write_run(tmp_path / "run", rows)], tmp_path / "report.html").read_text()
+    counted = cells(runners_section(page))
+    assert counted["Chunks of individuals lost"] == ["3"]
+    assert "Fragments lost" not in counted
+
+
 def test_every_run_on_ray_has_its_own_figure_and_a_column(tmp_path: Path) -> None:
     runs = [
         write_run_on_ray(tmp_path / "few", num_restarts=1),
