@@ -144,9 +144,9 @@ def test_several_policies_are_shown_by_their_own_returns(clock: Clock) -> None:
     assert second.endswith("return p0 0, p1 1, p2 2, 2 more")
 
 
-def runners(ready: int, starting: int = 0, lost: int = 0, restarts: int = 0, **more: float) -> dict[str, float]:
+def runners(ready: int, starting: int = 0, lost: int = 0, restarts: int = 0) -> dict[str, float]:
     counts = {"ready": ready, "starting": starting, "lost": lost, "restarts": restarts}
-    return {f"runners/{name}": count for name, count in counts.items()} | more
+    return {f"runners/{name}": count for name, count in counts.items()}
 
 
 def test_runners_are_shown_until_all_of_them_are_ready(clock: Clock) -> None:
@@ -175,9 +175,9 @@ def test_restarts_of_runners_are_shown_once_and_staleness_and_waiting_while_ther
     stale: dict[str, float] = {"rollout/staleness": 1.5, "time/wait_ms": 250.0}
     for env_steps, of_runners in [
         (1, runners(4, restarts=1)),
-        (2, runners(3, starting=1, restarts=3, **stale)),
-        (3, runners(4, restarts=3, **stale)),
-        (4, runners(4, restarts=3, **{"rollout/staleness": 0.0, "time/wait_ms": 99.0})),
+        (2, runners(3, starting=1, restarts=3) | stale),
+        (3, runners(4, restarts=3) | stale),
+        (4, runners(4, restarts=3) | {"rollout/staleness": 0.0, "time/wait_ms": 99.0}),
     ]:
         recorder.record([make_rows(env_steps, 7.0)[0] | of_runners])
     lines = [line.partition("eta ")[2].split("   ")[1] for line in stream.getvalue().splitlines()[1:]]
