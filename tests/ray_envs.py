@@ -1,9 +1,7 @@
 """Environments for tests on Ray, where a test cannot reach into the process that steps them."""
 
-import ctypes
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,39 +9,33 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rookery.testing.misbehaving_envs import CountingEnv, StepResult
+from rookery.testing.misbehaving_envs import (
+    CountingEnv,
+    StepResult,
+    exit_process,
+    hang,
+    hang_in_c,
+    kill_process,
+    raise_system_exit,
+    raise_unpicklable,
+    raise_without_arguments,
+    segfault,
+)
 
 
-class UnpicklableError(Exception):
-    """An error that cannot be pickled, because its constructor takes two arguments and its state is open."""
-
-    def __init__(self, one: Any, other: Any) -> None:
-        super().__init__()
-        self.state = (one, other, open(os.devnull))  # noqa: SIM115
-
-
-def raise_unpicklable() -> None:
-    raise UnpicklableError(1, 2)
-
-
-def raise_without_arguments() -> None:
-    raise ValueError
-
-
-def hang_in_c() -> None:
-    """Hang without giving up the GIL, and ignore SIGTERM."""
+def hang_in_c_and_ignore_sigterm() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    ctypes.PyDLL(None).sleep(3600)
+    hang_in_c()
 
 
 COMMANDS = {
-    "exit": lambda: os._exit(3),
-    "system exit": lambda: sys.exit("bye"),
-    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "exit": exit_process,
+    "system exit": raise_system_exit,
+    "kill": kill_process,
+    "segfault": segfault,
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "hang": lambda: time.sleep(3600),
-    "hang in C": hang_in_c,
+    "hang": hang,
+    "hang in C": hang_in_c_and_ignore_sigterm,
     "raise": raise_unpicklable,
     "raise nothing": raise_without_arguments,
 }

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,11 +21,11 @@ from rookery.evaluators.population import merge_all, population_size_of
 from rookery.evaluators.population_player import PopulationSpec
 from rookery.learning import running_statistics
 from rookery.learning.running_statistics import RunningStatistics
-from rookery.runners.dispatcher import PATIENCE, JobDispatcher
+from rookery.runners.dispatcher import JobDispatcher
 from rookery.runners.envs.base_env import SINGLE_AGENT
 from rookery.runners.episodes import EpisodesRequest, Evaluated, EvaluationRequest, Plan, Played, RandomRequest
 from rookery.runners.faults import fault_report
-from rookery.runners.group import ActingSpec, EnvSpec, RunnerGroup, check_one_agent
+from rookery.runners.group import PATIENCE, ActingSpec, EnvSpec, RunnerGroup, check_one_agent
 from rookery.runners.jobs import Chunk, default_chunk_size
 from rookery.runners.recording.episode import EpisodeMeans
 from rookery.types import Array, Key, Obs, Params, PyTree, Tree, as_mappable_key, as_one_key, where_tree
@@ -61,7 +61,6 @@ class HostPopulation:
         chunk_size: int | None = None,
         min_runners: int = 1,
         wait_timeout: float = 600.0,
-        clock: Callable[[], float] = time.monotonic,
         num_envs: int = 1,
     ) -> None:
         description = group.describe()
@@ -72,10 +71,9 @@ class HostPopulation:
         """The number of generations that were begun."""
         self._spec = spec
         self._chunk_size = chunk_size
-        self._clock = clock
         self._num_envs = num_envs
         acting = ActingSpec({}, player=spec, evaluator=EvaluationSpec(spec.env, spec.agent, num_envs))
-        self._jobs = JobDispatcher(group, acting, min_runners, wait_timeout, clock)
+        self._jobs = JobDispatcher(group, acting, min_runners, wait_timeout)
         self._plan: Plan | None = None
         """Of the generation under way."""
         self._counts: Counter[str] = Counter()
@@ -135,11 +133,11 @@ class HostPopulation:
         None if they are not yet, or never will be: then `failure` says why.
         """
         assert self._plan is not None, "a generation is begun first"
-        until = self._clock() + timeout
+        until = time.monotonic() + timeout
         try:
             while not self._jobs.is_finished and self.failure is None:
                 self._jobs.pump(timeout)
-                if self._clock() >= until:
+                if time.monotonic() >= until:
                     break
             if self.failure is not None or not self._jobs.is_finished:
                 return None

@@ -17,7 +17,7 @@ from rookery.runners.episodes import (
     RandomRequest,
 )
 from rookery.runners.faults import EnvFaultError, FaultKind
-from rookery.runners.group import ActingSpec, Ready, Reply, RunnerFailed, RunnerGroup, RunnerStart
+from rookery.runners.group import PATIENCE, ActingSpec, Ready, Reply, RunnerFailed, RunnerGroup, RunnerStart
 from rookery.runners.jobs import Chunk, Deal
 from rookery.runners.rounds import SlotStatus
 from rookery.runners.shortage import Shortage
@@ -25,9 +25,6 @@ from rookery.runners.shortage import Shortage
 logger = logging.getLogger(__name__)
 
 RequestFn = Callable[[Chunk], EpisodesRequest | EvaluationRequest]
-
-PATIENCE = 1.0
-"""Seconds to wait for a reply at a time."""
 
 
 class JobDispatcher:

@@ -49,6 +49,8 @@ from rookery.types import Params, PyTree, PyTreeDict, Tree
 
 RunnerState = Mapping[str, PyTree]
 """The state of a runner, as `EnvRunner.get_state` returns it."""
+PATIENCE = 1.0
+"""Seconds to wait for replies at a time."""
 PERF_DECAY = 0.99
 """The decay of the mean time of a step: the first steps compile, and their time must not stay in the mean."""
 

@@ -136,9 +136,10 @@ def make_generations(
         evaluator = make_device_evaluator(train.env, agent, num_episodes)
         return DeviceGenerations(evolution, layout, evaluator, num_episodes, reference_env)
     spec = PopulationSpec(train.env, agent, config.explore, config.tracks_obs, evolution.measures, evolution.optimizer)
-    crew = Crew(config.population_size, 0, 0, config.num_episodes)
     with close_on_error() as opened:
-        players = open_players(settings, spec, crew, config.num_lanes, evaluation_episodes, opened)
+        players = open_players(
+            settings, spec, config.population_size, config.num_episodes, config.num_lanes, evaluation_episodes, opened
+        )
         return HostGenerations(evolution, layout, *players, num_episodes)
 
 
@@ -168,7 +169,7 @@ def make_hybrid(
     )
     exchange, clips = exchange.with_max_rows(max_rows), clips_rewards(train.env)
     with close_on_error() as opened:
-        players = open_players(settings, spec, crew, num_lanes, evaluation_episodes, opened)
+        players = open_players(settings, spec, crew.size, crew.num_episodes, num_lanes, evaluation_episodes, opened)
         return HostHybrids(exchange, crew, settings.hyperparameters, layout, *players, num_episodes, clips)
 
 
@@ -202,7 +203,8 @@ def check_replays(settings: Settings, optimizer: EvoOptimizer, key: str) -> None
 def open_players(
     settings: Settings,
     spec: PopulationSpec,
-    crew: Crew,
+    num_individuals: int,
+    num_episodes: int,
     num_lanes: int,
     evaluation_episodes: int | None,
     opened: contextlib.ExitStack,
@@ -211,12 +213,12 @@ def open_players(
 
     A runner is asked for some individuals at a time; for all, if it works in this process.
     """
-    train, ray, chunk_size = settings.train, settings.ray, crew.size
+    train, ray, chunk_size = settings.train, settings.ray, num_individuals
     if train.num_env_runners > 0:
-        num_at_once = -(-num_lanes // crew.num_episodes)
+        num_at_once = -(-num_lanes // num_episodes)
         group_size = 1 if spec.optimizer is None else spec.optimizer.group_size
-        chunk_size = default_chunk_size(crew.size, train.num_env_runners, num_at_once, group_size)
-    num_envs = min(num_lanes, chunk_size * crew.num_episodes)
+        chunk_size = default_chunk_size(num_individuals, train.num_env_runners, num_at_once, group_size)
+    num_envs = min(num_lanes, chunk_size * num_episodes)
     envs = open_envs(train.env, num_envs, evaluation_episodes, opened)
     group = make_population_group(settings, num_envs, envs, opened)
     player = HostPopulation(group, spec, chunk_size, ray.min_env_runners, ray.wait_timeout, num_envs=num_envs)

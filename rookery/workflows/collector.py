@@ -28,6 +28,7 @@ from rookery.runners.episodes import Evaluated, EvaluationRequest
 from rookery.runners.evaluations import EpisodeDeal
 from rookery.runners.faults import FaultKind, fault_report
 from rookery.runners.group import (
+    PATIENCE,
     ActingSpec,
     Delivery,
     FragmentRequest,
@@ -50,8 +51,6 @@ from rookery.workflows.external import ages_of, num_logged
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 1.0
-"""Seconds to wait for a reply at a time."""
 FIELDS = (*TRAINING_FIELDS, "t")
 """The entries of `env_extras` that training uses; `t` is the step of the episode."""
 

@@ -30,7 +30,7 @@ from rookery.learning.counter import Counter
 from rookery.metrics import Metrics, RunningMetrics, accumulate
 from rookery.networks.policy import PolicyConfig
 from rookery.rollout import rollout
-from rookery.runners.dispatcher import PATIENCE
+from rookery.runners.group import PATIENCE
 from rookery.spaces import Space
 from rookery.types import Array, Key, Params, PyTree, as_one_key
 from rookery.workflows.collector import check_not_traced

@@ -20,6 +20,7 @@ from rookery.errors import InvalidInputError, RookeryError, check_count
 from rookery.runners.episodes import EpisodesRequest, EvaluationRequest, Handle, RandomRequest
 from rookery.runners.faults import Failed, FaultKind, Phase, shortened
 from rookery.runners.group import (
+    PATIENCE,
     ActingSpec,
     Delivery,
     Description,
@@ -44,8 +45,6 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT = 600.0
 """Seconds to make environments, to compile, and for the first request of a role."""
 REQUEST = "request"
-PATIENCE = 1.0
-"""Seconds to wait for replies at a time."""
 MIN_SAMPLE_TIMEOUT, SAMPLE_TIMEOUT_FACTOR = 60.0, 20.0
 """Without `sample_timeout` a request may take this many times as long as the slowest one so far."""
 SHARED_JAX_SETTINGS = (
