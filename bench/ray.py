@@ -2,7 +2,7 @@
 
 Every environment sleeps 2 ms in a step; a runner has four and steps them one after the other, so that it allows 500
 steps per second. Fragments have 32 steps of each environment. RLlib runs in a Python environment of its own, which
-`ROOKERY_RLLIB_PYTHON` names: `pip install 'ray[rllib]==2.60.0' torch==2.13.0 gymnasium==1.2.2`.
+`RLLIB_PYTHON` names: `pip install 'ray[rllib]==2.60.0' torch==2.13.0 gymnasium==1.2.2`.
 """
 
 import json
@@ -37,7 +37,7 @@ def rows() -> Iterator[Row]:
             rate = measure("bench.ray", "ppo_rate", num_runners, staleness, cores=cores)["rate"]
             title = f"PPO, {num_runners} runners, {name}"
             yield Row(title, f"{rate:.0f} steps/s", f"they allow {nominal:.0f}", rate / nominal)
-        if python := os.environ.get("ROOKERY_RLLIB_PYTHON"):
+        if python := os.environ.get("RLLIB_PYTHON"):
             peer = rllib_rate(python, num_runners)
             yield Row(title, f"{rate:.0f} steps/s", f"RLlib {peer:.0f} steps/s", rate / peer)
     allowed = (3 + 1 / SLOWNESS) * RATE_OF_RUNNER

@@ -4,9 +4,11 @@
 """
 
 import contextlib
+import itertools
 import json
 import os
 import pickle
+import re
 import signal
 import sys
 import tempfile
@@ -50,9 +52,12 @@ def rows() -> Iterator[Row]:
         yield Row(f"bytes of a step, {size} float32", f"{run('bytes_per_step', size)['bytes']:,.0f} B", "")
     for megabytes in MEGABYTES:
         seconds = run("seconds_to_send", megabytes)
-        once, by_value = 1e3 * seconds["once"], 1e3 * seconds["by_value"]
-        title = f"{megabytes} MB of parameters to {NUM_ACTORS} actors"
-        yield Row(title, f"stored once {once:.0f} ms", f"by value {by_value:.0f} ms", by_value / once)
+        once, for_each = 1e3 * seconds["once"], 1e3 * seconds["for_each"]
+        title = f"{megabytes} MB of parameters to {NUM_ACTORS} runners, which act once"
+        ours = f"stored once {once:.0f} ms (nothing new {1e3 * seconds['unchanged']:.0f} ms)"
+        yield Row(title, ours, f"stored for each {for_each:.0f} ms", for_each / once)
+    sizes = run("megabytes")
+    yield Row("memory of a runner on Ray", f"{sizes['runner']:.0f} MB", f"Ray itself {sizes['ray']:.0f} MB")
     yield Row("kill -9 of a runner to its next fragment", f"{run('seconds_after_kill')['seconds']:.1f} s", "aim 3.0 s")
     killed, undisturbed = (run("rate_with_kills", seconds)["rate"] for seconds in (SECONDS_BETWEEN_KILLS, 0))
     title = f"IMPALA, 4 runners, one killed every {SECONDS_BETWEEN_KILLS:.0f} s"
@@ -94,33 +99,54 @@ def bytes_per_step(size: str) -> dict[str, float]:
 
 
 def seconds_to_send(megabytes: str) -> dict[str, float]:
-    """Time parameters from NumPy arrays here to JAX arrays in all actors."""
+    """Time parameters from NumPy arrays here until all runners have acted with them, and a request without new ones."""
+    from rookery.agent import RandomAgent
+    from rookery.envs.config import EnvConfig
+    from rookery.runners.acting.policy_map import DEFAULT_POLICY
+    from rookery.runners.acting.roles import TRAIN
+    from rookery.runners.group import FragmentRequest
+
+    params = {f"layer_{index}": np.ones(int(megabytes) * 2**20 // 40, np.float32) for index in range(10)}
+    env = EnvConfig("gymnasium/CartPole-v1")
+    with _group(env, 1, 1, is_on_ray=True, num_runners=NUM_ACTORS, agent=RandomAgent()) as (group, request):
+        small = RandomAgent().init(*group.describe().spaces["agent"], None)
+        versions = itertools.count(1)
+
+        def put() -> Any:
+            large = small.replace(params=params)
+            return FragmentRequest(TRAIN, group.put({DEFAULT_POLICY: large}), next(versions))
+
+        def seconds(make_requests: Any) -> float:
+            start = time.perf_counter()
+            for index, request in enumerate(make_requests()):
+                group.send(index, request)
+            _replies(group)
+            return time.perf_counter() - start
+
+        contenders = {
+            "once": lambda: [put()] * NUM_ACTORS,
+            "for_each": lambda: [put() for _ in range(NUM_ACTORS)],
+            "unchanged": lambda: [request] * NUM_ACTORS,
+        }
+        for make_requests in contenders.values():  # programs for these parameters compile
+            seconds(make_requests)
+        return {
+            name: min(seconds(make_requests) for _ in range(NUM_REPEATS)) for name, make_requests in contenders.items()
+        }
+
+
+def megabytes() -> dict[str, float]:
+    """Measure the memory of Ray without a runner, and of the process of a runner with four environments."""
+    from rookery.envs.config import EnvConfig
     from rookery.runners.ray.cluster import connect
     from rookery.runners.ray.settings import RaySettings
 
-    tree = {f"layer_{index}": np.ones(int(megabytes) * 2**20 // 40, np.float32) for index in range(10)}
-    with connect(RaySettings(), NUM_ACTORS):
-        import ray
-
-        actors: list[Any] = [ray.remote(num_cpus=1)(Receiver).remote() for _ in range(NUM_ACTORS)]
-
-        def seconds(send: Any) -> float:
-            start = time.perf_counter()
-            ray.get(send())
-            return time.perf_counter() - start
-
-        def once() -> list[Any]:
-            stored = ray.put(tree)
-            return [actor.receive.remote(stored) for actor in actors]
-
-        def by_value() -> list[Any]:
-            return [actor.receive.remote(tree) for actor in actors]
-
-        seconds(once)  # the actors import JAX
-        return {
-            "once": min(seconds(once) for _ in range(NUM_REPEATS)),
-            "by_value": min(seconds(by_value) for _ in range(NUM_REPEATS)),
-        }
+    with connect(RaySettings(), 1):
+        ray = sum(map(proportional_megabytes, processes_of(os.getpid(), process_stats()) - {os.getpid()}))
+    with _group(EnvConfig("gymnasium/CartPole-v1"), ENVS_PER_RUNNER, FRAGMENT, is_on_ray=True) as (group, request):
+        _sample(group, request, 5)
+        runner = proportional_megabytes(group._slots[0].greeting.pid)
+    return {"ray": ray, "runner": runner}
 
 
 def seconds_after_kill() -> dict[str, float]:
@@ -174,8 +200,10 @@ def bytes_per_generation() -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def _group(env: Any, num_envs: int, num_steps: int, is_on_ray: bool) -> Iterator[tuple[Any, Any]]:
-    """Start one runner, here or on Ray; yield its group and a request."""
+def _group(
+    env: Any, num_envs: int, num_steps: int, is_on_ray: bool, num_runners: int = 1, agent: Any = None
+) -> Iterator[tuple[Any, Any]]:
+    """Start runners, here or on Ray; yield their group and a request."""
     import jax
 
     from bench.runner import make_agent
@@ -190,18 +218,18 @@ def _group(env: Any, num_envs: int, num_steps: int, is_on_ray: bool) -> Iterator
     spec = RunnerSpec(EnvSpec(env, num_envs), num_steps, seed=0, fields=FIELDS)
     with contextlib.ExitStack() as opened:
         if is_on_ray:
-            opened.enter_context(connect(RaySettings(), 1))
+            opened.enter_context(connect(RaySettings(), num_runners))
             from rookery.runners.ray.group import RayRunners
 
-            group: Any = RayRunners(spec, 1, RaySettings())
+            group: Any = RayRunners(spec, num_runners, RaySettings())
         else:
-            group = LocalRunners(spec, 1)
+            group = LocalRunners(spec, num_runners)
         opened.callback(group.close)
-        agent = make_agent()
+        agent = agent or make_agent()
         state = agent.init(*group.describe().spaces["agent"], jax.random.key(0))
         request = FragmentRequest(TRAIN, group.put({DEFAULT_POLICY: state}))
         group.start(ActingSpec({TRAIN: agent}), request)
-        _reply(group)
+        _replies(group)
         yield group, request
 
 
@@ -221,6 +249,13 @@ def _reply(group: Any) -> Any:
     while not (replies := group.receive(1.0)):
         pass
     return replies[0]
+
+
+def _replies(group: Any) -> None:
+    """Wait for a reply of every runner."""
+    replies: dict[int, Any] = {}
+    while len(replies) < group.num_runners:
+        replies |= group.receive(1.0)
 
 
 def _generation_bytes(samples_individuals: bool) -> tuple[int, int]:
@@ -272,15 +307,6 @@ def counting_runners(spec: Any) -> Any:
     return CountingRunners(spec)
 
 
-class Receiver:
-    """An actor that puts parameters on its device."""
-
-    def receive(self, tree: Any) -> None:
-        import jax
-
-        jax.block_until_ready(jax.device_put(tree))
-
-
 class ShapedEnv(gymnasium.Env):
     """Observes zeros of a shape, forever."""
 
@@ -314,17 +340,34 @@ class KillableEnv(SleepingEnv):
 
 def cpu_seconds_of_all() -> float:
     """Return the CPU seconds of this process and of all that it has started and that live."""
+    stats = process_stats()
+    ticks = sum(int(stats[process][11]) + int(stats[process][12]) for process in processes_of(os.getpid(), stats))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def process_stats() -> dict[int, list[str]]:
+    """Return what /proc says of each process, from its state on."""
     stats = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             stats[int(path.parent.name)] = path.read_text().rpartition(")")[2].split()
         except OSError:  # it has ended
             continue
-    ours = {os.getpid()}
-    while more := {process for process, fields in stats.items() if int(fields[1]) in ours} - ours:
-        ours |= more
-    ticks = sum(int(stats[process][11]) + int(stats[process][12]) for process in ours)
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return stats
+
+
+def processes_of(process: int, stats: dict[int, list[str]]) -> set[int]:
+    """Return a process and all that it has started."""
+    found = {process}
+    while more := {child for child, fields in stats.items() if int(fields[1]) in found} - found:
+        found |= more
+    return found
+
+
+def proportional_megabytes(process: int) -> float:
+    """Return the memory of a process, with its share of what it has in common with others."""
+    (line,) = re.findall(r"^Pss:\s+(\d+) kB", Path(f"/proc/{process}/smaps_rollup").read_text(), re.MULTILINE)
+    return int(line) / 1e3
 
 
 if __name__ == "__main__":
