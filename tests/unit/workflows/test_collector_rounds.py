@@ -46,8 +46,9 @@ from rookery.runs.directory import RunDirectory
 from rookery.sample_batch import MultiAgentBatch
 from rookery.spaces import Box, Discrete
 from rookery.types import PyTreeDict
-from rookery.workflows.collector import RoundSettings, SingleAgentCollector, blank_experience
+from rookery.workflows.collector import RoundSettings, blank_experience
 from rookery.workflows.host_training import HostTrainingLoop
+from rookery.workflows.single_agent_collector import SingleAgentCollector
 from tests.runner_envs import FakeTime, ParityAgent
 
 ROLLOUT_LENGTH, NUM_COLUMNS = 4, 2
@@ -513,6 +514,23 @@ def test_if_no_runner_starts_the_first_failure_is_raised_at_once() -> None:
     with pytest.raises(RookeryError, match="runner 0 was raised"):
         collector.collect(TRAIN, "parameters")
     assert group.rebuilt == []
+
+
+def test_a_runner_that_cannot_be_built_five_times_collects_after_the_last_of_its_restarts() -> None:
+    collector, group = make_collector(2)
+    group.restart = RestartPolicy(max_restarts=5, first_delay=0.0, max_delay=0.0)
+    collector.close()  # the next rounds have this policy
+    group.starting = {1: FaultKind.RAISED}
+    collector.publish(TRAIN, "parameters")
+    for _ in range(20):
+        collector.receive(1.0)
+        if len(group.rebuilt) == 4:  # and five starts have failed
+            group.starting = {}
+    experience, num_steps = collector.collect(TRAIN, "parameters")
+    assert num_steps == 2 * FRAGMENT
+    assert not any(is_dead(experience))
+    report = collector.report()
+    assert (report["runners/ready"], report["runners/lost"], report["runners/restarts"]) == (2, 0, 5)
 
 
 def test_too_few_runners_for_too_long_is_a_failure_that_names_the_settings() -> None:
