@@ -9,9 +9,11 @@ from rookery.runners.ray.cluster import LOOPBACK_VARIABLE, Cluster, connect
 from rookery.runners.ray.settings import RaySettings
 
 os.environ[LOOPBACK_VARIABLE] = "0"  # the tests import ray before it is started
+NUM_CPUS = 10
+"""Groups of a module keep up to four while another group asks for six."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cluster() -> Iterator[Cluster]:
-    with connect(RaySettings(), num_env_runners=8) as cluster:
+    with connect(RaySettings(), num_env_runners=NUM_CPUS) as cluster:
         yield cluster

@@ -96,36 +96,39 @@ class Twins:
     def __init__(self, spec: RunnerSpec, num_runners: int, agent: Any) -> None:
         self.there, self.here = RayRunners(spec, num_runners, RaySettings()), LocalRunners(spec, num_runners)
         assert self.there.describe() == self.here.describe()
-        self._requests = {group: start(group, agent) for group in (self.there, self.here)}
+        self.requests = {group: start(group, agent) for group in (self.there, self.here)}
         self._starts = [RunnerStart(None, 1)] * num_runners
         """What a replacement goes on from."""
 
-    def sample(self, killed: int | None = None) -> None:
-        """Sample a fragment of every runner and compare; kill one in its fragment and replace it."""
+    def sample(self, killed: int | None = None) -> dict[int, Delivery]:
+        """Sample a fragment of every runner, compare and return them; kill one in its fragment and replace it."""
         if killed is not None:
             pid = self.there._slots[killed].greeting.pid  # type: ignore[union-attr]
             os.kill(pid, signal.SIGSTOP)  # so that it does not reply before it is killed
-        for group, request in self._requests.items():
+        for group, request in self.requests.items():
             for index in range(group.num_runners):
                 if group is self.there or index != killed:
                     group.send(index, request)
         if killed is not None:
             os.kill(pid, signal.SIGKILL)
         theirs, ours = receive(self.there, self.there.num_runners), self.here.receive()
+        sampled: dict[int, Delivery] = {}
         for index, expected in ours.items():
             reply = theirs.pop(index)
             assert isinstance(reply, Delivery), reply
             assert isinstance(expected, Delivery)
             check_equal(reply, expected)
+            sampled[index] = expected
             self._starts[index] = RunnerStart(reply.report.state, 1)
         assert list(theirs) == ([] if killed is None else [killed])
         for index, failure in theirs.items():
             assert isinstance(failure, RunnerFailed)
             assert failure.failed.kind is FaultKind.KILLED
             self._replace(index)
+        return sampled
 
     def _replace(self, index: int) -> None:
-        for group, request in self._requests.items():
+        for group, request in self.requests.items():
             group.rebuild(index, self._starts[index], request)
             assert receive(group, 1) == {index: Ready()}
 
@@ -140,6 +143,7 @@ def check_equal(reply: Delivery, expected: Delivery) -> None:
     jax.tree.map(np.testing.assert_array_equal, reply.sample.first_carries, expected.sample.first_carries)
     assert reply.sample.episodes == expected.sample.episodes
     assert reply.report.ledger == expected.report.ledger
+    assert reply.report.counts == expected.report.counts
     assert all(leaf.flags.owndata for leaf in jax.tree.leaves(reply.report.state)), "the store is kept full"
 
 

@@ -212,7 +212,7 @@ class RayRunners(RunnerGroup):
                 )
             case RandomRequest():
                 ref, kind = actor.play_at_random.remote(request), "random"
-        slot.calls.append(Call(REQUEST, ref, self._clock(), self._timeout_of(kind), kind))
+        slot.calls.append(Call(REQUEST, ref, self._clock(), timeout_of(self._settings, self._slowest.get(kind)), kind))
 
     def receive(self, timeout: float | None = None) -> dict[int, Reply]:
         replies, self._failures = self._failures, {}
@@ -242,7 +242,7 @@ class RayRunners(RunnerGroup):
         slot.actor, slot.begun = actor, self._clock()
         slot.calls = deque(
             [
-                Call("hello", actor.hello.remote(self._variables(), jax_settings())),
+                Call("hello", actor.hello.remote(variables_of(self._settings), jax_settings())),
                 Call("describe", actor.describe.remote(self._spec, self._passed, index), timeout=START_TIMEOUT),
             ]
         )
@@ -266,29 +266,11 @@ class RayRunners(RunnerGroup):
         if slot.actor is not None:
             ray.kill(slot.actor)
 
-    def _variables(self) -> dict[str, str]:
-        """Return the environment variables of an actor. Ray does not hide GPUs from actors that reserve none."""
-        settings = self._settings
-        variables = {"NPROC": str(max(1, int(settings.num_cpus_per_env_runner)))}
-        if settings.num_gpus_per_env_runner:
-            variables["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-        else:
-            variables["JAX_PLATFORMS"] = "cpu"
-        flags = os.environ.get("XLA_FLAGS")
-        return variables | ({"XLA_FLAGS": flags} if flags else {})
-
     def _stored(self, handle: Handle) -> Stored:
         assert isinstance(handle, Stored), "trees are stored by put"
         return handle
 
     # Replies.
-
-    def _timeout_of(self, kind: str) -> float:
-        if self._settings.sample_timeout is not None:
-            return self._settings.sample_timeout
-        if kind not in self._slowest:
-            return START_TIMEOUT
-        return max(MIN_SAMPLE_TIMEOUT, SAMPLE_TIMEOUT_FACTOR * self._slowest[kind])
 
     def _next_replies(self, end: float | None) -> dict[int, Reply]:
         """Return the replies that arrive next, at the latest at the time `end`."""
@@ -390,6 +372,26 @@ class RayRunners(RunnerGroup):
 def without_store(delivery: Delivery) -> Delivery:
     """Copy the state, which is kept for long: one array of a reply holds the whole reply in the object store."""
     return replace(delivery, report=replace(delivery.report, state=copy.deepcopy(delivery.report.state)))
+
+
+def variables_of(settings: RaySettings) -> dict[str, str]:
+    """Return the environment variables of an actor. Ray does not hide GPUs from actors that reserve none."""
+    variables = {"NPROC": str(max(1, int(settings.num_cpus_per_env_runner)))}
+    if settings.num_gpus_per_env_runner:
+        variables["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    else:
+        variables["JAX_PLATFORMS"] = "cpu"
+    flags = os.environ.get("XLA_FLAGS")
+    return variables | ({"XLA_FLAGS": flags} if flags else {})
+
+
+def timeout_of(settings: RaySettings, slowest: float | None) -> float:
+    """Return the seconds that a request may take; `slowest` are those of the slowest of its kind so far."""
+    if settings.sample_timeout is not None:
+        return settings.sample_timeout
+    if slowest is None:
+        return START_TIMEOUT
+    return max(MIN_SAMPLE_TIMEOUT, SAMPLE_TIMEOUT_FACTOR * slowest)
 
 
 def jax_settings() -> dict[str, Any]:

@@ -5,6 +5,8 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from rookery.errors import InvalidInputError, MissingExtraError
 from rookery.runners.ray import cluster
 from rookery.runners.ray.cluster import connect, waiting_text
+from rookery.runners.ray.log import RayLog
 from rookery.runners.ray.probe import check_cluster, environment
 from rookery.runners.ray.settings import RaySettings
 
@@ -69,6 +72,79 @@ def test_tokens_that_are_turned_off_are_an_error_before_anybody_is_asked(monkeyp
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with pytest.raises(InvalidInputError, match="RAY_AUTH_MODE=disabled turns tokens off: unset it"):
         check_cluster("ray.address=head:1", "head:1", insecure=False)
+
+
+class FakeRay:
+    """A Ray that was imported, and is connected to the cluster at `address`."""
+
+    def __init__(self, for_clusters: bool = True, address: str = "10.0.0.1:6379") -> None:
+        constants = SimpleNamespace(ENABLE_RAY_CLUSTER=for_clusters)
+        self._private = SimpleNamespace(ray_constants=constants)
+        self._context = SimpleNamespace(gcs_address=address)
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def get_runtime_context(self) -> Any:
+        return self._context
+
+
+@pytest.fixture
+def imported(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeRay], None]:
+    """Take the place of Ray."""
+
+    def use(fake: FakeRay) -> None:
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        monkeypatch.setattr(cluster, "_is_imported", lambda: True)
+        monkeypatch.setattr(cluster, "_ray", lambda: fake)
+        monkeypatch.setattr(cluster, "check_cluster", lambda *arguments: None)
+        monkeypatch.setattr(cluster, "_redirect_output", lambda opened: RayLog())
+        monkeypatch.setattr(cluster, "_init", lambda opened, **options: None)
+
+    return use
+
+
+def test_a_ray_that_was_imported_for_this_machine_alone_joins_nobody(imported: Callable[[FakeRay], None]) -> None:
+    imported(FakeRay(for_clusters=False))
+    message = (
+        r"ray.address=head:1: Ray was imported for this machine alone \(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0\). Join a "
+        "cluster from a new process."
+    )
+    with pytest.raises(InvalidInputError, match=message):
+        connect(RaySettings(address="head:1"), 1)
+
+
+def test_a_ray_that_was_imported_without_tokens_joins_nobody(
+    imported: Callable[[FakeRay], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported(FakeRay())
+    monkeypatch.setattr(cluster, "_checks_tokens", lambda: False)
+    message = "ray.address=head:1: `import ray` came first, without tokens: set RAY_AUTH_MODE=token before that import"
+    with pytest.raises(InvalidInputError, match=message):
+        connect(RaySettings(address="head:1"), 1)
+    connect(RaySettings(address="head:1", insecure=True), 1).close()
+
+
+@pytest.mark.parametrize(
+    ("address", "tls", "num_warnings"),
+    [("10.0.0.1:6379", None, 1), ("10.0.0.1:6379", "1", 0), ("127.0.0.1:6379", None, 0)],
+)
+def test_a_cluster_that_is_joined_without_encryption_over_the_network_is_warned_of(
+    address: str,
+    tls: str | None,
+    num_warnings: int,
+    imported: Callable[[FakeRay], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    imported(FakeRay(address=address))
+    monkeypatch.setattr(cluster, "_checks_tokens", lambda: True)
+    monkeypatch.delenv("RAY_USE_TLS", raising=False)
+    if tls is not None:
+        monkeypatch.setenv("RAY_USE_TLS", tls)
+    connect(RaySettings(address=address), 1).close()
+    expected = f"ray.address={address}: tokens and data travel over the network without encryption"
+    assert [message[: len(expected)] for message in caplog.messages] == [expected] * num_warnings
 
 
 def test_the_object_store_fits_into_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
