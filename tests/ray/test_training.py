@@ -45,6 +45,14 @@ EQUAL = {
     ],
     "individuals by recipe": ["agent=openes", *EVOLUTION, "agent.normalize_obs=true"],
     "individuals that are sent": ["agent=nsga2", *EVOLUTION],
+    "individuals of an archive": [
+        "agent=map_elites",
+        *EVOLUTION,
+        "agent.cells=[4]",
+        "agent.descriptors=[last:obs.0]",
+        "agent.low=[-1]",
+        "agent.high=[1]",
+    ],
     "steps of individuals": [
         "agent=erl",
         "agent.gradient=dqn",
