@@ -23,7 +23,7 @@ NUM_STEPS, NUM_RUNNERS, MAX_STALENESS = 8, 2, 4
 OBS_SIZE = FRAGMENT_BYTES // (NUM_STEPS * 2 * 4)
 """Each row has an observation and its successor, in float32."""
 LENGTH = 10
-NUM_ROUNDS = 4
+NUM_ROUNDS = 2
 
 
 class LargeEnv(CountingEnv):
