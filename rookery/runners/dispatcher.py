@@ -1,6 +1,5 @@
 """Lets a group of runners play episodes: deals them out, rebuilds runners that fail, and collects the results."""
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -19,10 +18,8 @@ from rookery.runners.episodes import (
 from rookery.runners.faults import EnvFaultError, FaultKind
 from rookery.runners.group import PATIENCE, ActingSpec, Ready, Reply, RunnerFailed, RunnerGroup, RunnerStart
 from rookery.runners.jobs import Chunk, Deal
-from rookery.runners.rounds import SlotStatus
-from rookery.runners.shortage import Shortage
-
-logger = logging.getLogger(__name__)
+from rookery.runners.slots import SlotStatus
+from rookery.runners.supervision import Supervisor
 
 RequestFn = Callable[[Chunk], EpisodesRequest | EvaluationRequest]
 
@@ -42,23 +39,24 @@ class JobDispatcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.group = group
-        self.failure: RookeryError | None = None
-        """Why no runner will play again, if that is so."""
         self.played: dict[Chunk, Played] = {}
         """The results of this generation so far."""
         self.evaluated: dict[Chunk, Evaluated] = {}
         """Those of an evaluation, which takes the place of a generation."""
         self._acting = acting
         self._min_runners, self._wait_timeout = min_runners, wait_timeout
-        self._shortage = self._make_shortage()
         self._clock = clock
-        self._deal = Deal(group.num_runners, group.restart)
+        self._deal, self._supervisor = self._make_deal()
         self._request_fn: RequestFn | None = None
         self._random: RandomlyPlayed | None = None
         self._counts: GroupCounts[Played] = GroupCounts()
         self._notices = FaultNotices()
         self._is_started = False
-        self._first_failure: RunnerFailed | None = None
+
+    @property
+    def failure(self) -> RookeryError | None:
+        """Why no runner will play again, if that is so."""
+        return self._supervisor.failure
 
     # One generation.
 
@@ -83,7 +81,8 @@ class JobDispatcher:
         in_order = sorted(self.played, key=lambda chunk: chunk.first)
         for fault in (fault for chunk in in_order for fault in self.played[chunk].faults):
             return EnvFaultError(f"{message}; the first fault: {fault}", fault)
-        cause = f"; the first failure: {self._first_failure.message}" if self._first_failure else "."
+        first = self._supervisor.first_failure
+        cause = f"; the first failure: {first.message}" if first else "."
         return RookeryError(message + cause)
 
     def pump(self, timeout: float | None = PATIENCE) -> None:
@@ -122,7 +121,7 @@ class JobDispatcher:
     def _receive(self, timeout: float | None) -> None:
         for index, reply in self.group.receive(timeout).items():
             self._note(index, reply)
-        self.failure = self.failure or self._shortage.check(self._deal.num_up, self._clock())
+        self._supervisor.check(self._clock())
 
     def _note(self, index: int, reply: Reply) -> None:
         match reply:
@@ -144,22 +143,14 @@ class JobDispatcher:
                 self._note_failure(index, reply)
 
     def _note_failure(self, index: int, reply: RunnerFailed) -> None:
-        self._first_failure = self._first_failure or reply
         self._counts.own[reply.failed.kind] += 1
         is_counted = reply.failed.kind is not FaultKind.UNREACHABLE
-        status = self._deal.fail(index, self._clock(), is_counted, is_by_envs=reply.fault is not None)
-        self._shortage.note_failure(reply, self._deal.num_up)
-        if reply.is_fatal or self._deal.has_lost_all or self._deal.has_never_started:
-            self.failure = (reply if reply.is_fatal else self._first_failure).error()
-        elif (num_lost := self._deal.count(SlotStatus.LOST)) > self.group.num_runners - self._min_runners:
-            self.failure = self._shortage.error(f"{num_lost} of {self.group.num_runners} runners are given up")
-        elif status is SlotStatus.LOST:
-            logger.warning("runner %d is given up: %s The others play its episodes.", index, reply.message)
-        else:
-            logger.warning("runner %d failed and is restarted: %s", index, reply.message)
+        self._deal.fail(index, self._clock(), is_counted, is_by_envs=reply.fault is not None)
+        self._supervisor.note_failure(index, reply)
 
-    def _make_shortage(self) -> Shortage:
-        return Shortage(self.group.num_runners, self._min_runners, self._wait_timeout)
+    def _make_deal(self) -> tuple[Deal, Supervisor]:
+        deal = Deal(self.group.num_runners, self.group.restart, self._min_runners)
+        return deal, Supervisor(deal, self._wait_timeout, "The others play its episodes.")
 
     # Counts.
 
@@ -174,14 +165,8 @@ class JobDispatcher:
 
     def report(self) -> dict[str, float]:
         """Return the numbers of runners by what they do, and counts of restarts and lost chunks."""
-        deal = self._deal
-        return {
-            "runners/ready": deal.num_up,
-            "runners/starting": deal.count(SlotStatus.STARTING) + deal.count(SlotStatus.SUSPECT),
-            "runners/lost": deal.count(SlotStatus.LOST),
-            "runners/restarts": self._counts.own["runner_restarts"] + deal.num_restarts,
-            "runners/chunks_lost": self._counts.own["chunks_lost"] + deal.num_chunks_lost,
-        }
+        own, deal = self._counts.own, self._deal
+        return deal.report(own["runner_restarts"]) | {"runners/chunks_lost": own["chunks_lost"] + deal.num_chunks_lost}
 
     def get_counts(self) -> Counter[str]:
         """Return all counts, to continue from."""
@@ -199,6 +184,5 @@ class JobDispatcher:
         """Close the runners; the next generation starts them again. May be called twice."""
         self.group.close()
         self._counts.own, self._counts.last = self.get_counts(), {}
-        self._deal = Deal(self.group.num_runners, self.group.restart)
-        self._shortage = self._make_shortage()
-        self._is_started, self.failure, self._first_failure = False, None, None
+        self._deal, self._supervisor = self._make_deal()
+        self._is_started = False

@@ -5,11 +5,11 @@ time and reports what happened.
 """
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from rookery.errors import check_count
-from rookery.runners.health import Health, RestartPolicy, Status
-from rookery.runners.rounds import SlotStatus
+from rookery.runners.health import RestartPolicy
+from rookery.runners.slots import Slot, Slots, SlotStatus
 
 CHUNKS_PER_SLOT = 4
 """So that runners finish at about the same time, and a lost one costs little."""
@@ -62,32 +62,24 @@ class ChunkQueue:
 
 
 @dataclass
-class JobSlot:
-    """One runner: its status, its health, and the chunk that it plays."""
+class JobSlot(Slot):
+    """A slot, and the chunk that its runner plays."""
 
-    status: SlotStatus = SlotStatus.STARTING
-    health: Health = field(default_factory=Health)
     chunk: Chunk | None = None
     """None if the runner plays nothing, plays at random, or plays for an earlier generation."""
-    num_failures: int = 0
-    """Failures since its last answer, also those that are not counted."""
 
 
-class Deal:
+class Deal(Slots[JobSlot]):
     """Deals the individuals of a generation to runners, in chunks; whoever is free gets the next.
 
     `ChunkQueue` says what becomes of chunks whose runner is lost. A runner that is lost while it starts counts against
     its slot, which is lost after `max_restarts` restarts in a row.
     """
 
-    def __init__(self, num_slots: int, restart: RestartPolicy | None = None) -> None:
-        check_count("num_slots", num_slots)
-        self.slots = [JobSlot() for _ in range(num_slots)]
-        self.num_restarts = 0
+    def __init__(self, num_slots: int, restart: RestartPolicy | None = None, min_runners: int = 1) -> None:
+        super().__init__([JobSlot() for _ in range(num_slots)], restart, min_runners)
         self.num_chunks_lost = 0
-        self._restart = restart or RestartPolicy()
         self._queue = ChunkQueue(0, 1, self._restart)
-        self._has_started = False
 
     def begin(self, num_individuals: int, chunk_size: int) -> None:
         """Start a generation; an earlier one is dropped."""
@@ -99,8 +91,7 @@ class Deal:
 
     def start(self, index: int) -> None:
         """Note that a runner is ready for its first request."""
-        self.slots[index].status = SlotStatus.READY
-        self._has_started = True
+        self._start(index)
 
     def send(self, index: int) -> Chunk:
         """Give the next chunk to a runner; return the chunk."""
@@ -111,17 +102,11 @@ class Deal:
 
     def occupy(self, index: int) -> None:
         """Note that a runner was asked for something else."""
-        slot = self.slots[index]
-        assert slot.status is SlotStatus.READY, f"slot {index} is {slot.status}"
-        slot.status = SlotStatus.OUT
+        self._ask(index, SlotStatus.OUT)
 
     def deliver(self, index: int) -> Chunk | None:
         """Note that a runner has answered, which ends a row of failures; return its chunk of this generation."""
-        slot = self.slots[index]
-        assert slot.status is SlotStatus.OUT, f"slot {index} is {slot.status}"
-        slot.status = SlotStatus.READY
-        if slot.num_failures:
-            slot.num_failures, slot.health = 0, Health(num_faults=slot.health.num_faults)
+        slot = self._answer(index, SlotStatus.OUT)
         chunk, slot.chunk = slot.chunk, None
         return chunk
 
@@ -129,45 +114,24 @@ class Deal:
         """Note that a runner failed; it waits for its restart or is lost, and its chunk is dealt again.
 
         The failure counts against the chunk. If the runner had none, or failed because of its environments, it counts
-        against the slot. A failure that is not counted, such as that of a node, delays the restart only.
+        against the slot; see `_fail`.
         """
         slot = self.slots[index]
         chunk, slot.chunk = slot.chunk, None
-        slot.num_failures += 1
-        self.num_chunks_lost += chunk is not None
-        if chunk is not None and not is_by_envs:
-            chunk = replace(chunk, num_losses=chunk.num_losses + is_counted)
-        if not is_counted:
-            slot.health = slot.health.after_loss_elsewhere(self._restart, now, slot.num_failures)
-        elif chunk is None or is_by_envs:
-            slot.health = slot.health.after_fault(self._restart, now)
-        else:
-            slot.health = slot.health.after_episode_fault(self._restart, now, chunk.num_losses)
+        num_losses = None
         if chunk is not None:
+            self.num_chunks_lost += 1
+            if not is_by_envs:
+                chunk = replace(chunk, num_losses=chunk.num_losses + is_counted)
+                num_losses = chunk.num_losses
             self._queue.put_back(chunk)
-        slot.status = SlotStatus.LOST if slot.health.status is Status.LOST else SlotStatus.SUSPECT
-        return slot.status
-
-    def restart(self, index: int) -> None:
-        """Note that a suspect runner is being restarted."""
-        slot = self.slots[index]
-        slot.status, slot.health = SlotStatus.STARTING, slot.health.after_restart()
-        self.num_restarts += 1
+        return self._fail(index, now, is_counted, num_losses)
 
     # What follows.
-
-    def due(self, now: float) -> list[int]:
-        """Return the suspect slots that may be restarted by now."""
-        return [index for index, slot in enumerate(self.slots) if slot.health.may_restart(now)]
 
     def to_send(self) -> list[int]:
         """Return the ready slots for which there is a chunk."""
         return self.ready[: len(self._queue)]
-
-    @property
-    def ready(self) -> list[int]:
-        """The slots that wait to be asked."""
-        return [index for index, slot in enumerate(self.slots) if slot.status is SlotStatus.READY]
 
     @property
     def given_up(self) -> list[int]:
@@ -178,24 +142,6 @@ class Deal:
     def is_finished(self) -> bool:
         """Whether all individuals of the generation were played or given up."""
         return not self._queue and all(slot.chunk is None for slot in self.slots)
-
-    def count(self, status: SlotStatus) -> int:
-        return sum(slot.status is status for slot in self.slots)
-
-    @property
-    def num_up(self) -> int:
-        """The number of runners that are ready or at work."""
-        return self.count(SlotStatus.READY) + self.count(SlotStatus.OUT)
-
-    @property
-    def has_lost_all(self) -> bool:
-        """Whether no runner will answer again."""
-        return self.count(SlotStatus.LOST) == len(self.slots)
-
-    @property
-    def has_never_started(self) -> bool:
-        """Whether every runner had a failure that counts before any of them was ready."""
-        return not self._has_started and all(slot.health.num_failures for slot in self.slots)
 
 
 def default_chunk_size(num_individuals: int, num_slots: int, min_size: int = 1, group_size: int = 1) -> int:

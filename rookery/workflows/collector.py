@@ -1,6 +1,5 @@
 """Collects experience for training from host environments."""
 
-import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -40,16 +39,15 @@ from rookery.runners.group import (
 )
 from rookery.runners.jobs import default_chunk_size
 from rookery.runners.recording.episode import EpisodeMeans, EpisodeMetric
-from rookery.runners.rounds import Rounds, SlotStatus
+from rookery.runners.rounds import Rounds
 from rookery.runners.sampling import Sample
-from rookery.runners.shortage import Shortage
+from rookery.runners.slots import SlotStatus
 from rookery.runners.starts import RunnerStarts
+from rookery.runners.supervision import Supervisor
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
 from rookery.types import PyTree, PyTreeDict
 from rookery.workflows.external import ages_of, num_logged
-
-logger = logging.getLogger(__name__)
 
 FIELDS = (*TRAINING_FIELDS, "t")
 """The entries of `env_extras` that training uses; `t` is the step of the episode."""
@@ -108,8 +106,6 @@ class Collector(ABC):
     ) -> None:
         self.num_envs = num_envs
         self.group = group
-        self.failure: RookeryError | None = None
-        """Why no runner will deliver again, if that is so."""
         self.carried_steps = 0
         """Env steps that were stored since the last update, with a replay buffer."""
         self._env = env
@@ -122,7 +118,7 @@ class Collector(ABC):
         self._request: FragmentRequest | None = None
         self._have_gaps: set[int] = set()
         """The slots whose last fragment was discarded."""
-        self._rounds = self._make_rounds()
+        self._rounds, self._supervisor = self._make_rounds()
         self._starts = RunnerStarts(group.num_runners, self._settings.num_unsaved_fragments)
         self._counts: GroupCounts[RunnerReport] = GroupCounts()
         self._means = EpisodeMeans()
@@ -132,8 +128,6 @@ class Collector(ABC):
         self._deal: EpisodeDeal | None = None
         """The episodes of the evaluation that runners play."""
         self._notices = FaultNotices()
-        self._first_failure: RunnerFailed | None = None
-        self._shortage = self._make_shortage()
         self._max_staleness = 0
         """The largest staleness since the last record."""
         self._num_rows = self._num_logged = 0
@@ -147,6 +141,11 @@ class Collector(ABC):
     @property
     def env_name(self) -> str:
         return self._env.name
+
+    @property
+    def failure(self) -> RookeryError | None:
+        """Why no runner will deliver again, if that is so."""
+        return self._supervisor.failure
 
     def set_agents(self, agents: Mapping[RoleID, Agent]) -> None:
         """Set the agents by role. Call it before the first step."""
@@ -208,7 +207,7 @@ class Collector(ABC):
         replies = self.group.receive(timeout)
         for index, reply in replies.items():
             self._note(index, reply)
-        self.failure = self.failure or self._shortage.check(self._rounds.num_up, self._clock())
+        self._supervisor.check(self._clock())
         return bool(replies)
 
     def take(self, is_asking: bool = True) -> tuple[Experience | JointExperience, int] | None:
@@ -322,13 +321,9 @@ class Collector(ABC):
         }
 
     def _runner_report(self) -> dict[str, float]:
-        rounds = self._rounds
-        return {
-            "runners/ready": rounds.num_up,
-            "runners/starting": rounds.count(SlotStatus.STARTING) + rounds.count(SlotStatus.SUSPECT),
-            "runners/lost": rounds.count(SlotStatus.LOST),
-            "runners/restarts": self._counts.own["runner_restarts"] + rounds.num_restarts,
-            "runners/fragments_lost": self._counts.own["fragments_lost"] + rounds.num_fragments_lost,
+        own, rounds = self._counts.own, self._rounds
+        return rounds.report(own["runner_restarts"]) | {
+            "runners/fragments_lost": own["fragments_lost"] + rounds.num_fragments_lost,
             "rollout/steps_queued": self.num_steps_queued,
             "time/wait_ms": 1e3 * self._take_waiting(),
         }
@@ -368,20 +363,17 @@ class Collector(ABC):
         self._counts.own["fragments_lost"] += self._rounds.num_fragments_lost
         self._counts.own["steps_discarded"] += self.num_steps_queued
         self._counts.forget_all()
-        self._rounds = self._make_rounds()
-        self._shortage = self._make_shortage()
-        self.is_started, self.failure, self._first_failure = False, None, None
+        self._rounds, self._supervisor = self._make_rounds()
+        self.is_started = False
 
     # Runners.
 
-    def _make_rounds(self) -> Rounds[Sample]:
+    def _make_rounds(self) -> tuple[Rounds[Sample], Supervisor]:
         settings, group = self._settings, self.group
-        return Rounds(
+        rounds: Rounds[Sample] = Rounds(
             group.num_runners, settings.max_staleness, settings.min_ready, group.restart, settings.min_runners
         )
-
-    def _make_shortage(self) -> Shortage:
-        return Shortage(self.group.num_runners, self._settings.min_runners, self._settings.wait_timeout)
+        return rounds, Supervisor(rounds, settings.wait_timeout, "Its columns stay empty.")
 
     def _note(self, index: int, reply: Reply) -> None:
         match reply:
@@ -432,24 +424,14 @@ class Collector(ABC):
         self._starts.note(index, report.state)
 
     def _note_failure(self, index: int, reply: RunnerFailed) -> None:
-        self._first_failure = self._first_failure or reply
         if reply.report is not None:
             self._note_report(index, reply.report)
         else:
             self._counts.own[reply.failed.kind] += 1
         is_counted = reply.failed.kind is not FaultKind.UNREACHABLE
         num_losses = None if self._deal is None else self._deal.fail(index, is_counted)
-        status = self._rounds.fail(index, self._clock(), is_counted, num_losses)
-        self._shortage.note_failure(reply, self._rounds.num_up)
-        if reply.is_fatal or self._rounds.has_lost_all or self._rounds.has_never_started:
-            self.failure = (reply if reply.is_fatal else self._first_failure).error()
-        elif self._rounds.has_lost_too_many:
-            num_lost = self._rounds.count(SlotStatus.LOST)
-            self.failure = self._shortage.error(f"{num_lost} of {self.group.num_runners} runners are given up")
-        elif status is SlotStatus.LOST:
-            logger.warning("runner %d is given up: %s Its columns stay empty.", index, reply.message)
-        else:
-            logger.warning("runner %d failed and is restarted: %s", index, reply.message)
+        self._rounds.fail(index, self._clock(), is_counted, num_losses)
+        self._supervisor.note_failure(index, reply)
 
 
 def check_not_traced(env_name: str, tree: PyTree) -> None:
