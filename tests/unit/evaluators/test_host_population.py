@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import cloudpickle
@@ -17,6 +18,7 @@ from rookery.algorithms.evolution.map_elites import MAPElitesWorkflow
 from rookery.algorithms.evolution.nsga2 import NSGA2Workflow
 from rookery.algorithms.evolution.open_es import OpenESWorkflow
 from rookery.errors import InvalidInputError, UnknownNameError
+from rookery.evaluators import host_population
 from rookery.evaluators.host import HostEvaluator
 from rookery.evaluators.host_population import HostPopulation, population_envs
 from rookery.evaluators.measures import Measure
@@ -528,14 +530,16 @@ def test_random_play_makes_no_environment_in_the_caller(make: Make, diary: type[
     np.testing.assert_allclose(statistics.mean["obs"], expected.mean["obs"], rtol=1e-6)
 
 
-def test_a_generation_that_takes_long_lets_the_loop_see_signals_and_goes_on(make: Make) -> None:
+def test_a_generation_that_takes_long_lets_the_loop_see_signals_and_goes_on(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workflow = make(normalize_obs=True)
     training, times = workflow.training, FakeTime()
     state = workflow.init(workflow.make_key())
     expected = workflow.step(state)[1]
     state = workflow.init(workflow.make_key())
     with population_on(workflow, lambda index, request: times.sleep(2.0)) as (host, _):
-        host._clock = times.clock
+        monkeypatch.setattr(host_population, "time", SimpleNamespace(monotonic=times.clock))
         training.player, own = host, training.player
         metrics, until = training.no_metrics(state), Counter.of(10_000)
         after, num_calls = state, 0
