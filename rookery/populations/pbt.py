@@ -125,19 +125,16 @@ class PBTWorkflow(Workflow):
 
 
 def member_settings(settings: Settings) -> Settings:
-    """Return the settings of one member, whose budget is its share of `total_timesteps`."""
-    config, train = settings.method, settings.train
-    own = replace(
-        train,
-        total_timesteps=-(-settings.max_timesteps // config.population_size),
-        num_seeds=1,
-        run_dir=None,
-        recorders=(),
-        init_from=None,
+    """Return the settings of one member, whose env steps are its share of those of the run."""
+    config = settings.method
+    steps, budget = (
+        -(-number // config.population_size) for number in (settings.train.total_timesteps, settings.max_timesteps)
     )
+    train = replace(settings.train, total_timesteps=budget, num_seeds=1, run_dir=None, recorders=(), init_from=None)
     with errors_of_members():
         agent = {"name": config.method, **config.member}
-        return workflow_class(config.method).check_config({"agent": agent, **to_mapping(own)}, config.method)
+        member = workflow_class(config.method).check_config({"agent": agent, **to_mapping(train)}, config.method)
+    return replace(member, budget=budget, train=replace(member.train, total_timesteps=steps))
 
 
 def make_search(settings: Settings, member: Settings) -> Search:
@@ -183,8 +180,9 @@ def rounds_of(config: PBTConfig, method: type[Workflow]) -> Rounds:
 
 @contextlib.contextmanager
 def errors_of_members() -> Iterator[None]:
-    """Let errors about `agent.NAME` of a member name the key `agent.member.NAME`."""
+    """Let errors about `agent.NAME` of a member name the key `agent.member.NAME`, and say whose steps are few."""
     try:
         yield
     except RookeryError as error:
-        raise type(error)(re.sub(r"\bagent(?=[.:])", "agent.member", str(error))) from error
+        text = re.sub(r"\bagent(?=[.:])", "agent.member", str(error))
+        raise type(error)(re.sub(r"\btotal_timesteps=\d+", r"\g<0> of a member", text)) from error
