@@ -79,6 +79,7 @@ def test_an_individual_whose_episode_is_not_finite_is_invalid_and_spoils_no_lear
     state = state.replace_learner(evo_state=evo_state.replace(population=population))
     for _ in range(2):
         metrics, state = workflow.step(state)
+        assert float(metrics["rollout/rows_not_finite"]) == (EPISODE_LENGTH if int(state.iterations) == 1 else 0.0)
     assert int(state.learner.evo_state.num_invalid) == 1
     assert int(state.env_steps) == 2 * STEPS == int(metrics["buffer/size"]) + EPISODE_LENGTH
     assert int(state.num_updates) > 0
@@ -130,6 +131,7 @@ def test_the_config_of_a_run_has_all_options_of_both_parts() -> None:
         ({"learner": {"rollout_length": 3}}, r"agent\.learner\.rollout_length has no effect"),
         ({"learner": {"policy_dela": 3}}, r"agent\.learner: unknown key 'policy_dela'.*policy_delay"),
         ({"learner": {"discount": 3}}, r"agent\.learner\.discount=3"),
+        ({"warmup_steps": 4 * STEPS}, r"agent\.warmup_steps=200 must be less than total_timesteps=200"),
         ({"num_episodes": 2, "learner_episodes": 1}, r"learner_episodes=1 must be a multiple of agent\.num_episodes=2"),
     ],
 )

@@ -144,6 +144,14 @@ def test_an_actor_that_joins_has_the_fitness_of_the_parameters_that_join() -> No
     jax.tree.map(np.testing.assert_array_equal, told.best_params, ACTOR)
 
 
+def test_an_actor_whose_greedy_episodes_were_given_up_stays_out() -> None:
+    optimizer, of_actor = VanillaES(population_size=POPULATION_SIZE), generation(actor_fitness=float("nan"))
+    metrics, joined, returns, _ = exchange(Joining, optimizer).join(asked(optimizer), FITNESS[:, None], STATE, of_actor)
+    assert not holds(joined.asked, ACTOR).any()
+    np.testing.assert_array_equal(returns[:, 0], FITNESS)
+    assert float(metrics["hybrid/injections"].value) == 0.0
+
+
 def test_an_invalid_individual_is_the_least_fit() -> None:
     optimizer = VanillaES(population_size=POPULATION_SIZE)
     fitness = FITNESS.at[3].set(jnp.nan)

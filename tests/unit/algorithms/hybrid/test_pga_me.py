@@ -28,7 +28,7 @@ ARCHIVE = {"descriptors": ["mean:obs.0", "mean:action"], "low": [-1, -2], "high"
 ARCHIVE |= {"archive": "grid", "cells": [4, 4]}
 
 
-def make_workflow(env: str = "classic/pendulum", devices: int = 1, **agent: Any) -> PGAMEWorkflow:
+def make_workflow(env: str = "classic/pendulum", **agent: Any) -> PGAMEWorkflow:
     learner = {"batch_size": 8, "network": {"hidden_sizes": [8]}, **agent.pop("learner", {})}
     strategy = {**ARCHIVE, **agent.pop("strategy", {})}
     sizes = {"population_size": POPULATION_SIZE, "num_lanes": NUM_LANES, "num_random": 1, "warmup_steps": 4}
@@ -40,7 +40,6 @@ def make_workflow(env: str = "classic/pendulum", devices: int = 1, **agent: Any)
             "evaluation": {"num_episodes": 2},
             "total_timesteps": 4 * EPISODE_LENGTH * POPULATION_SIZE,
             "recorders": [],
-            "devices": devices,
         }
     )
 
@@ -208,6 +207,7 @@ def test_rows_after_the_first_done_are_not_stored() -> None:
         ({"gradient": "dqn"}, r"agent\.gradient=dqn has no actor that climbs a critic"),
         ({"variation_share": 0.99}, "leaves no children that vary, or none that climb"),
         ({"update_ratio": 1.0}, "unknown key 'update_ratio'"),
+        ({"strategy": ARCHIVE | {"descriptors": ["mean:obs.9", "mean:action"]}}, r"measure obs\.9: it has 3 numbers"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict, message: str) -> None:
