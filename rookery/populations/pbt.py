@@ -19,8 +19,9 @@ from rookery.distributed import POPULATION_AXIS, bytes_of_tree, check_memory, fo
 from rookery.errors import InvalidInputError, RookeryError
 from rookery.hyperparameters import declaration_of
 from rookery.registry import workflow_class
-from rookery.search import SEARCHES, Search, SearchHyperparameters, SearchSpace
+from rookery.search import Search, SearchHyperparameters, SearchSpace, search_class
 from rookery.search.searches import RandomSearch, Truncation
+from rookery.trust import name_of
 from rookery.workflows.config import Settings
 from rookery.workflows.population import PopulationTraining, Rounds
 from rookery.workflows.training import LearnerTraining, OnDevice, Training
@@ -43,10 +44,9 @@ class PBTConfig:
     space: Mapping[str, Any] = setting(
         {}, help="hyper-parameters to search, {learning_rate: {low: 1e-5, high: 3e-2, scale: log}}; {}: the method's"
     )
-    search: str = setting(
+    search: str | type = setting(
         "truncation",
-        choices=SEARCHES,
-        help="truncation: PBT; cso: losers of pairs move to winners; none: random search",
+        help="truncation: PBT; cso: losers of pairs move to winners; none: random search; or your own as module:Class",
     )
     population_size: int = setting(16, low=2, high=2**16, help="members, over all devices")
     top: float = setting(0.2, low=0.0, high=1.0, help="truncation: share of the members that others take over from")
@@ -62,6 +62,8 @@ class PBTConfig:
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.search, type):
+            object.__setattr__(self, "search", name_of(self.search))
         check_settings(self)
 
     def num_members(self, share: float) -> int:
@@ -140,7 +142,7 @@ def member_settings(settings: Settings) -> Settings:
 def make_search(settings: Settings, member: Settings) -> Search:
     """Make the search that the settings describe."""
     config = settings.method
-    space, kind = SearchSpace.of(config.space, member.hyperparameters), SEARCHES[config.search]
+    space, kind = SearchSpace.of(config.space, member.hyperparameters), search_class(config.search)
     fixed = [name for name in space.names if not declaration_of(type(member.hyperparameters), name).schedule]
     if fixed and kind is not RandomSearch:
         raise InvalidInputError(

@@ -355,7 +355,7 @@ class DeviceHybrids(SearchOnDevice, HybridGenerations):
         recording: Recording = episodes.recorded
         metrics, state = self._tell(asked.with_buffer(recording.buffer_state), population, episodes)
         counts = {"rollout/idle_rows": recording.num_idle, NOT_FINITE: recording.num_not_finite}
-        return metrics | {name: Mean.of(sum_over_devices(count)) for name, count in counts.items()}, state
+        return {**metrics, **{name: Mean.of(sum_over_devices(count)) for name, count in counts.items()}}, state
 
     def _play(self, hybrid: HybridState, population: Params, key: Key) -> PopulationEpisodes:
         """Play this device's share of a generation and store its rows; the copies of the actor come last."""
