@@ -1,4 +1,4 @@
-"""The section on members of a population: who descends from whom, on which scales numbers are drawn, what is damaged."""
+"""The section on members of a population: descent, the scales on which numbers are drawn, and what is damaged."""
 
 import json
 import re

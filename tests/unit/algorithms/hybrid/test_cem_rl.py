@@ -1,6 +1,7 @@
 """CEM-RL: who climbs, what climbing does, and the rules that other implementations break."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +16,8 @@ from rookery.algorithms.hybrid.joint_updates import climb
 from rookery.errors import InvalidInputError
 from rookery.types import index_tree
 from rookery.workflows.exchange import Generation
+from rookery.workflows.hybrid_generations import DeviceHybrids
+from tests.equivalence.interrupted_runs import assert_resumes
 
 EPISODE_LENGTH, POPULATION_SIZE, NUM_EPISODES = 10, 4, 2
 STEPS = EPISODE_LENGTH * POPULATION_SIZE * NUM_EPISODES
@@ -27,7 +30,9 @@ def make_workflow(env: str = "classic/pendulum", learner: dict | None = None, **
         {
             "agent": {"num_lanes": 3, "learner": learner, **agent},
             "env": {"name": env, "episode_length": EPISODE_LENGTH},
+            "evaluation": {"num_episodes": 2},
             "total_timesteps": 4 * STEPS,
+            "record_interval": STEPS,
             "recorders": [],
         }
     )
@@ -70,6 +75,11 @@ def test_limits_bootstrap_in_every_episode_of_an_individual(pendulum: CEMRLWorkf
     )
     np.testing.assert_allclose(np.asarray(transitions.discounts)[0][is_last.ravel()], 0.99)
     np.testing.assert_array_equal(transitions.next_obs[0][is_last.ravel()], rows.next_obs[is_last])
+
+
+def test_a_run_resumes_bit_for_bit(pendulum: CEMRLWorkflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceHybrids, "collect_seconds", lambda self, state: 0.0)
+    assert_resumes(pendulum, tmp_path, num_steps=4 * STEPS)
 
 
 @pytest.mark.parametrize(

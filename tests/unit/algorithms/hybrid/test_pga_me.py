@@ -1,6 +1,7 @@
 """PGA-MAP-Elites: who climbs, who plays, what is stored, and which keys are used."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,8 @@ from rookery.learners.replay import ReplayLearner
 from rookery.sample_batch import SampleBatch
 from rookery.types import index_tree
 from rookery.workflows.exchange import Generation
-from rookery.workflows.hybrid_generations import hybrid_of
+from rookery.workflows.hybrid_generations import DeviceHybrids, hybrid_of
+from tests.equivalence.interrupted_runs import assert_resumes
 
 EPISODE_LENGTH, POPULATION_SIZE, NUM_LANES = 10, 8, 4
 VARIED, CLIMBING, ACTOR = slice(0, 4), slice(4, 7), slice(7, 8)
@@ -39,6 +41,7 @@ def make_workflow(env: str = "classic/pendulum", **agent: Any) -> PGAMEWorkflow:
             "env": {"name": env, "episode_length": EPISODE_LENGTH},
             "evaluation": {"num_episodes": 2},
             "total_timesteps": 4 * EPISODE_LENGTH * POPULATION_SIZE,
+            "record_interval": EPISODE_LENGTH * POPULATION_SIZE,
             "recorders": [],
         }
     )
@@ -159,6 +162,11 @@ def test_the_fitness_of_the_actor_is_that_of_the_last_place(pendulum: Watched) -
     assert float(metrics["qd/actor_fitness"]) == returns[-1][-1, 0]
     assert int(state.num_updates) == 2 * 5
     assert int(state.env_steps) == 2 * POPULATION_SIZE * EPISODE_LENGTH == float(metrics["buffer/size"])
+
+
+def test_a_run_resumes_bit_for_bit(pendulum: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceHybrids, "collect_seconds", lambda self, state: 0.0)
+    assert_resumes(pendulum.workflow, tmp_path, num_steps=4 * EPISODE_LENGTH * POPULATION_SIZE)
 
 
 def test_variation_climbing_and_critic_training_use_different_keys(pendulum: Watched) -> None:
