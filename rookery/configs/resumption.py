@@ -87,7 +87,7 @@ def named_again(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[
         for name in path:
             part = part.get(name) if isinstance(part, dict) else None
         own = part.get(last) if isinstance(part, dict) else None
-        if own in (None, [], *AGENTS) or (key == "agent.search" and ":" not in own):
+        if own in (None, [], *AGENTS) or (key == "agent.search" and ":" not in str(own)):
             raise InvalidInputError(f"{key}: this run has no own class there; start a new run to change it.")
         part[last] = agent_name(value) if key == "agent" else value
     return named, others

@@ -60,7 +60,7 @@ def parse_member_history(entry: Mapping[str, Any]) -> MemberHistory:
 def _mapping(entry: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(entry[name], Mapping):
         raise ValueError(f"{name} is {entry[name]!r:.80}, expected an object")
-    return entry[name]  # type: ignore[no-any-return]
+    return entry[name]
 
 
 def _table(rows: Any, name: str, shape: tuple[int, ...] | None = None) -> np.ndarray:
