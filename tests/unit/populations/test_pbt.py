@@ -310,6 +310,10 @@ def test_a_run_records_evaluates_saves_all_members_and_resumes_bit_for_bit(
         ({"env": {"name": "gymnasium/CartPole-v1"}}, "is on the host: choose a device environment"),
         ({"agent": {"search": "tuncation"}}, "unknown search 'tuncation'. Did you mean 'truncation'"),
         ({"agent": {"search": f"{__name__}:SIZE"}}, "is 4: expected a subclass of rookery.search.Search"),
+        (
+            {"agent": {"method": "sac", "member": {"warmup_steps": 1000}, "space": {}}},
+            "agent.member.warmup_steps=1000 must be less than total_timesteps=128 of a member",
+        ),
         ({"agent": {"method": "pbt"}}, "agent.method=pbt: members cannot be populations"),
         ({"agent": {"method": "pp0"}}, "unknown agent 'pp0'. Did you mean 'ppo'"),
         ({"agent": {"member": {"num_env": 3}}}, "agent.member: unknown key 'num_env'. Did you mean 'num_envs'"),
