@@ -1,7 +1,8 @@
-"""A population of PPO learners against the same learners without the population, on CartPole.
+"""A population of PPO learners against the same learners without the exchange, on CartPole.
 
-The population plays greedy episodes after every round and exchanges what was learned. The learners alone do neither:
-they train one after the other by the same compiled program. Every call trains from the same states.
+With `search=none`, the same members train in one program and play greedy episodes after every round, but none takes
+over from another: the ratio is the cost of the search. The members alone do not play greedy episodes either. They train
+one after the other, and each starts a program of its own. Every call trains from the same states.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,18 +24,20 @@ STEPS = POPULATION_SIZE * ITERATIONS * NUM_ROUNDS * MEMBER["num_envs"] * MEMBER[
 def rows() -> Iterator[Row]:
     alone = members_alone()
     for name, side_by_side in (("one after the other", False), ("side by side", True)):
-        seconds = cpu_seconds({"rookery": population(side_by_side), "alone": alone})
+        searches = {search: population(search, side_by_side) for search in ("truncation", "none")}
+        seconds = cpu_seconds({**searches, "alone": alone})
+        speeds = {of: f"{STEPS / own / 1e3:.0f} k steps/s" for of, own in seconds.items()}
         yield Row(
             name=f"PBT, {POPULATION_SIZE} members of PPO, {name}",
-            ours=f"{STEPS / seconds['rookery'] / 1e3:.0f} k steps/s",
-            other=f"the members alone {STEPS / seconds['alone'] / 1e3:.0f} k steps/s",
-            ratio=seconds["alone"] / seconds["rookery"],
+            ours=speeds["truncation"],
+            other=f"search=none {speeds['none']}, the members alone {speeds['alone']}",
+            ratio=seconds["none"] / seconds["truncation"],
         )
 
 
-def population(side_by_side: bool) -> Callable[[], Any]:
+def population(search: str, side_by_side: bool) -> Callable[[], Any]:
     agent = {"name": "pbt", "population_size": POPULATION_SIZE, "member": MEMBER, "iterations_per_round": ITERATIONS}
-    return training(agent | {"members_side_by_side": side_by_side}, NUM_ROUNDS)
+    return training(agent | {"search": search, "members_side_by_side": side_by_side}, NUM_ROUNDS)
 
 
 def members_alone() -> Callable[[], Any]:

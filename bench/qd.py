@@ -14,7 +14,7 @@ from bench.table import Row
 from rookery.configs import compose
 from rookery.registry import build_workflow
 
-GENERATIONS, NUM_SEEDS = 100, 3
+GENERATIONS = 100
 ARCHIVE = {"descriptors": "[mean:obs.0,mean:action]", "low": "[-1,-2]", "high": "[1,2]", "archive": "grid"}
 ARCHIVE |= {"cells": "[32,32]", "qd_offset": "3256", "iso_std": "0.005", "line_std": "0.05"}
 MAP_ELITES = [f"agent.{name}={value}" for name, value in ARCHIVE.items()]
@@ -25,11 +25,11 @@ PGA_ME += ["agent.num_random=64", "agent.num_lanes=64", "agent.num_climbing_step
 def rows() -> Iterator[Row]:
     qdax = "QDax HEAD 1,262,139, 60.1 %, 1.0 CPU-s"
     map_elites = [*MAP_ELITES, "agent.network.hidden_sizes=[64,64]"]
-    for seed in range(NUM_SEEDS):
+    for seed in range(4):
         yield row("MAP-Elites", "map_elites", map_elites, qdax, 1.0, seed)
     qdax = "QDax HEAD 1,681,711, 72.4 %, 27.2 CPU-s"
     pga_me = [*PGA_ME, "agent.learner.network.hidden_sizes=[64,64]"]
-    for seed in range(NUM_SEEDS):
+    for seed in range(3):
         yield row("PGA-MAP-Elites", "pga_me", pga_me, qdax, 27.2, seed)
 
 

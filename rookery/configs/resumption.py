@@ -34,6 +34,7 @@ OWN_PARTS = {
     "network": "agent.network.encoder",
     "agent.network": "agent.network.encoder",
     "agent.network.encoder": "agent.network.encoder",
+    "agent.search": "agent.search",
     "env.wrappers": "env.wrappers",
     "env.mapping": "env.mapping",
 }
@@ -85,7 +86,8 @@ def named_again(config: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[
         part: Any = named
         for name in path:
             part = part.get(name) if isinstance(part, dict) else None
-        if not isinstance(part, dict) or part.get(last) in (None, [], *AGENTS):
+        own = part.get(last) if isinstance(part, dict) else None
+        if own in (None, [], *AGENTS) or (key == "agent.search" and ":" not in str(own)):
             raise InvalidInputError(f"{key}: this run has no own class there; start a new run to change it.")
         part[last] = agent_name(value) if key == "agent" else value
     return named, others

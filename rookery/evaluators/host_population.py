@@ -66,6 +66,8 @@ class HostPopulation:
         description = group.describe()
         check_one_agent(spec.env, description)
         self.obs_space, self.action_space = description.spaces[SINGLE_AGENT]
+        for measure in spec.measures:
+            measure.check(self.obs_space, self.action_space)
         self.group = group
         self.num_begun = 0
         """The number of generations that were begun."""

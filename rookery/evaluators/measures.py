@@ -10,17 +10,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rookery.envs import EnvState
 from rookery.errors import InvalidInputError, unknown_name
-from rookery.types import Action, Array, Obs, PyTree
+from rookery.spaces import Space
+from rookery.types import Action, Array, Key, Obs, PyTree
 
 Number = Any
 """A NumPy or JAX array of one number or more."""
 
 PATTERN = re.compile(r"(?P<reduction>sum|mean|last):(?P<source>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)(\.(?P<index>\d+))?")
+OF_SPACES = ("reward", "action", "obs")
+"""Sources that every environment has."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,17 @@ class Measure:
         """Return the value at one step of a host environment."""
         value = self._look_up(action, reward, obs, info)
         return float(self._choose(np.ravel(np.asarray(value, np.float32))))
+
+    def check(self, obs_space: Space, action_space: Space) -> None:
+        """Raise if these spaces do not have what is measured; entries of `info` are known only after a step."""
+        if self.source.partition(".")[0] not in OF_SPACES:
+            return
+
+        def measure(key: Key) -> Array:
+            value = self._look_up(action_space.sample(key), jnp.float32(0.0), obs_space.sample(key), {})
+            return self._choose(jnp.ravel(jnp.asarray(value, jnp.float32)))
+
+        jax.eval_shape(measure, jax.random.key(0))
 
     def accumulate(self, total: Number, value: Number) -> Number:
         """Add the value of one step."""

@@ -19,8 +19,9 @@ from rookery.distributed import POPULATION_AXIS, bytes_of_tree, check_memory, fo
 from rookery.errors import InvalidInputError, RookeryError
 from rookery.hyperparameters import declaration_of
 from rookery.registry import workflow_class
-from rookery.search import SEARCHES, Search, SearchHyperparameters, SearchSpace
+from rookery.search import Search, SearchHyperparameters, SearchSpace, search_class
 from rookery.search.searches import RandomSearch, Truncation
+from rookery.trust import name_of
 from rookery.workflows.config import Settings
 from rookery.workflows.population import PopulationTraining, Rounds
 from rookery.workflows.training import LearnerTraining, OnDevice, Training
@@ -43,10 +44,9 @@ class PBTConfig:
     space: Mapping[str, Any] = setting(
         {}, help="hyper-parameters to search, {learning_rate: {low: 1e-5, high: 3e-2, scale: log}}; {}: the method's"
     )
-    search: str = setting(
+    search: str | type = setting(
         "truncation",
-        choices=SEARCHES,
-        help="truncation: PBT; cso: losers of pairs move to winners; none: random search",
+        help="truncation: PBT; cso: losers of pairs move to winners; none: random search; or your own as module:Class",
     )
     population_size: int = setting(16, low=2, high=2**16, help="members, over all devices")
     top: float = setting(0.2, low=0.0, high=1.0, help="truncation: share of the members that others take over from")
@@ -62,6 +62,8 @@ class PBTConfig:
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.search, type):
+            object.__setattr__(self, "search", name_of(self.search))
         check_settings(self)
 
     def num_members(self, share: float) -> int:
@@ -125,25 +127,22 @@ class PBTWorkflow(Workflow):
 
 
 def member_settings(settings: Settings) -> Settings:
-    """Return the settings of one member, whose budget is its share of `total_timesteps`."""
-    config, train = settings.method, settings.train
-    own = replace(
-        train,
-        total_timesteps=-(-settings.max_timesteps // config.population_size),
-        num_seeds=1,
-        run_dir=None,
-        recorders=(),
-        init_from=None,
+    """Return the settings of one member, whose env steps are its share of those of the run."""
+    config = settings.method
+    steps, budget = (
+        -(-number // config.population_size) for number in (settings.train.total_timesteps, settings.max_timesteps)
     )
+    train = replace(settings.train, total_timesteps=budget, num_seeds=1, run_dir=None, recorders=(), init_from=None)
     with errors_of_members():
         agent = {"name": config.method, **config.member}
-        return workflow_class(config.method).check_config({"agent": agent, **to_mapping(own)}, config.method)
+        member = workflow_class(config.method).check_config({"agent": agent, **to_mapping(train)}, config.method)
+    return replace(member, budget=budget, train=replace(member.train, total_timesteps=steps))
 
 
 def make_search(settings: Settings, member: Settings) -> Search:
     """Make the search that the settings describe."""
     config = settings.method
-    space, kind = SearchSpace.of(config.space, member.hyperparameters), SEARCHES[config.search]
+    space, kind = SearchSpace.of(config.space, member.hyperparameters), search_class(config.search)
     fixed = [name for name in space.names if not declaration_of(type(member.hyperparameters), name).schedule]
     if fixed and kind is not RandomSearch:
         raise InvalidInputError(
@@ -183,8 +182,9 @@ def rounds_of(config: PBTConfig, method: type[Workflow]) -> Rounds:
 
 @contextlib.contextmanager
 def errors_of_members() -> Iterator[None]:
-    """Let errors about `agent.NAME` of a member name the key `agent.member.NAME`."""
+    """Let errors about `agent.NAME` of a member name the key `agent.member.NAME`, and say whose steps are few."""
     try:
         yield
     except RookeryError as error:
-        raise type(error)(re.sub(r"\bagent(?=[.:])", "agent.member", str(error))) from error
+        text = re.sub(r"\bagent(?=[.:])", "agent.member", str(error))
+        raise type(error)(re.sub(r"\btotal_timesteps=\d+", r"\g<0> of a member", text)) from error

@@ -9,10 +9,11 @@ from rookery.types import Array, PyTree, PyTreeData, PyTreeNode
 
 
 class Recording(PyTreeData):
-    """The buffer, and the number of rows that idle lanes did not write."""
+    """The buffer, and the number of rows that were not stored: of idle lanes, or with NaN or infinite numbers."""
 
     buffer_state: ReplayState
     num_idle: Array
+    num_not_finite: Array
 
 
 class ReplayRecorder(PyTreeNode):
@@ -29,7 +30,8 @@ class ReplayRecorder(PyTreeNode):
     shift: Array
 
     def init(self) -> Recording:
-        return Recording(buffer_state=self.buffer_state, num_idle=jnp.zeros((), jnp.int32))
+        zero = jnp.zeros((), jnp.int32)
+        return Recording(buffer_state=self.buffer_state, num_idle=zero, num_not_finite=zero)
 
     def record(self, state: Recording, rows: PyTree, is_live: Array) -> Recording:
         shifted = jax.tree.map(lambda leaf: jnp.roll(leaf, self.shift, axis=0), (rows, is_live, are_finite(rows)))
@@ -41,6 +43,7 @@ class ReplayRecorder(PyTreeNode):
         return Recording(
             buffer_state=self.buffer.add(buffer_state, rows, is_live_column & is_finite),
             num_idle=state.num_idle + jnp.sum(~is_live, dtype=jnp.int32),
+            num_not_finite=state.num_not_finite + jnp.sum(is_live_column & ~is_finite, dtype=jnp.int32),
         )
 
 

@@ -45,16 +45,22 @@ def parse_member_history(entry: Mapping[str, Any]) -> MemberHistory:
     best_member = int(entry["best_member"])
     if not np.isin(parents, np.arange(size)).all() or not 0 <= best_member < size:
         raise ValueError(f"a parent or the best member is none of the {size} members")
-    numbers = {str(name): _table(rows, str(name), fitness.shape) for name, rows in entry["numbers"].items()}
+    numbers = {str(name): _table(rows, str(name), fitness.shape) for name, rows in _mapping(entry, "numbers").items()}
     rounds = int(entry["first_round"]) + 1 + np.arange(len(fitness))
     return MemberHistory(
         steps=np.rint(rounds * float(entry["env_steps_per_round"])).astype(int),
         fitness=fitness,
         parents=parents.astype(int),
         numbers=numbers,
-        scales={str(name): str(scale) for name, scale in entry["scales"].items()},
+        scales={str(name): str(scale) for name, scale in _mapping(entry, "scales").items()},
         best_member=best_member,
     )
+
+
+def _mapping(entry: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    if not isinstance(entry[name], Mapping):
+        raise ValueError(f"{name} is {entry[name]!r:.80}, expected an object")
+    return entry[name]
 
 
 def _table(rows: Any, name: str, shape: tuple[int, ...] | None = None) -> np.ndarray:

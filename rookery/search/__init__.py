@@ -1,11 +1,10 @@
 """Search for hyper-parameters: the space to search, and what a member of a population takes over from another."""
 
 from rookery.search.inheritance import inherit, inheritance
-from rookery.search.searches import SEARCHES, Search, SearchHyperparameters, Selection
+from rookery.search.searches import Search, SearchHyperparameters, Selection, search_class
 from rookery.search.space import Numbers, SearchRange, SearchSpace
 
 __all__ = [
-    "SEARCHES",
     "Numbers",
     "Search",
     "SearchHyperparameters",
@@ -14,4 +13,5 @@ __all__ = [
     "Selection",
     "inherit",
     "inheritance",
+    "search_class",
 ]

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from rookery.errors import InvalidInputError
+from rookery.errors import InvalidInputError, unknown_name
 from rookery.hyperparameters import Hyperparameters, HyperparameterValues, Scalar, number
 from rookery.search.space import Numbers, SearchSpace, key_of
+from rookery.trust import import_object
 from rookery.types import Key, PyTree, PyTreeData
 
 
@@ -187,3 +188,15 @@ class RandomSearch(Search):
 
 
 SEARCHES: dict[str, type[Search]] = {"truncation": Truncation, "cso": Competition, "none": RandomSearch}
+
+
+def search_class(name: str) -> type[Search]:
+    """Return a search by its name, or an own one by `module:Class`."""
+    if name in SEARCHES:
+        return SEARCHES[name]
+    if ":" not in name:
+        raise unknown_name("search", name, SEARCHES, "Your own is module:Class.")
+    found = import_object(name, f"agent.search={name}")
+    if not (isinstance(found, type) and issubclass(found, Search)):
+        raise InvalidInputError(f"agent.search={name} is {found!r:.80}: expected a subclass of rookery.search.Search.")
+    return found

@@ -12,7 +12,7 @@ from rookery.errors import InvalidInputError, check_count
 from rookery.runners.ray.settings import RaySettings
 from rookery.runs.interruption import Interrupted
 from rookery.runs.search_directory import SearchDirectory, is_search
-from rookery.runs.trial_results import DIVERGED, TrialResult, best_of, ranked
+from rookery.runs.trial_results import DIVERGED, FINISHED, TrialResult, best_of, ranked
 from rookery.tuning.batches import BatchTrainer, program_of
 from rookery.tuning.config import OPTUNA_ROUND, TuneConfig
 from rookery.tuning.halving import budgets, survivors
@@ -20,7 +20,7 @@ from rookery.tuning.one_by_one import OneByOneTrainer
 from rookery.tuning.samplers import Sampler, Trial, make_sampler
 from rookery.tuning.space import TuneSpace, full_space, settings_of
 from rookery.tuning.trainer import Context, Rung, Trainer, build, rung_settings
-from rookery.workflows.config import Settings, TrainConfig
+from rookery.workflows.config import Settings
 
 OF_A_RUN = ("seed", "num_seeds", "run_dir")
 """The settings that a preset leaves to the run."""
@@ -43,7 +43,11 @@ class Search:
         self.space = TuneSpace.of(self.base, self._given)
         self.ray = ray
         self._train = settings_of(self.base, {}).train
-        _check(self._train, config)
+        if self._train.env.is_on_host and config.trials_at_once not in (None, 1):
+            raise InvalidInputError(
+                f"trials_at_once={config.trials_at_once}: {self._train.env.name} is on the host, where trials train "
+                "one after the other."
+            )
         self._sampler()  # raises if Optuna is not installed
 
     @classmethod
@@ -139,6 +143,12 @@ class Search:
                     f"trial {result.trial} in {directory.trials_path} has other values than the search proposes: "
                     "resume it with the versions of JAX and Optuna with which it began."
                 )
+        if reached and all(result.status == FINISHED and result.fitness is None for result in reached):
+            raise InvalidInputError(
+                f"no trial has a fitness after {rung.total_timesteps} env steps, rung {rung.number} of "
+                f"{self.config.num_rungs}: {self._train.checkpoint.best_metric} was not recorded, or is not finite. An "
+                "iteration may be longer than a rung: use fewer rungs, or more total_timesteps."
+            )
         return reached
 
     @property
@@ -167,18 +177,3 @@ def differing(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[st
         elif name not in defaults or value != default:
             changed[name] = value
     return changed
-
-
-def _check(train: TrainConfig, config: TuneConfig) -> None:
-    """Raise for settings that have no meaning in a search."""
-    if train.run_dir is not None:
-        raise InvalidInputError(f"run_dir={train.run_dir}: set search_dir instead, which holds the runs of all trials.")
-    if train.stop_at.value is not None:
-        raise InvalidInputError("stop_at.value ends a run, and the trials of a search share runs: leave it out.")
-    if train.video.interval is not None:
-        raise InvalidInputError("video.interval: trials make no videos; train the best setting with it.")
-    if train.env.is_on_host and config.trials_at_once not in (None, 1):
-        raise InvalidInputError(
-            f"trials_at_once={config.trials_at_once}: {train.env.name} is on the host, where trials train one after "
-            "the other."
-        )

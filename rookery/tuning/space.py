@@ -142,10 +142,18 @@ def _data(name: str, entry: Any) -> Any:
 
 
 def settings_of(base: Mapping[str, Any], values: Mapping[str, Any]) -> Settings:
-    """Return the settings of a trial; raise if they are invalid."""
+    """Return the settings of a trial; raise if they are invalid, or have no meaning in a search."""
     config = with_values(base, values)
     name = config["agent"]["name"]
-    return workflow_class(name).check_config(config, name)
+    settings = workflow_class(name).check_config(config, name)
+    train = settings.train
+    if train.run_dir is not None:
+        raise InvalidInputError(f"run_dir={train.run_dir}: set search_dir instead, which holds the runs of all trials.")
+    if train.stop_at.value is not None:
+        raise InvalidInputError("stop_at.value ends a run, and the trials of a search share runs: leave it out.")
+    if train.video.interval is not None:
+        raise InvalidInputError("video.interval: trials make no videos; train the best setting with it.")
+    return settings
 
 
 def _dimension(base: Mapping[str, Any], settings: Settings, key: str, entry: Any) -> Dimension:

@@ -167,6 +167,7 @@ def make_hybrid(
     spec = PopulationSpec(
         train.env, agent, False, agent.normalize_obs, measures, explorers=crew.explorers, keeps_rows=True
     )
+    max_rows += 2 * crew.size * crew.num_episodes * (train.env.episode_length or 0)
     exchange, clips = exchange.with_max_rows(max_rows), clips_rewards(train.env)
     with close_on_error() as opened:
         players = open_players(settings, spec, crew.size, crew.num_episodes, num_lanes, evaluation_episodes, opened)

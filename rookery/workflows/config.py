@@ -52,7 +52,9 @@ class CheckpointConfig:
         "eval/mean_reward", help="the metric that decides which checkpoint is the best: the highest"
     )
     replay: bool = setting(
-        True, help="save the replay buffer; false: smaller, but a resumed run first plays warmup_steps to refill it"
+        True,
+        help="save the replay buffer; false: smaller, but a resumed run first plays to refill it: warmup_steps, or one "
+        "generation of a hybrid",
     )
 
     def __post_init__(self) -> None:

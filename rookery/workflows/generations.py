@@ -204,8 +204,7 @@ class DeviceGenerations(SearchOnDevice, Generations):
             track_obs=config.tracks_obs,
             axis_name=DEVICE_AXIS,
         )
-        if evolution.measures:
-            jax.eval_shape(self._measure_one_step, jax.random.key(0))  # raises if a measure does not exist
+        self._check_measures()
         self.reevaluation = Reevaluation.of(self.optimizer, self.player, layout, with_params)
         self._make_programs(self._start, self._iterate)
 
@@ -245,12 +244,6 @@ class DeviceGenerations(SearchOnDevice, Generations):
             env.step, player.compute_actions, env.reset(reset_key), player_state, play_key, REFERENCE_STEPS
         )
         return self.agent.update_obs_statistics(agent_state, trajectory.obs)
-
-    def _measure_one_step(self, key: Key) -> list[Array]:
-        env = self.player.single_env
-        action = env.action_space.sample(key)
-        env_state = env.step(env.reset(key), action)
-        return [measure.at_step(action, env_state) for measure in self.player.measures]
 
 
 class HostSearch(SearchTraining):

@@ -15,21 +15,20 @@ from rookery.evaluators.host import HostEvaluator
 from rookery.evaluators.host_population import HostPopulation
 from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.hyperparameters import Hyperparameters
-from rookery.metrics import Metrics
+from rookery.metrics import Mean, Metrics
 from rookery.replay_buffers.replay_buffer import ReplayState
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key, Params, Tree
 from rookery.workflows.collector import check_not_traced
 from rookery.workflows.exchange import Exchange
 from rookery.workflows.generations import HostSearch
-from rookery.workflows.hybrid_generations import Asked, Crew, HybridGenerations, hybrid_of, with_buffer
+from rookery.workflows.hybrid_generations import NOT_FINITE, Asked, Crew, HybridGenerations, hybrid_of, with_buffer
 from rookery.workflows.programs import Layout, specs_of
 from rookery.workflows.training import TrainingState
 
 BLOCK_ROWS = 1024
 """Rows that a device stores at a time, so that one compiled program stores generations of any length."""
 ROWS = PartitionSpec(None, DEVICE_AXIS)
-NOBODY = -1
 
 
 class HostHybrids(HostSearch, HybridGenerations):
@@ -75,7 +74,7 @@ class HostHybrids(HostSearch, HybridGenerations):
     def refill(self, state: TrainingState) -> TrainingState:
         empty, crew, key = self._begin_refill(state)
         episodes = self.player.play(*self._on_first_device((crew, crew.params, key)), self.crew.num_episodes)
-        return with_buffer(state, self._store(empty, episodes))
+        return with_buffer(state, self._store(empty, episodes)[0])
 
     def metrics_shape(self, state: TrainingState) -> Metrics:
         asked, population, *_ = jax.eval_shape(self._ask_all, state)
@@ -91,7 +90,9 @@ class HostHybrids(HostSearch, HybridGenerations):
         return asked.with_buffer(hybrid_of(state).gradient.buffer_state), population, number
 
     def take_in(self, asked: Asked, episodes: PopulationEpisodes) -> tuple[Asked, PopulationEpisodes]:
-        stored = asked.with_buffer(self._store(hybrid_of(asked.state).gradient.buffer_state, episodes))
+        buffer_state, num_not_finite = self._store(hybrid_of(asked.state).gradient.buffer_state, episodes)
+        count = self.layout.place(Mean.of(jnp.float32(num_not_finite)), SAME)
+        stored = asked.with_buffer(buffer_state).replace(metrics={**asked.metrics, NOT_FINITE: count})
         order = np.concatenate(self._shares)
         by_device = episodes.replace(
             episode_returns=episodes.episode_returns[order],
@@ -105,35 +106,36 @@ class HostHybrids(HostSearch, HybridGenerations):
         """Move a tree to where agents act."""
         return jax.device_put(tree, self.layout.mesh.devices.flat[0])
 
-    def _store(self, buffer_state: ReplayState, episodes: PopulationEpisodes) -> ReplayState:
-        """Store the steps of a generation; the given buffer is overwritten."""
+    def _store(self, buffer_state: ReplayState, episodes: PopulationEpisodes) -> tuple[ReplayState, int]:
+        """Store the steps of a generation, and count those that are not finite; the given buffer is overwritten."""
         if episodes.recorded is None:
-            return buffer_state
+            return buffer_state, 0
         rows: SampleBatch = episodes.recorded
         if self._clips_rewards:
             rows = rows.replace(rewards=np.sign(rows.rewards))
-        columns = self._columns(rows, np.asarray(episodes.episode_lengths))
+        is_finite = finite_rows(rows)
+        if self.learner.config.window_length > 1:  # no window continues past a row that is left out
+            rows = rows.replace(dones=np.maximum(rows.dones, np.append(~is_finite[1:], False)))
+        columns = self._columns(is_finite, np.asarray(episodes.episode_lengths))
         for first in range(0, max(map(len, columns)), BLOCK_ROWS):
             parts = [column[first : first + BLOCK_ROWS] for column in columns]
             is_live = np.arange(BLOCK_ROWS)[:, None] < np.array([len(part) for part in parts])  # [R, D]
             block = jax.tree.map(partial(_block, parts=parts), rows)
             buffer_state = self._add(buffer_state, *self.layout.place((block, is_live), ROWS))
-        return buffer_state
+        return buffer_state, int(np.sum(~is_finite))
 
-    def _columns(self, rows: SampleBatch, lengths: np.ndarray) -> list[np.ndarray]:
-        """Return the indexes of the rows that each device stores; none of an episode with NaN or infinite numbers."""
+    def _columns(self, is_finite: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+        """Return the indexes of the rows that each device stores: finite ones of its agents."""
         episodes = np.repeat(np.arange(lengths.size), lengths.ravel())
-        is_spoiled = np.zeros(lengths.size, bool)
-        for leaf in jax.tree.leaves(rows):
-            is_spoiled[episodes[~np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)]] = True
-        agents = np.where(is_spoiled[episodes], NOBODY, episodes // lengths.shape[1])
-        return [np.flatnonzero(np.isin(agents, share)) for share in self._shares]
+        agents = episodes // lengths.shape[1]
+        return [np.flatnonzero(np.isin(agents, share) & is_finite) for share in self._shares]
 
     # For one device's share.
 
     def _ask_crew(self, state: TrainingState) -> tuple[Asked, Params, AgentState, Key]:
         """Start a generation: return the whole crew as well; what was asked comes without the replay buffer."""
         asked, population, play_key = self._ask(state)
+        asked = asked.replace(metrics={**asked.metrics, NOT_FINITE: Mean.of(jnp.float32(0.0))})
         return asked.with_buffer(None), population, self._whole_crew(asked.state, population), play_key
 
     def _emptied_crew(self, state: TrainingState) -> tuple[ReplayState, AgentState, Key]:
@@ -147,6 +149,12 @@ class HostHybrids(HostSearch, HybridGenerations):
 
     def _add_rows(self, buffer_state: ReplayState, rows: SampleBatch, is_live: Array) -> ReplayState:
         return self.learner.buffer.add(buffer_state, rows, is_live)
+
+
+def finite_rows(rows: SampleBatch) -> np.ndarray:
+    """Tell which rows have finite numbers alone."""
+    leaves = jax.tree.leaves(rows)
+    return np.all([np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in leaves], axis=0)
 
 
 def _block(leaf: np.ndarray, parts: Sequence[np.ndarray]) -> np.ndarray:

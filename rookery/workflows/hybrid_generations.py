@@ -30,6 +30,9 @@ from rookery.workflows.reevaluation import Reevaluation, SearchOnDevice, repeate
 from rookery.workflows.search import EvolutionState, SearchTraining, check_population, search_metrics
 from rookery.workflows.training import CENTER, REFILL, TrainingState, state_specs, timed
 
+NOT_FINITE = "rollout/rows_not_finite"
+"""The rows of a generation that are not stored, because they have NaN or infinite numbers."""
+
 
 class HybridHyperparameters(Hyperparameters):
     """The hyper-parameters of a hybrid, besides those of its strategy and its learner."""
@@ -320,6 +323,7 @@ class DeviceHybrids(SearchOnDevice, HybridGenerations):
             track_obs=agent.normalize_obs,
             axis_name=DEVICE_AXIS,
         )
+        self._check_measures()
         self.reevaluation = Reevaluation.of(self.optimizer, self.player, layout, self._with_actor)
         self._make_programs(self._start, self._iterate)
 
@@ -350,7 +354,8 @@ class DeviceHybrids(SearchOnDevice, HybridGenerations):
         episodes = self._play(hybrid_of(asked.state), population, play_key)
         recording: Recording = episodes.recorded
         metrics, state = self._tell(asked.with_buffer(recording.buffer_state), population, episodes)
-        return {**metrics, "rollout/idle_rows": Mean.of(sum_over_devices(recording.num_idle))}, state
+        counts = {"rollout/idle_rows": recording.num_idle, NOT_FINITE: recording.num_not_finite}
+        return {**metrics, **{name: Mean.of(sum_over_devices(count)) for name, count in counts.items()}}, state
 
     def _play(self, hybrid: HybridState, population: Params, key: Key) -> PopulationEpisodes:
         """Play this device's share of a generation and store its rows; the copies of the actor come last."""

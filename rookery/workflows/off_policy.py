@@ -26,15 +26,20 @@ class OffPolicyWorkflow(Workflow):
 
     def make_training(self) -> Training:
         config, train = self.config, self.settings.train
-        warmup_steps = -(-config.warmup_steps // config.num_envs) * config.num_envs
-        if warmup_steps >= train.total_timesteps:
-            raise InvalidInputError(
-                f"agent.warmup_steps={config.warmup_steps}, rounded up to {warmup_steps} for num_envs="
-                f"{config.num_envs}, must be less than total_timesteps={train.total_timesteps}."
-            )
+        check_warmup(config.warmup_steps, train.total_timesteps, config.num_envs)
         # One rollout more than the run, since the last one may pass the end.
         max_rows = self.settings.max_timesteps + config.num_envs * (config.rollout_length + config.window_length)
         if train.env.autoreset_mode is AutoresetMode.ENVPOOL:
             max_rows *= 2  # in the worst case every other row is a reset
         learner = self.learner_class.of(config).replace(max_rows=max_rows)
         return make_gradient_training(self.settings, self.layout, learner, self.evaluation_episodes)
+
+
+def check_warmup(warmup_steps: int, total_timesteps: int, num_envs: int = 1) -> None:
+    """Raise if a run would end before its learner begins to learn."""
+    taken = -(-warmup_steps // num_envs) * num_envs
+    if taken >= total_timesteps:
+        rounded = f", rounded up to {taken} for num_envs={num_envs}," if taken != warmup_steps else ""
+        raise InvalidInputError(
+            f"agent.warmup_steps={warmup_steps}{rounded} must be less than total_timesteps={total_timesteps}."
+        )

@@ -12,7 +12,7 @@ from rookery.agent import AgentState
 from rookery.evaluators import PopulationEvaluator
 from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evolution import ECState, EvoOptimizer
-from rookery.types import Array, Params, PyTreeDict, index_tree
+from rookery.types import Array, Key, Params, PyTreeDict, index_tree
 from rookery.workflows.programs import Layout, Program
 from rookery.workflows.search import SearchTraining, search_of
 from rookery.workflows.training import CENTER, OnDevice, TrainingState
@@ -67,7 +67,20 @@ class Reevaluation:
 class SearchOnDevice(OnDevice, SearchTraining):
     """A search whose evaluations also replay the elites of its archive, if it has one and is asked to."""
 
+    player: PopulationEvaluator
     reevaluation: Reevaluation
+
+    def _check_measures(self) -> None:
+        """Raise if the environment has not what the strategy measures."""
+        env, measures = self.player.single_env, self.player.measures
+
+        def measure_one_step(key: Key) -> list[Array]:
+            action = env.action_space.sample(key)
+            env_state = env.step(env.reset(key), action)
+            return [measure.at_step(action, env_state) for measure in measures]
+
+        if measures:
+            jax.eval_shape(measure_one_step, jax.random.key(0))
 
     def evaluate(self, state: TrainingState) -> tuple[PyTreeDict, TrainingState]:
         metrics, evaluated = super().evaluate(state)

@@ -138,7 +138,7 @@ def test_a_hybrid_can_be_traced_with_its_defaults(method: str, kind: str) -> Non
     state = jax.eval_shape(workflow.init, workflow.make_key())
     metrics, after = jax.eval_shape(workflow.step, state)
     assert kinds_of(after) == kinds_of(state)
-    expected = FITNESS | EPISODES | {"hybrid/rl_fitness", "rollout/idle_rows", "buffer/size"}
+    expected = FITNESS | EPISODES | {"hybrid/rl_fitness", "rollout/idle_rows", "rollout/rows_not_finite", "buffer/size"}
     expected |= OF_EXCHANGE.get(method, {"evolution/step_size", "hybrid/injections"})
     expected |= {"train/actor_loss", "train/critic_loss"}
     expected |= {"train/value"} | ({"train/entropy", "train/ent_coef"} if kind == "counter" else set())

@@ -1,17 +1,22 @@
 """Runs that are asked to stop on the way, and what is left of them to compare."""
 
+import copy
 import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from rookery.recorders import Position, Recorder, RunDescription
+from rookery.workflows.workflow import Workflow
+
+AnyWorkflow = TypeVar("AnyWorkflow", bound=Workflow)
 
 
 class StoppingRecorder(Recorder):
@@ -48,3 +53,20 @@ def assert_equal(one: Any, other: Any) -> None:
 
     assert jax.tree.structure(one) == jax.tree.structure(other)
     jax.tree_util.tree_map_with_path(compare, one, other)
+
+
+def with_run(workflow: AnyWorkflow, path: Path, **train: Any) -> AnyWorkflow:
+    """Return a workflow with the same compiled programs and a run of its own."""
+    own = copy.copy(workflow)
+    own.settings = replace(own.settings, train=replace(own.settings.train, run_dir=str(path), **train))
+    return own
+
+
+def assert_resumes(workflow: Workflow, path: Path, num_steps: int) -> None:
+    """Train once at a stretch, and once with a stop at half of the steps; both must end alike."""
+    state = workflow.init(workflow.make_key())
+    whole = with_run(workflow, path / "whole").learn(state)
+    with_run(workflow, path / "parts", total_timesteps=num_steps // 2).learn(state)
+    resumed = with_run(workflow, path / "parts").resume()
+    assert int(resumed.env_steps) == num_steps
+    assert_equal(resumed, whole)

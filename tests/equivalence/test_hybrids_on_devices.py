@@ -39,6 +39,16 @@ assert float(of_one["evolution/fitness_mean"]) == float(of_two["evolution/fitnes
 assert float(of_one["hybrid/rl_fitness"]) == float(of_two["hybrid/rl_fitness"])
 assert float(of_one["buffer/size"]) == float(of_two["buffer/size"]) == int(two.env_steps)
 
+
+def rows_of(state):  # of all lanes and devices, in an order that depends on the rows alone
+    buffer = state.learner.gradient.buffer_state
+    lanes = zip(np.asarray(buffer.storage["float32"]), np.asarray(buffer.num_rows), strict=True)
+    rows = np.concatenate([ring[:count] for ring, count in lanes])
+    return rows[np.lexsort(rows.T)]
+
+
+np.testing.assert_array_equal(rows_of(one), rows_of(two))
+
 for workflow, num_updates in ((erl[2], 3 * 8 * 6), (workflow_of("cem_rl", 2, gradient="sac"), 2 * 8 * 4)):
     metrics, state = trained(workflow, 1.0)
     assert int(state.num_updates) == num_updates

@@ -61,7 +61,10 @@ class Migration(ERLExchange):
 
 
 class Joining(ERLExchange):
-    """The actor takes the place of the least fit individual, with the mean return of its own greedy episodes."""
+    """The actor takes the place of the least fit individual, with the mean return of its own greedy episodes.
+
+    It stays out if none of them was finished.
+    """
 
     @classmethod
     def num_greedy_episodes(cls, config: Any) -> int:
@@ -70,7 +73,7 @@ class Joining(ERLExchange):
     def join(
         self, evo_state: Any, returns: Array, learner: OffPolicyState, generation: Generation
     ) -> tuple[Metrics, Any, Array, OffPolicyState]:
-        is_due = self.is_due(evo_state, learner, generation.actor)
+        is_due = self.is_due(evo_state, learner, generation.actor) & jnp.isfinite(generation.actor_fitness)
         fitness = jnp.where(jnp.isfinite(generation.fitness), generation.fitness, -jnp.inf)
         place = jnp.argmin(fitness).astype(jnp.int32)[None]
         actor, of_actor = jax.tree.map(

@@ -18,6 +18,7 @@ from rookery.workflows.choice import make_hybrid
 from rookery.workflows.config import Settings
 from rookery.workflows.exchange import Exchange
 from rookery.workflows.hybrid_generations import Crew, HybridHyperparameters
+from rookery.workflows.off_policy import check_warmup
 from rookery.workflows.training import Training
 from rookery.workflows.workflow import Workflow
 
@@ -119,6 +120,7 @@ class HybridWorkflow(Workflow):
 
     def make_training(self) -> Training:
         config, num_devices = self.config, self.layout.num_shares
+        check_warmup(config.warmup_steps, self.settings.train.total_timesteps)
         strategy, _ = self.parts(self.settings)
         optimizer = self.make_optimizer(strategy)
         exchange_class = self.exchange_for(optimizer)

@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 
 import rookery
+from rookery import cli
 from rookery.algorithms.ppo import PPOHyperparameters, PPOWorkflow
 from rookery.configs import compose
+from rookery.configs.resumption import named_again
 from rookery.errors import RookeryError
 from rookery.hyperparameters import Hyperparameters, Scalar
 from rookery.learning.counter import Counter
 from rookery.registry import build_workflow
 from rookery.runs.directory import RunDirectory
 from rookery.runs.divergence import DivergedError
+from rookery.search import Search, Selection
 from rookery.workflows.population import PopulationTraining
 from rookery.workflows.population_state import PopulationState
 from rookery.workflows.workflow import Workflow
@@ -264,7 +267,9 @@ def test_nobody_takes_over_during_the_warmup(monkeypatch: pytest.MonkeyPatch) ->
     assert num_heirs == [0, 0, 1]
 
 
-def test_a_run_records_evaluates_saves_all_members_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+def test_a_run_records_evaluates_saves_all_members_and_resumes_bit_for_bit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole, part = tmp_path / "whole", tmp_path / "part"
     workflow = build(run_dir=str(whole), recorders=["jsonl"])
     expected = workflow.learn(workflow.init(workflow.make_key()))
@@ -290,11 +295,25 @@ def test_a_run_records_evaluates_saves_all_members_and_resumes_bit_for_bit(tmp_p
     with pytest.raises(RookeryError, match=r"has no policy 'policy\.individual-4'"):
         rookery.load(whole, member=4)
 
+    parents = np.asarray(population_of(expected).history.parents)[3]
+    other = next(member for member in range(SIZE) if member not in (best, *np.flatnonzero(parents == best)))
+    shown = []
+    for options in ([], ["--member", str(best)], ["--member", str(other)]):
+        assert cli.main(["evaluate", str(whole), "--episodes", "4", *options]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] != shown[2]
+
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"env": {"name": "gymnasium/CartPole-v1"}}, "is on the host: choose a device environment"),
+        ({"agent": {"search": "tuncation"}}, "unknown search 'tuncation'. Did you mean 'truncation'"),
+        ({"agent": {"search": f"{__name__}:SIZE"}}, "is 4: expected a subclass of rookery.search.Search"),
+        (
+            {"agent": {"method": "sac", "member": {"warmup_steps": 1000}, "space": {}}},
+            "agent.member.warmup_steps=1000 must be less than total_timesteps=128 of a member",
+        ),
         ({"agent": {"method": "pbt"}}, "agent.method=pbt: members cannot be populations"),
         ({"agent": {"method": "pp0"}}, "unknown agent 'pp0'. Did you mean 'ppo'"),
         ({"agent": {"member": {"num_env": 3}}}, "agent.member: unknown key 'num_env'. Did you mean 'num_envs'"),
@@ -358,6 +377,28 @@ def test_numbers_of_an_own_method_can_be_searched_without_a_declared_range() -> 
     assert training.search.space.names == ("bonus",)
     with pytest.raises(RookeryError, match=r"'bonus'\. Hyperparameters declares no numbers"):
         build(agent={"method": f"{__name__}:NumberlessPPO", "space": space})
+
+
+class Chain(Search):
+    """A search of a user: every member takes over from the one before it."""
+
+    def select(self, numbers: Any, fitness: Any, search_state: Any, hyperparameters: Any, key: Any) -> Selection:
+        unchanged = self.unchanged(numbers, search_state)
+        return unchanged.replace(parents=jnp.maximum(unchanged.parents - 1, 0))
+
+
+@pytest.mark.parametrize("given", [Chain, f"{__name__}:Chain"])
+def test_an_own_search_decides_and_its_name_is_in_the_config(given: Any) -> None:
+    workflow = build(agent={"search": given})
+    search = workflow.training.search
+    selection = search.select({}, jnp.zeros(SIZE), search.init(), None, None)
+    assert selection.parents.tolist() == [0, 0, 1, 2]
+    config = workflow.settings.to_mapping()
+    assert config["agent"]["search"] == f"{__name__}:Chain"
+    again, _ = named_again(config, {"agent.search": "moved:Chain"})
+    assert again["agent"]["search"] == "moved:Chain"
+    with pytest.raises(RookeryError, match=r"agent\.search: this run has no own class there"):
+        named_again(config | {"agent": config["agent"] | {"search": "cso"}}, {"agent.search": f"{__name__}:Chain"})
 
 
 def test_replay_buffers_that_take_much_memory_are_announced_and_more_than_there_is_are_refused(

@@ -143,7 +143,7 @@ def test_the_best_setting_is_a_preset_that_train_takes(halved: SearchDirectory) 
     "agent",
     [
         ["agent=sac", "agent.warmup_steps=8"],
-        ["agent=cem_rl"],
+        ["agent=cem_rl", "agent.warmup_steps=10"],
         ["agent=pbt", "agent.method=sac", "agent.member.warmup_steps=1", "agent.population_size=4"],
     ],
 )
@@ -197,17 +197,52 @@ def test_settings_without_a_meaning_in_a_search_are_refused(
         search(RATES, *overrides, **tune)
 
 
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"stop_at.value": [10, 20]}, "the choice 10 of stop_at.value does not fit: stop_at.value ends a run"),
+        ({"video": [{"interval": None}, {"interval": 10}]}, "the choice .* of video does not fit: video.interval"),
+    ],
+)
+def test_choices_without_a_meaning_in_a_search_are_refused(space: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        search(space)
+
+
 def test_choices_that_do_not_fit_together_are_refused_before_the_first_trial() -> None:
     own = search({"agent.num_minibatches": [2, 8], "agent.num_envs": [2, 4]}, "agent=ppo", trials=4)
     with pytest.raises(InvalidInputError, match="num_minibatches=8 leaves one sample per minibatch"):
         own.check()
 
 
-def test_a_first_rung_that_ends_before_the_warmup_is_refused_before_the_first_trial() -> None:
-    own = search(RATES, "agent=dqn", "agent.warmup_steps=40", trials=2, search="halving")
-    with pytest.raises(InvalidInputError, match=r"rungs=3 of .*=96: the first ends after 32 .*warmup_steps=40"):
+PENDULUM = ["env=classic/pendulum", "env.episode_length=5", "agent.population_size=4"]
+
+
+@pytest.mark.parametrize(
+    ("space", "agent", "warmup_steps"),
+    [
+        ({"learning_rate": RATES["agent.learning_rate"]}, ["agent=dqn"], "agent.warmup_steps=40"),
+        ({"update_ratio": [0.5, 1.0]}, ["agent=cem_rl", *PENDULUM], "agent.warmup_steps=40"),
+        ({"num_episodes": [1, 2]}, ["agent=pbt", "agent.method=sac", *PENDULUM], "agent.member.warmup_steps=10"),
+    ],
+)
+def test_a_first_rung_that_ends_before_the_warmup_is_refused_before_the_first_trial(
+    space: dict[str, Any], agent: list[str], warmup_steps: str
+) -> None:
+    """A member of a population has its share of the steps: 8 of 32."""
+    base = compose([*agent, warmup_steps, "total_timesteps=96"])
+    space = {f"agent.{name}": values for name, values in space.items()}
+    own = Search(base, space, TuneConfig(trials=2, search="halving"))
+    with pytest.raises(InvalidInputError, match=rf"rungs=3 of .*=96: the first ends after 32 .*{warmup_steps}"):
         own.check()
-    search(RATES, "agent=dqn", "agent.warmup_steps=40", trials=2, search="halving", rungs=2).check()
+    Search(base, space, TuneConfig(trials=2, search="halving", rungs=2)).check()
+
+
+def test_a_rung_in_which_nothing_is_evaluated_is_an_error(tmp_path: Path) -> None:
+    """The first rung ends with its iteration of 16 steps, which is the end of the second."""
+    own = search(RATES, "num_seeds=2", "total_timesteps=24", trials=4, search="halving")  # the programs of `halving`
+    with pytest.raises(InvalidInputError, match="no trial has a fitness after 16 env steps, rung 2 of 3: eval/mean_re"):
+        run(tmp_path / "search", own)
 
 
 def test_trials_on_the_host_train_one_after_the_other_and_continue_at_the_next_rung(tmp_path: Path) -> None:

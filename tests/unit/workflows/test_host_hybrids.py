@@ -224,11 +224,40 @@ def test_an_individual_that_breaks_its_environment_is_invalid_and_spoils_no_lear
 
 def test_an_episode_with_actions_that_are_not_finite_counts_and_is_not_stored(make: Make) -> None:
     workflow = make()
-    _, state = workflow.step(with_nan(workflow.init(workflow.make_key())))
+    metrics, state = workflow.step(with_nan(workflow.init(workflow.make_key())))
     rows = stored(state)
     assert np.isfinite(rows.actions).all()
     assert len(episodes_in(rows)) == POPULATION_SIZE
     assert int(state.env_steps) == sum(map(len, Diary.episodes)) > len(rows.rewards)
+    assert int(state.env_steps) == len(rows.rewards) + float(metrics["rollout/rows_not_finite"])
+
+
+def test_of_an_episode_only_the_rows_that_are_not_finite_are_left_out_and_no_window_crosses_them(make: Make) -> None:
+    workflow = make(learner={"n_step": 2})
+    state = workflow.init(workflow.make_key())
+    training, empty = workflow.training, hybrid_of(state).gradient.buffer_state
+    steps = np.arange(5, dtype=np.float32)
+    rows = SampleBatch(
+        obs=np.stack([steps, steps], axis=1),
+        actions=np.zeros((5, 1), np.float32),
+        rewards=np.where(steps == 2, np.inf, steps).astype(np.float32),
+        next_obs=np.stack([steps, steps], axis=1) + 1.0,
+        dones=(steps == 4).astype(np.float32),
+        extras=PyTreeDict(policy_extras=PyTreeDict(), env_extras=PyTreeDict(termination=np.zeros(5, np.float32))),
+    )
+    no_episodes = training.player.no_episodes(training.crew.size, 1)
+    episodes = no_episodes.replace(episode_lengths=np.array([[5], [0], [0], [0], [0]]), recorded=rows)
+    buffer_state, num_not_finite = training._store(empty, episodes)
+    kept = stored(state.replace_learner(gradient=hybrid_of(state).gradient.replace(buffer_state=buffer_state)))
+    assert kept.rewards.tolist() == [0.0, 1.0, 3.0, 4.0]
+    assert kept.dones.tolist() == [0.0, 1.0, 0.0, 1.0]
+    assert num_not_finite == 1
+
+
+def test_the_buffer_has_room_for_a_generation_that_is_longer_than_the_run(make: Make) -> None:
+    workflow = make(train={"total_timesteps": 10}, warmup_steps=8)
+    shapes = hybrid_of(workflow.training.state_shape(workflow.make_key())).gradient.buffer_state.storage
+    assert all(ring.shape[1] >= (POPULATION_SIZE + 1) * TIME_LIMIT for ring in shapes.values())
 
 
 @pytest.mark.parametrize("method", ["erl_es", "cem_rl"])
@@ -279,6 +308,14 @@ def test_the_actor_of_pga_map_elites_plays_among_the_children(make: Make) -> Non
     assert int(state.num_updates) == 2 * 2
     returns = [sum(row[2] for row in rows) for rows in Diary.episodes]
     assert np.isclose(returns, metrics["qd/actor_fitness"]).any()
+
+
+@pytest.mark.parametrize("method", ["pga_me", "map_elites"])
+def test_a_measure_that_does_not_exist_is_refused_when_the_workflow_is_built(method: str) -> None:
+    strategy = {"descriptors": ["mean:obs.2", "mean:action"]}
+    agent = {"name": method, **({"strategy": strategy} if method == "pga_me" else strategy)}
+    with pytest.raises(InvalidInputError, match=r"measure obs\.2: it has 2 numbers"):
+        build_workflow({"agent": agent, "env": {"name": "gymnasium/Diary-v0", "episode_length": TIME_LIMIT}})
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Hybrids: what is counted, what is stored, what is evaluated, and how a run resumes."""
 
-import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from rookery.algorithms.hybrid.erl import ERLWorkflow
 from rookery.errors import RookeryError
 from rookery.workflows.hybrid_generations import DeviceHybrids
-from tests.equivalence.interrupted_runs import assert_equal
+from tests.equivalence.interrupted_runs import assert_equal, assert_resumes, with_run
 
 EPISODE_LENGTH, POPULATION_SIZE = 10, 4
 STEPS = EPISODE_LENGTH * (POPULATION_SIZE + 1)
@@ -40,13 +39,6 @@ def shared() -> ERLWorkflow:
     """One workflow for several tests, because it takes long to compile; four generations overfill its buffer."""
     train = {"record_interval": STEPS}
     return make_workflow(train, update_ratio=0.5, normalize_obs=True, learner={"buffer_capacity": 160})
-
-
-def with_run(workflow: ERLWorkflow, path: Path, **train: Any) -> ERLWorkflow:
-    """Return a workflow with the same compiled programs and a run of its own."""
-    own = copy.copy(workflow)
-    own.settings = replace(own.settings, train=replace(own.settings.train, run_dir=str(path), **train))
-    return own
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +71,7 @@ def test_an_individual_whose_episode_is_not_finite_is_invalid_and_spoils_no_lear
     state = state.replace_learner(evo_state=evo_state.replace(population=population))
     for _ in range(2):
         metrics, state = workflow.step(state)
+        assert float(metrics["rollout/rows_not_finite"]) == (EPISODE_LENGTH if int(state.iterations) == 1 else 0.0)
     assert int(state.learner.evo_state.num_invalid) == 1
     assert int(state.env_steps) == 2 * STEPS == int(metrics["buffer/size"]) + EPISODE_LENGTH
     assert int(state.num_updates) > 0
@@ -98,12 +91,7 @@ def test_the_center_the_actor_and_the_best_individual_are_evaluated(shared: ERLW
 
 
 def test_a_run_resumes_bit_for_bit(shared: ERLWorkflow, tmp_path: Path) -> None:
-    state = shared.init(shared.make_key())
-    whole = with_run(shared, tmp_path / "whole").learn(state)
-    with_run(shared, tmp_path / "parts", total_timesteps=2 * STEPS).learn(state)
-    resumed = with_run(shared, tmp_path / "parts").resume()
-    assert int(resumed.env_steps) == 4 * STEPS
-    assert_equal(resumed, whole)
+    assert_resumes(shared, tmp_path, num_steps=4 * STEPS)
 
 
 def test_a_checkpoint_without_its_buffer_is_refilled(shared: ERLWorkflow, tmp_path: Path) -> None:
@@ -130,6 +118,7 @@ def test_the_config_of_a_run_has_all_options_of_both_parts() -> None:
         ({"learner": {"rollout_length": 3}}, r"agent\.learner\.rollout_length has no effect"),
         ({"learner": {"policy_dela": 3}}, r"agent\.learner: unknown key 'policy_dela'.*policy_delay"),
         ({"learner": {"discount": 3}}, r"agent\.learner\.discount=3"),
+        ({"warmup_steps": 4 * STEPS}, r"agent\.warmup_steps=200 must be less than total_timesteps=200"),
         ({"num_episodes": 2, "learner_episodes": 1}, r"learner_episodes=1 must be a multiple of agent\.num_episodes=2"),
     ],
 )

@@ -1,6 +1,7 @@
 """CEM-RL: who climbs, what climbing does, and the rules that other implementations break."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -8,12 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rookery.agents.replay import ReplayBatch
 from rookery.algorithms.evolution.open_es import OpenES, OpenESHyperparameters
 from rookery.algorithms.hybrid.cem_rl import CEMRLConfig, CEMRLWorkflow
 from rookery.algorithms.hybrid.joint_updates import climb
 from rookery.errors import InvalidInputError
 from rookery.types import index_tree
 from rookery.workflows.exchange import Generation
+from rookery.workflows.hybrid_generations import DeviceHybrids
+from tests.equivalence.interrupted_runs import assert_resumes
 
 EPISODE_LENGTH, POPULATION_SIZE, NUM_EPISODES = 10, 4, 2
 STEPS = EPISODE_LENGTH * POPULATION_SIZE * NUM_EPISODES
@@ -26,7 +30,9 @@ def make_workflow(env: str = "classic/pendulum", learner: dict | None = None, **
         {
             "agent": {"num_lanes": 3, "learner": learner, **agent},
             "env": {"name": env, "episode_length": EPISODE_LENGTH},
+            "evaluation": {"num_episodes": 2},
             "total_timesteps": 4 * STEPS,
+            "record_interval": STEPS,
             "recorders": [],
         }
     )
@@ -57,22 +63,42 @@ def test_after_the_warm_up_half_of_the_individuals_climb(options: dict, pendulum
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.agent_state.params))
 
 
-def test_limits_bootstrap_in_every_episode_of_an_individual(played: Any) -> None:
-    buffer_state = played.learner.gradient.buffer_state
-    rows = buffer_state.layout.unpack(buffer_state.storage)
-    assert float(rows.dones.sum()) == POPULATION_SIZE * NUM_EPISODES
-    assert float(rows.extras.env_extras.termination.sum()) == 0.0
+def test_limits_bootstrap_in_every_episode_of_an_individual(pendulum: CEMRLWorkflow, played: Any) -> None:
+    gradient = played.learner.gradient
+    rows = gradient.buffer_state.layout.unpack(gradient.buffer_state.storage)
+    is_last = np.asarray(rows.dones) > 0
+    assert is_last.sum() == POPULATION_SIZE * NUM_EPISODES
+    windows = jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:]), rows)
+    batch = ReplayBatch(windows=windows, importance=None)
+    transitions = pendulum.training.exchange.learner.agent.transitions(  # type: ignore[attr-defined]
+        gradient.agent_state, batch, jnp.float32(0.99)
+    )
+    np.testing.assert_allclose(np.asarray(transitions.discounts)[0][is_last.ravel()], 0.99)
+    np.testing.assert_array_equal(transitions.next_obs[0][is_last.ravel()], rows.next_obs[is_last])
+
+
+def test_a_run_resumes_bit_for_bit(pendulum: CEMRLWorkflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceHybrids, "collect_seconds", lambda self, state: 0.0)
+    assert_resumes(pendulum, tmp_path, num_steps=4 * STEPS)
 
 
 @pytest.mark.parametrize(
     ("size", "num_improved", "group_size", "places"),
     [(10, None, 1, [0, 2, 4, 6, 8]), (8, 2, 1, [0, 4]), (8, None, 2, [0, 1, 4, 5]), (3, 1, 1, [0])],
 )
-def test_improved_individuals_are_spread_and_have_both_signs(
+def test_improved_individuals_are_spread_evenly_in_whole_pairs(
     size: int, num_improved: int | None, group_size: int, places: list[int]
 ) -> None:
     config = CEMRLConfig(population_size=size, num_improved=num_improved)
     assert config.improved(group_size).tolist() == places
+
+
+def test_improved_individuals_of_a_mirrored_population_have_both_signs() -> None:
+    optimizer = OpenES(population_size=8, hyperparameters=OpenESHyperparameters())
+    _, state = optimizer.ask(optimizer.init(jnp.zeros(16), jax.random.key(0)))
+    noise = state.asked[CEMRLConfig(population_size=8).improved(optimizer.group_size)]
+    assert noise.shape == (4, 16)
+    np.testing.assert_allclose(noise[0::2], -noise[1::2], atol=1e-6)
 
 
 Climbing = Callable[[int], tuple[Any, Any, Any]]

@@ -11,7 +11,7 @@ from rookery.algorithms.dqn import DQN
 from rookery.algorithms.evolution.ga import GA, GAHyperparameters
 from rookery.algorithms.evolution.open_es import OpenES
 from rookery.algorithms.evolution.vanilla_es import VanillaES
-from rookery.algorithms.hybrid.erl import ERLConfig, ERLWorkflow, Joining, Migration, Pulling
+from rookery.algorithms.hybrid.erl import ERLConfig, ERLHyperparameters, ERLWorkflow, Joining, Migration, Pulling
 from rookery.algorithms.sac import SAC
 from rookery.algorithms.td3 import TD3, TD3Config, TD3Hyperparameters
 from rookery.configs import compose
@@ -36,7 +36,7 @@ FITNESS = jnp.array([-9.0, 5.0, 1.0, 3.0, 2.0, 4.0])
 
 
 def generation(fitness: Any = FITNESS, actor_fitness: float = 2.6, **numbers: float) -> Generation:
-    hyperparameters = PyTreeDict({"injection_rate": jnp.float32(0.1)} | numbers)
+    hyperparameters = PyTreeDict({"injection_rate": jnp.float32(ERLHyperparameters().injection_rate)} | numbers)
     return Generation(
         key=jax.random.key(1),
         hyperparameters=hyperparameters,
@@ -144,6 +144,14 @@ def test_an_actor_that_joins_has_the_fitness_of_the_parameters_that_join() -> No
     jax.tree.map(np.testing.assert_array_equal, told.best_params, ACTOR)
 
 
+def test_an_actor_whose_greedy_episodes_were_given_up_stays_out() -> None:
+    optimizer, of_actor = VanillaES(population_size=POPULATION_SIZE), generation(actor_fitness=float("nan"))
+    metrics, joined, returns, _ = exchange(Joining, optimizer).join(asked(optimizer), FITNESS[:, None], STATE, of_actor)
+    assert not holds(joined.asked, ACTOR).any()
+    np.testing.assert_array_equal(returns[:, 0], FITNESS)
+    assert float(metrics["hybrid/injections"].value) == 0.0
+
+
 def test_an_invalid_individual_is_the_least_fit() -> None:
     optimizer = VanillaES(population_size=POPULATION_SIZE)
     fitness = FITNESS.at[3].set(jnp.nan)
@@ -152,10 +160,13 @@ def test_an_invalid_individual_is_the_least_fit() -> None:
 
 
 def test_a_pull_leaves_evolution_an_effect() -> None:
+    """With the default rate. A rate of 1 would put the actor in place of the mean."""
+    rate = ERLHyperparameters().injection_rate
+    assert 0.0 < rate <= 0.2
     optimizer = OpenES(population_size=POPULATION_SIZE)
     told = optimizer.tell(asked(optimizer), FITNESS).replace(generation=jnp.int32(10))
     metrics, after = exchange(Pulling, optimizer).migrate(told, STATE, generation())
-    expected = jax.tree.map(lambda mean, actor: mean + 0.1 * (actor - mean), told.mean, ACTOR)
+    expected = jax.tree.map(lambda mean, actor: mean + rate * (actor - mean), told.mean, ACTOR)
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5), after.mean, expected)
     assert float(metrics["hybrid/injections"].value) == 1.0
 

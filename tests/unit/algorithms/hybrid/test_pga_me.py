@@ -1,6 +1,7 @@
 """PGA-MAP-Elites: who climbs, who plays, what is stored, and which keys are used."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,8 @@ from rookery.learners.replay import ReplayLearner
 from rookery.sample_batch import SampleBatch
 from rookery.types import index_tree
 from rookery.workflows.exchange import Generation
-from rookery.workflows.hybrid_generations import hybrid_of
+from rookery.workflows.hybrid_generations import DeviceHybrids, hybrid_of
+from tests.equivalence.interrupted_runs import assert_resumes
 
 EPISODE_LENGTH, POPULATION_SIZE, NUM_LANES = 10, 8, 4
 VARIED, CLIMBING, ACTOR = slice(0, 4), slice(4, 7), slice(7, 8)
@@ -28,7 +30,7 @@ ARCHIVE = {"descriptors": ["mean:obs.0", "mean:action"], "low": [-1, -2], "high"
 ARCHIVE |= {"archive": "grid", "cells": [4, 4]}
 
 
-def make_workflow(env: str = "classic/pendulum", devices: int = 1, **agent: Any) -> PGAMEWorkflow:
+def make_workflow(env: str = "classic/pendulum", **agent: Any) -> PGAMEWorkflow:
     learner = {"batch_size": 8, "network": {"hidden_sizes": [8]}, **agent.pop("learner", {})}
     strategy = {**ARCHIVE, **agent.pop("strategy", {})}
     sizes = {"population_size": POPULATION_SIZE, "num_lanes": NUM_LANES, "num_random": 1, "warmup_steps": 4}
@@ -39,8 +41,8 @@ def make_workflow(env: str = "classic/pendulum", devices: int = 1, **agent: Any)
             "env": {"name": env, "episode_length": EPISODE_LENGTH},
             "evaluation": {"num_episodes": 2},
             "total_timesteps": 4 * EPISODE_LENGTH * POPULATION_SIZE,
+            "record_interval": EPISODE_LENGTH * POPULATION_SIZE,
             "recorders": [],
-            "devices": devices,
         }
     )
 
@@ -162,6 +164,11 @@ def test_the_fitness_of_the_actor_is_that_of_the_last_place(pendulum: Watched) -
     assert int(state.env_steps) == 2 * POPULATION_SIZE * EPISODE_LENGTH == float(metrics["buffer/size"])
 
 
+def test_a_run_resumes_bit_for_bit(pendulum: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeviceHybrids, "collect_seconds", lambda self, state: 0.0)
+    assert_resumes(pendulum.workflow, tmp_path, num_steps=4 * EPISODE_LENGTH * POPULATION_SIZE)
+
+
 def test_variation_climbing_and_critic_training_use_different_keys(pendulum: Watched) -> None:
     """QDax gives variation and the training of the critics the same key."""
     jax.effects_barrier()
@@ -208,6 +215,7 @@ def test_rows_after_the_first_done_are_not_stored() -> None:
         ({"gradient": "dqn"}, r"agent\.gradient=dqn has no actor that climbs a critic"),
         ({"variation_share": 0.99}, "leaves no children that vary, or none that climb"),
         ({"update_ratio": 1.0}, "unknown key 'update_ratio'"),
+        ({"strategy": ARCHIVE | {"descriptors": ["mean:obs.9", "mean:action"]}}, r"measure obs\.9: it has 3 numbers"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict, message: str) -> None:
