@@ -260,15 +260,14 @@ async def slow_body(connection: socket.socket) -> float:
 
 
 async def unread(connection: socket.socket) -> float:
-    """Ask for more than the system keeps, and read nothing."""
-    request = post(ACT, json.dumps({"obs": [[0.0] * 4] * LIMITS.num_steps}).encode())
+    """Ask for an answer that is longer than the system keeps, and read nothing."""
+    request = post("/v1/steps", json.dumps({"steps": [{}] * NUM_REFUSED}).encode())
     start = time.monotonic()
-    for _ in range(16):
-        await asyncio.get_running_loop().sock_sendall(connection, request)
-        await asyncio.sleep(0.1)
-    sending = time.monotonic() - start
+    await asyncio.get_running_loop().sock_sendall(connection, request)
+    await seen(connection, select.POLLIN)
+    answered = time.monotonic() - start
     await closed(connection)
-    return sending
+    return answered
 
 
 async def half_hello(connection: socket.socket) -> float:
@@ -288,8 +287,13 @@ async def trickle(connection: socket.socket, data: bytes) -> float:
 
 async def closed(connection: socket.socket, patience: float = 30.0) -> bool:
     """Wait until the other side has closed, without reading."""
+    return await seen(connection, select.POLLRDHUP, patience)
+
+
+async def seen(connection: socket.socket, event: int, patience: float = 30.0) -> bool:
+    """Wait for an event."""
     poll = select.poll()
-    poll.register(connection, select.POLLRDHUP)
+    poll.register(connection, event)
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         if poll.poll(0):
@@ -307,6 +311,8 @@ DEADLINES = {
     "answer unread": LIMITS.unread_seconds,
     "handshake unfinished": LIMITS.handshake_seconds,
 }
+NUM_REFUSED = 1500
+"""Steps that are refused in one answer, of 200 kB."""
 LATE_SECONDS = 1.0
 EARLY_SECONDS = 0.1
 """What clocks may differ by."""
