@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import subprocess
@@ -30,7 +31,7 @@ TRAINING = ["agent=ppo", "env=classic/cartpole", "total_timesteps=2048", "evalua
 
 def rows() -> Iterator[Row]:
     with process("bare") as bare, process("served") as served:
-        costs = {name: float("inf") for name in ("bare", "served", "batched", "bare alone", "alone")}
+        costs: dict[str, Cost] = {}
         for _ in range(NUM_ROUNDS):
             for name, server, load in (
                 ("bare", bare, Load(NUM_CLIENTS)),
@@ -39,17 +40,34 @@ def rows() -> Iterator[Row]:
                 ("bare alone", bare, Load(1)),
                 ("alone", served, Load(1)),
             ):
-                costs[name] = min(costs[name], asyncio.run(cost_of(server, load)))
-    yield row("served step, 128 clients", costs["served"], "bare asyncio", costs["bare"], aim=80)
-    yield row("served step, 64 in a request", costs["batched"], "one in a request", costs["served"], aim=12)
-    yield row("served step, 1 client", costs["alone"], "bare asyncio", costs["bare alone"], aim=350)
-    cost = min(learned_cost() for _ in range(NUM_ROUNDS))
+                cost = asyncio.run(cost_of(server, load))
+                costs[name] = min(costs.get(name, cost), cost)
+    yield row("served step, 128 clients", costs["served"].us, "bare asyncio", costs["bare"].us, aim=80)
+    yield Row("latency, 128 clients: p50, p99", costs["served"].latency, f"bare asyncio {costs['bare'].latency}")
+    yield row("served step, 64 in a request", costs["batched"].us, "one in a request", costs["served"].us, aim=12)
+    yield row("served step, 1 client", costs["alone"].us, "bare asyncio", costs["bare alone"].us, aim=350)
+    yield Row("latency, 1 client: p50, p99", costs["alone"].latency, f"bare asyncio {costs['bare alone'].latency}")
+    learned = min(learned_cost() for _ in range(NUM_ROUNDS))
     reference = measure("bench.serving", "stepped", cores=sorted(os.sched_getaffinity(0)))["us"]
-    yield row("step learned from, 128 clients", cost, "CartPoles that are stepped", reference, aim=90)
+    yield row("step learned from, 128 clients", learned.us, "CartPoles that are stepped", reference, aim=90)
     yield ready_row()
 
 
-def learned_cost() -> float:
+class Cost(NamedTuple):
+    """What a step costs the server, and how long its client waits."""
+
+    us: float
+    """Microseconds of CPU time."""
+    p50: float
+    """Milliseconds."""
+    p99: float
+
+    @property
+    def latency(self) -> str:
+        return f"{self.p50:.2f}, {self.p99:.2f} ms"
+
+
+def learned_cost() -> Cost:
     """The cost of a step that is learned from; the clients of a measurement leave their places taken."""
     with process("learned") as learned:
         return asyncio.run(cost_of(learned, Load(NUM_CLIENTS)))
@@ -115,20 +133,24 @@ def process(kind: str) -> Iterator[Server]:
         child.kill()
 
 
-async def cost_of(server: Server, load: Load) -> float:
-    """Return the microseconds of CPU time of a step."""
+async def cost_of(server: Server, load: Load) -> Cost:
+    """Measure the steps of clients that send the next one as soon as the last one is answered."""
     loop = asyncio.get_running_loop()
     clients = [Client(number, load.steps_per_request) for number in range(load.num_clients)]
     for client in clients:
         await loop.create_connection(lambda client=client: client, "127.0.0.1", server.port)
     while min(client.num_steps for client in clients) < WARM_UP:
         await asyncio.sleep(0.01)
+    for client in clients:
+        client.latencies.clear()
     num_steps, seconds = sum(client.num_steps for client in clients), server.cpu_seconds()
     await asyncio.sleep(SECONDS)
     num_steps, seconds = sum(client.num_steps for client in clients) - num_steps, server.cpu_seconds() - seconds
+    latencies = sorted(latency for client in clients for latency in client.latencies)
     for client in clients:
         client.transport.close()
-    return 1e6 * seconds / num_steps
+    p50, p99 = (1e3 * latencies[len(latencies) * percent // 100] for percent in (50, 99))
+    return Cost(1e6 * seconds / num_steps, p50, p99)
 
 
 class Client(asyncio.Protocol):
@@ -138,6 +160,8 @@ class Client(asyncio.Protocol):
 
     def __init__(self, number: int, steps_per_request: int) -> None:
         self.num_steps = 0
+        self.latencies: list[float] = []
+        self._sent_at = 0.0
         self._names = [f"{time.monotonic_ns()}-{number}-{index}" for index in range(steps_per_request)]
         self._num_started = 0
         self._received = b""
@@ -152,6 +176,7 @@ class Client(asyncio.Protocol):
         if len(body) < int(head.partition(b"content-length: ")[2].partition(b"\r")[0] or b"1"):
             return
         assert head.startswith(b"HTTP/1.1 20"), self._received
+        self.latencies.append(time.perf_counter() - self._sent_at)
         self._received = b""
         if self._num_started == len(self._names):
             self.num_steps += len(self._names)
@@ -170,6 +195,7 @@ class Client(asyncio.Protocol):
             steps = (b'{"episode": "%s", "seq": %d, %s}' % (name.encode(), seq, step) for name in self._names)
             path, body = "/v1/steps", b'{"steps": [%s]}' % b",".join(steps)
         head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        self._sent_at = time.perf_counter()
         self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
 
@@ -199,6 +225,7 @@ def bare() -> None:
 
 def served() -> None:
     """Serve a policy of CartPole that nobody trained."""
+    from rookery.cli.garbage import collect_rarely
     from rookery.runners.envs.base_env import SINGLE_AGENT
     from rookery.runners.envs.episode_book import EpisodeBook
     from rookery.serving.app import Application
@@ -209,6 +236,7 @@ def served() -> None:
     from rookery.serving.server import Server
     from rookery.serving.tokens import Tokens
 
+    collect_rarely()  # as all commands do
     policy, limits, metrics = cartpole_policy(), Limits(), Metrics()
     spaces = {SINGLE_AGENT: (policy.obs_space, policy.action_space)}
     book = EpisodeBook(0, spaces, 4096)
@@ -217,6 +245,7 @@ def served() -> None:
     server = Server(app, "127.0.0.1", 0, limits, metrics=metrics)
     server.bind()
     policies.warm_up()
+    gc.freeze()  # as in `rookery serve`
     app.is_ready = True
     server.start()
     print(server.port, flush=True)
@@ -225,6 +254,7 @@ def served() -> None:
 
 def learned() -> None:
     """Serve clients that a runner learns from."""
+    from rookery.cli.garbage import CollectAsUsual
     from rookery.runners import to_base_env
     from rookery.runners.envs.base_env import SINGLE_AGENT
     from rookery.serving.env import ServedEnv, ServedSettings
@@ -237,8 +267,10 @@ def learned() -> None:
         base_env.prepare()
     runner = runner_of(base_env)
     print(env.url.rpartition(":")[2], flush=True)
+    collect_as_usual = CollectAsUsual()  # as training does
     while True:
         runner.sample(num_steps=64 * NUM_CLIENTS)
+        collect_as_usual(None)
 
 
 def stepped() -> dict[str, float]:

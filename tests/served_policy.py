@@ -26,12 +26,16 @@ SPACES = Box(-np.inf, np.inf, (4,)), Discrete(2)
 
 
 @contextlib.contextmanager
-def served_policy(tokens: Tokens | None = None, log: StepLog | None = None) -> Iterator[Server]:
+def served_policy(
+    tokens: Tokens | None = None, log: StepLog | None = None, acts_in_thread: bool = False
+) -> Iterator[Server]:
     """Serve a policy of CartPole as version 20480."""
     agent = PolicyAgent(config=PolicyConfig(hidden_sizes=(4,)))
     policy = Policy(agent, agent.init(*SPACES, jax.random.key(0)), *SPACES)
     book, metrics = EpisodeBook(0, [SINGLE_AGENT]), Metrics()
     policies = PolicyServer({"default": policy}, {SINGLE_AGENT: "default"}, 20_480, book, metrics, log=log)
+    if acts_in_thread:
+        policies.act_in_thread()
     episodes = Episodes(book, {SINGLE_AGENT: SPACES}, notify=policies.wake)
     app = Application(episodes, tokens or Tokens.none(), Limits(), metrics, policies)
     app.is_ready = True

@@ -1,11 +1,19 @@
 """Runners on clients over HTTP whose observations tell episode and step, so that every row can be checked."""
 
+import ctypes
+import gc
 import itertools
+import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -73,16 +81,26 @@ def check_rows(samples: Sequence[Sample]) -> dict[int, list[int]]:
     """Check that every row is that of its step, and is there once; return the steps of each episode."""
     steps: dict[int, list[int]] = {}
     for sample in samples:
-        for row in rows_of(sample):
-            number, t = divmod(int(row.obs), 1000)
-            assert row.t == t
-            assert row.reward == t
-            assert row.successor == row.obs + 1
-            steps.setdefault(number, []).append(t)
+        note_rows(sample, steps)
     assert set(Counter(count_rows(samples)).values()) == {1}
-    for found in steps.values():
-        assert sorted(found) == list(range(len(found))), "nothing is missing and nothing doubled"
+    check_steps(steps)
     return steps
+
+
+def note_rows(sample: Sample, steps: dict[int, list[int]]) -> None:
+    """Check that every row is that of its step, and add it to the steps of its episode."""
+    for row in rows_of(sample):
+        number, t = divmod(int(row.obs), 1000)
+        assert row.t == t
+        assert row.reward == t
+        assert row.successor == row.obs + 1
+        steps.setdefault(number, []).append(t)
+
+
+def check_steps(steps: Mapping[int, list[int]]) -> None:
+    """Check that nothing is missing and nothing doubled."""
+    for found in steps.values():
+        assert sorted(found) == list(range(len(found)))
 
 
 def sample_of(runner: EnvRunner) -> Sample:
@@ -122,42 +140,59 @@ def kill_clients(served: Served, num_rounds: int, num_clients: int = 8, num_kill
     return steps
 
 
-def play_fleet(served: Served, num_clients: int, num_steps: int, num_refused: int) -> None:
-    """Play one episode for each client, end none of them, and try to begin more; all is counted."""
+class Fleet(NamedTuple):
+    """What became of a fleet."""
+
+    answers: dict[str, int]
+    """How often each status was answered."""
+    num_bytes: list[int]
+    """The memory of this process after each part."""
+
+
+def play_fleet(served: Served, num_clients: int, num_steps: int, num_endless: int, lease: float) -> Fleet:
+    """Let a process with many connections play episodes, begin others that nobody ends, and play again."""
     runner = served.runner(rollout_fragment_length=5, num_fragments=num_clients)
-    refused = Counter[int]()
+    arguments = map(str, (num_clients, num_steps, num_endless, lease))
+    steps: dict[int, list[int]] = {}
+    answers, num_bytes = Counter[str](), []
 
-    def play(client: Client) -> None:
-        ids = [client.start().id for _ in range(num_clients)]
-        extras = (f"extra-{number}" for number in range(num_refused))
-        for t in range(num_steps + 1):
-            steps = [{"episode": name, "seq": t, "reward": float(t - 1) if t else 0.0} for name in ids]
-            obs = [[1000.0 * k + t] for k in range(num_clients)]
-            client.request("POST", "/v1/steps", {"steps": steps, "obs": obs})
-            refused.update(
-                _status_of(client, extra) for extra in itertools.islice(extras, -(-num_refused // num_steps))
-            )
+    def note_parts() -> None:
+        assert fleet.stdout is not None
+        for line in fleet.stdout:
+            answers.update(json.loads(line))
+            num_bytes.append(resident_bytes())
 
-    served.play(play)
-    steps = check_rows([sample_of(runner) for _ in range(num_steps // 5)])
-    assert sorted(steps) == list(range(num_clients))
+    with subprocess.Popen([sys.executable, "-m", "tests.fleet", served.url, *arguments], stdout=PIPE) as fleet:
+        notes = threading.Thread(target=note_parts)
+        notes.start()
+        try:
+            num_samples, deadline = 0, time.monotonic() + NEVER
+            while num_samples < 2 * num_steps // 5 or served.base_env.report()["serving/expired"] < num_endless:
+                assert time.monotonic() < deadline, "the clients do not go on"
+                if (sample := runner.sample_within(0.1)) is not None:
+                    note_rows(sample, steps)
+                    num_samples, deadline = num_samples + 1, time.monotonic() + NEVER
+            assert fleet.wait(NEVER) == 0
+        finally:
+            fleet.kill()
+            notes.join()
+    assert sorted(steps) == list(range(2 * num_clients))
+    check_steps(steps)
     assert {len(found) for found in steps.values()} == {num_steps}
-    deadline = time.monotonic() + NEVER
-    while served.base_env.report()["serving/expired"] < num_clients and time.monotonic() < deadline:
-        runner.sample_within(0.1)
-    assert refused == {429: num_refused}
-    assert served.base_env.report()["serving/expired"] == num_clients, "nobody ended them"
     assert runner.ledger.is_exact
-    assert runner.ledger.env_steps.abandoned == num_clients, "the last action of each led nowhere"
+    num_asked = num_endless // 2
+    assert runner.ledger.env_steps.abandoned == num_asked, "the only action of each of them led nowhere"
+    counts = served.base_env.report()
+    assert (counts["serving/ended"], counts["serving/expired"]) == (2 * num_clients, num_endless)
+    assert answers.keys() <= {"200", "201", "429", "503"}
+    assert answers["201"] == 2 * num_clients + num_endless
+    assert answers["200"] == 2 * num_clients * (num_steps + 1) + num_asked
+    assert answers["429"], "there are more than may be open"
+    return Fleet(dict(answers), num_bytes)
 
 
-def _status_of(client: Client, episode: str) -> int:
-    """Return the status with which an episode is refused."""
-    client.patience = 0.0
-    try:
-        client.start(id=episode)
-    except RefusedError as error:
-        return error.status
-    finally:
-        client.patience = NEVER
-    return 0
+def resident_bytes() -> int:
+    """The memory of this process, without what is free but not yet returned to the system."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

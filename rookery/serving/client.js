@@ -90,9 +90,10 @@ export class Episode {
 
   // Several agents: step({agents: {left: {obs, reward}, right: {...}}}) returns {actions}.
   async step(fields) {
-    const answer = await this.client.request("POST", `${this.path}/step`, {seq: this.seq, ...this.pending, ...fields});
-    this.seq += 1;
-    this.pending = {};
-    return answer;
+    const request = this.client.request("POST", `${this.path}/step`, {seq: this.seq, ...this.pending, ...fields});
+    const problem = await request.then(() => null, (error) => error);
+    // After a policy fault there is no action, but the server has taken the step.
+    if (!problem || problem.code === "policy_fault") Object.assign(this, {seq: this.seq + 1, pending: {}});
+    return request;
   }
 }

@@ -31,6 +31,7 @@ DTYPES = {"B": "uint8", "f": "float32"}
 FIRST_DELAY, MAX_DELAY = 0.05, 2.0
 MAY_BE_REPEATED = (408, 429, 503)
 LOST = (404, 410)
+POLICY_FAULT = "policy_fault"  # the server has taken the step, but has no action
 
 
 class ServerGoneError(Exception):
@@ -252,11 +253,13 @@ class Episode:
         own = {"agents": fields} if self._several_agents else fields.get(None, {})
         try:
             answer = self._client.request("POST", self.path + "/step", {"seq": self._next_seq, **own, **flags})
-        except EpisodeLostError:
-            self._client._open.discard(self)
+        except RefusedError as error:
+            if isinstance(error, EpisodeLostError):
+                self._client._open.discard(self)
+            if error.code == POLICY_FAULT:
+                self._next_seq, self._pending = self._next_seq + 1, {}
             raise
-        self._next_seq += 1
-        self._pending = {}
+        self._next_seq, self._pending = self._next_seq + 1, {}
         self.version = answer.get("version", self.version)
         if answer.get("ended"):
             self.episode_return = answer.get("episode_return")

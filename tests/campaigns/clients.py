@@ -1,7 +1,12 @@
-"""Learning from clients: simulators in other processes play CartPole and Pendulum over HTTP, and the policy is tested.
+"""Simulators as HTTP clients, in large numbers and over a long time: `python -m tests.campaigns.clients KIND`.
 
-python -m tests.campaigns.clients cartpole
-python -m tests.campaigns.clients pendulum
+cartpole  PPO learns CartPole that 4 processes play
+pendulum  SAC learns Pendulum that a process plays, which chooses every third action itself
+kills     a training is killed and resumed again and again; its clients go on
+lost      3 of 8 clients are killed in each round
+fleet     1,000 clients on connections of their own, and 10,000 episodes that nobody ends
+reloads   a newer checkpoint appears every 100 ms while clients ask as fast as they can
+stops     SIGTERM while 100 slow clients are connected and a step is open; a second SIGTERM
 """
 
 import argparse
@@ -12,9 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -22,6 +27,8 @@ import numpy as np
 import rookery
 from rookery.policy import Policy
 from rookery.spaces import from_gymnasium, to_json
+from tests.campaigns import reloads, stops
+from tests.campaigns.kill import faults_in
 from tests.served_training import Served, kill_clients, play_fleet
 from tests.simulator_clients import simulators
 
@@ -33,7 +40,10 @@ CARTPOLE = {
 }
 KILLED = ("total_timesteps=100_000_000", "agent.num_envs=4", "agent.rollout_length=32", "checkpoint.interval=256")
 SECONDS_TO_GO_ON = 90.0
+START_SECONDS = 4.0
+"""About as long as a training needs until its first step."""
 PENDULUM = {"agent.num_envs": 1, "agent.rollout_length": 1, "agent.warmup_steps": 500}
+MAX_BYTES = 16 * 2**20
 
 
 def served_settings(folder: Path, env_name: str) -> dict[str, Any]:
@@ -83,39 +93,54 @@ def mean_return(policy: Policy, env_name: str, num_episodes: int = 20) -> float:
     return float(returns.mean())
 
 
-def cartpole(num_steps: int = 100_000) -> float:
-    """PPO on CartPole that 4 processes play."""
+# The kinds: each takes a count and returns what it found, or raises `AssertionError`.
+
+
+def cartpole(num_steps: int) -> str:
     run = train("ppo", "CartPole-v1", num_steps, 4, CARTPOLE)
-    return mean_return(run.policy, "CartPole-v1")
+    return _reached(mean_return(run.policy, "CartPole-v1"), 450.0)
 
 
-def pendulum(num_steps: int = 20_000) -> float:
-    """SAC on Pendulum that a process plays, which chooses every third action itself."""
+def pendulum(num_steps: int) -> str:
     run = train("sac", "Pendulum-v1", num_steps, 1, PENDULUM, logs_every=3)
-    share = run.metrics["rollout/logged_share"]
-    print(f"share of logged actions: {np.nanmean(share):.3f}")
-    return mean_return(run.policy, "Pendulum-v1")
+    share = float(np.nanmean(run.metrics["rollout/logged_share"]))
+    return f"{_reached(mean_return(run.policy, 'Pendulum-v1'), -200.0)}; {share:.3f} of the actions were logged"
 
 
-def kills(count: int) -> None:
-    """Kill a training again and again, and resume it; its clients are never started again."""
-    draw = np.random.default_rng(0)
+def _reached(found: float, goal: float) -> str:
+    text = f"mean return {found:.1f} of 20 greedy episodes, goal {goal:g}"
+    assert found >= goal, text
+    return text
+
+
+def kills(count: int) -> str:
+    """Kill a training, every fourth time while it starts; its clients are never started again."""
+    draw, waits = np.random.default_rng(0), []
     with tempfile.TemporaryDirectory() as folder:
         kwargs, run_dir = served_settings(Path(folder), "CartPole-v1"), Path(folder, "run")
         overrides = [f"env.kwargs.{name}={value}" for name, value in kwargs.items()]
         command = ["train", "agent=ppo", "env=served", *overrides, f"run_dir={run_dir}", *KILLED]
         with simulators(3, url_of(kwargs), "CartPole-v1", token_file=Path(kwargs["token_file"])) as clients:
             num_steps = 0
-            for _ in range(count + 1):
+            for number in range(count + 1):
                 with rookery_process(*command) as training:
-                    at_least = wait_for_steps(run_dir, num_steps, training)
-                    time.sleep(draw.uniform(0.0, 1.0))
+                    if number < count and number % 4 == 3:
+                        at_least = num_steps
+                        time.sleep(draw.uniform(0.0, START_SECONDS))
+                    else:
+                        start = time.monotonic()
+                        at_least = wait_for_steps(run_dir, num_steps, training)
+                        waits.append(time.monotonic() - start)
+                        time.sleep(draw.uniform(0.0, 1.0))
                     training.kill()
                     training.wait()
+                faults = faults_in(run_dir)
+                assert not faults, faults
                 num_steps = rookery.load(run_dir).num_steps
-                assert num_steps >= at_least, "the last checkpoint is whole"
+                assert num_steps >= at_least, "no checkpoint is lost"
                 assert all(client.poll() is None for client in clients), "clients outlive the server"
                 command = ["resume", str(run_dir), "--trust"]
+    return f"{count} kills, {num_steps:,} steps; at most {max(waits):.1f} s from the command to a newer checkpoint"
 
 
 @contextlib.contextmanager
@@ -141,39 +166,50 @@ def wait_for_steps(run_dir: Path, before: int, training: subprocess.Popen) -> in
     raise AssertionError(f"no checkpoint after {before} steps in {SECONDS_TO_GO_ON:g} s")
 
 
-def lost(count: int) -> None:
-    """Kill 3 of 8 clients in each round."""
+def lost(count: int) -> str:
     served = Served(max_episodes=8, lease=0.5)
-    kill_clients(served, count)
+    steps = kill_clients(served, count)
     served.base_env.close()
+    return f"{3 * count} clients killed, {len(steps):,} episodes"
 
 
-def fleet() -> None:
-    """Play 1,000 clients of 100 steps, and begin 10,000 episodes more than there may be."""
-    served = Served(max_episodes=1_000, lease=5.0)
-    play_fleet(served, num_clients=1_000, num_steps=100, num_refused=10_000)
+def fleet(count: int) -> str:
+    served = Served(max_episodes=count)
+    found = play_fleet(served, num_clients=count, num_steps=100, num_endless=10 * count, lease=2.0)
     served.base_env.close()
+    grown = found.num_bytes[-1] - found.num_bytes[0]
+    text = f"answers {found.answers}; memory {found.num_bytes[0] / 2**20:.0f} MB, then {grown / 2**20:+.1f} MB"
+    assert grown <= MAX_BYTES, text
+    return text
 
 
-GOALS = {cartpole: 450.0, pendulum: -200.0}
+class Kind(NamedTuple):
+    run: Callable[[int], str]
+    count: int
+    what: str
 
 
-def main() -> int:
+KINDS = {
+    "cartpole": Kind(cartpole, 100_000, "steps"),
+    "pendulum": Kind(pendulum, 20_000, "steps"),
+    "kills": Kind(kills, 100, "kills"),
+    "lost": Kind(lost, 50, "rounds"),
+    "fleet": Kind(fleet, 1_000, "clients"),
+    "reloads": Kind(reloads.run, 600, "reloads"),
+    "stops": Kind(stops.run, 10, "stops of each sort"),
+}
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=["cartpole", "pendulum", "kills", "lost", "fleet"])
-    parser.add_argument("--count", type=int, default=50, help="number of kills")
+    parser.add_argument("kind", choices=list(KINDS))
+    counts = ", ".join(f"{kind.count} {kind.what}" for kind in KINDS.values())
+    parser.add_argument("--count", type=int, help=f"instead of {counts}")
     arguments, start = parser.parse_args(), time.monotonic()
-    others = {"kills": lambda: kills(arguments.count), "lost": lambda: lost(arguments.count), "fleet": fleet}
-    if arguments.task in others:
-        others[arguments.task]()
-        print(f"{arguments.task}: all held; {time.monotonic() - start:.0f} s")
-        return 0
-    (task,) = (task for task in GOALS if task.__name__ == arguments.task)
-    found, goal = task(), GOALS[task]
-    seconds = time.monotonic() - start
-    print(f"{arguments.task}: mean return {found:.1f} of 20 greedy episodes, goal {goal:g}; {seconds:.0f} s")
-    return int(found < goal)
+    kind = KINDS[arguments.kind]
+    found = kind.run(arguments.count or kind.count)
+    print(f"{arguments.kind}: {found}; {time.monotonic() - start:.0f} s")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

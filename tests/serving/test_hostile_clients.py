@@ -1,12 +1,14 @@
 """Clients that send nonsense, wait, or have no right to ask; `tests.campaigns.serving` has them in large numbers."""
 
 import asyncio
+import contextlib
 import http.client
 import itertools
 import logging
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,26 +31,20 @@ METHODS = ("GET", "POST", "DELETE", "PUT", "PATCH", "OPTIONS", "HEAD", "TRACE")
 POST = b"POST /open HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n\r\n"
 
 SERVER = """
-import asyncio, sys
+import sys, time
+from rookery.policy import Policy
 from rookery.runs.interruption import StopSignals
-from rookery.serving.limits import Limits
-from rookery.serving.server import Server
-from tests.served import Echo
+from tests.served_policy import served_policy
 
-class Slow(Echo):
-    num_open_steps = 0
+act = Policy.act
 
-    async def __call__(self, scope, receive, send):
-        Slow.num_open_steps += 1
-        print("open", flush=True)
-        await asyncio.sleep(float(sys.argv[1]))
-        await super().__call__(scope, receive, send)
-        Slow.num_open_steps -= 1
+def act_slowly(*arguments):
+    print("open", flush=True)
+    time.sleep(float(sys.argv[1]))
+    return act(*arguments)
 
-with StopSignals() as signals:
-    server = Server(Slow(), "127.0.0.1", 0, Limits())
-    server.bind()
-    server.start()
+Policy.act = act_slowly
+with StopSignals() as signals, served_policy(acts_in_thread=True) as server:
     print(server.port, flush=True)
     server.serve_until(signals, float(sys.argv[2]))
     sys.exit(128 + signals.requested)
@@ -59,7 +55,8 @@ def test_malformed_requests_are_refused_or_end_with_their_connection(monkeypatch
     monkeypatch.setattr(campaign, "RATE", 10_000)
     serving = Serving()
     with served(serving.app, metrics=serving.metrics) as server:
-        faults = asyncio.run(campaign.attack(("127.0.0.1", server.port), 700, seed=0))
+        requests = campaign.malformed_requests(seed=0)
+        faults = asyncio.run(campaign.attack(("127.0.0.1", server.port), requests, 700))
         assert [(name, fault) for name, fault in faults if fault] == []
         assert serving.metrics.refusals["internal"] == 0
         actions, _ = Client(server.url).act([[0.0] * 4])
@@ -167,34 +164,35 @@ def without_ids(body: bytes) -> bytes:
     return re.sub(rb'"id":"\w+"', b"", body)
 
 
-def start_server(seconds: float, drain: float) -> tuple[subprocess.Popen, int]:
-    """Start a process whose steps take some seconds; return it and its port."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(seconds), str(drain)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    return process, int(process.stdout.readline())
+@contextlib.contextmanager
+def server_with_an_open_step(seconds: float, drain: float) -> Iterator[tuple[subprocess.Popen, int, socket.socket]]:
+    """Start a process whose policy takes some seconds; yield it, its port, and a connection with an open step."""
+    command = [sys.executable, "-c", SERVER, str(seconds), str(drain)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            port = int(process.stdout.readline())
+            episode = Client(f"http://127.0.0.1:{port}").start()
+            with connect(port) as step:
+                step.sendall(campaign.post(f"{episode.path}/step", b'{"seq": 0, "obs": [0, 0, 0, 0]}'))
+                assert process.stdout.readline() == b"open\n"
+                yield process, port, step
+        finally:
+            process.kill()
 
 
 def test_at_a_signal_open_steps_are_answered_and_slow_clients_are_not_waited_for() -> None:
     # Longer than the grace that answers which are being written have without a drain.
-    process, port = start_server(seconds=3.0, drain=30.0)
-    with process, ExitStack() as stack:
+    with server_with_an_open_step(seconds=3.0, drain=30.0) as (process, port, step), ExitStack() as stack:
         for sent in [b"", b"GET /v1 HTT"] * 50:
             stack.enter_context(connect(port)).sendall(sent)
-        step = stack.enter_context(connect(port))
-        step.sendall(POST + b"left")
-        assert process.stdout.readline() == b"open\n"
         process.send_signal(signal.SIGTERM)
-        assert read_to_end(step).endswith(b"left")
+        assert b'"action":' in read_to_end(step)
         assert process.wait(PATIENCE) == 143
 
 
 def test_a_second_signal_ends_at_once() -> None:
-    process, port = start_server(seconds=100.0, drain=100.0)
-    with process, connect(port) as step:
-        step.sendall(POST + b"left")
-        assert process.stdout.readline() == b"open\n"
+    with server_with_an_open_step(seconds=100.0, drain=100.0) as (process, _, _):
         process.send_signal(signal.SIGTERM)
         time.sleep(0.2)
         assert process.poll() is None

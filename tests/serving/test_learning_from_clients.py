@@ -126,7 +126,7 @@ def test_a_step_that_waits_for_long_is_sent_again_and_counts_once(
 
 
 def test_clients_of_a_fleet_and_episodes_that_never_end_are_all_counted(serve: Callable[..., Served]) -> None:
-    play_fleet(serve(max_episodes=200, lease=0.5), num_clients=200, num_steps=20, num_refused=3)
+    play_fleet(serve(max_episodes=20), num_clients=20, num_steps=10, num_endless=30, lease=0.5)
 
 
 @pytest.mark.parametrize("num_clients", [1, 64])

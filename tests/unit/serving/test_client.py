@@ -107,6 +107,25 @@ def test_a_refused_step_changes_nothing(serve: Callable[..., FakeServer]) -> Non
     assert server.requests[-1][2] == {"seq": 1, "obs": [1.0], "reward": 1.0}
 
 
+def test_a_step_without_an_action_counts_if_the_policy_was_at_fault(serve: Callable[..., FakeServer]) -> None:
+    fault = error(500, "policy_fault")
+    server = serve(STARTED, (200, {"action": 0}), fault, error(500, "internal"), (200, {"action": 1}))
+    episode = Client(server.url).start()
+    episode.act([0.0])
+    episode.reward(1.0)
+    with pytest.raises(RefusedError, match="policy_fault"):
+        episode.act([1.0])
+    episode.reward(2.0)
+    with pytest.raises(RefusedError, match="internal"):
+        episode.act([2.0])
+    assert episode.act([2.0]) == 1
+    assert [body for _, _, body in server.requests[2:]] == [
+        {"seq": 1, "obs": [1.0], "reward": 1.0},
+        {"seq": 2, "obs": [2.0], "reward": 2.0},
+        {"seq": 2, "obs": [2.0], "reward": 2.0},
+    ]
+
+
 @pytest.mark.parametrize("status", [404, 410])
 def test_an_episode_that_the_server_has_lost_is_named_so(serve: Callable[..., FakeServer], status: int) -> None:
     server = serve(STARTED, error(status, "over"))
