@@ -104,7 +104,7 @@ def seconds_to_send(megabytes: str) -> dict[str, float]:
     from rookery.envs.config import EnvConfig
     from rookery.runners.acting.policy_map import DEFAULT_POLICY
     from rookery.runners.acting.roles import TRAIN
-    from rookery.runners.group import FragmentRequest
+    from rookery.runners.groups.group import FragmentRequest
 
     params = {f"layer_{index}": np.ones(int(megabytes) * 2**20 // 40, np.float32) for index in range(10)}
     env = EnvConfig("gymnasium/CartPole-v1")
@@ -153,7 +153,7 @@ def seconds_after_kill() -> dict[str, float]:
     """Time a runner from its death until its replacement has delivered a fragment; the median of some."""
     from rookery.envs.config import EnvConfig
     from rookery.runners.envs.own import name_own_env
-    from rookery.runners.group import RunnerFailed, RunnerStart
+    from rookery.runners.groups.group import RunnerFailed, RunnerStart
 
     seconds = []
     with tempfile.TemporaryDirectory() as folder:
@@ -209,10 +209,10 @@ def _group(
     from bench.runner import make_agent
     from rookery.runners.acting.policy_map import DEFAULT_POLICY
     from rookery.runners.acting.roles import TRAIN
-    from rookery.runners.group import ActingSpec, EnvSpec, FragmentRequest, LocalRunners, RunnerSpec
+    from rookery.runners.groups.group import ActingSpec, EnvSpec, FragmentRequest, LocalRunners, RunnerSpec
     from rookery.runners.ray.cluster import connect
     from rookery.runners.ray.settings import RaySettings
-    from rookery.workflows.collector import FIELDS
+    from rookery.workflows.host.collector import FIELDS
 
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     spec = RunnerSpec(EnvSpec(env, num_envs), num_steps, seed=0, fields=FIELDS)
@@ -235,7 +235,7 @@ def _group(
 
 def _sample(group: Any, request: Any, number: int) -> Any:
     """Ask for a number of fragments, one after the other; return the last."""
-    from rookery.runners.group import Delivery
+    from rookery.runners.groups.group import Delivery
 
     for _ in range(number):
         group.send(0, request)
@@ -263,7 +263,7 @@ def _generation_bytes(samples_individuals: bool) -> tuple[int, int]:
     from rookery.evaluators.host_population import HostPopulation, population_envs
     from rookery.evaluators.population_player import PopulationSpec
     from rookery.registry import build_workflow
-    from rookery.runners.group import RunnerSpec
+    from rookery.runners.groups.group import RunnerSpec
 
     settings = ["agent=openes", "env=gymnasium/CartPole-v1", "env.episode_length=20", "run_dir=null", "recorders=[]"]
     sizes = [f"agent.population_size={POPULATION_SIZE}", "agent.network.hidden_sizes=[32,32]"]
@@ -286,7 +286,7 @@ def counting_runners(spec: Any) -> Any:
     """Make a runner in this process that counts the bytes that Ray would send."""
     import jax
 
-    from rookery.runners.group import LocalRunners
+    from rookery.runners.groups.group import LocalRunners
 
     class CountingRunners(LocalRunners):
         num_sent = num_received = 0

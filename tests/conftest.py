@@ -70,7 +70,7 @@ def collecting_timed() -> None:
 def collecting_not_timed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave that program out: it is the same for all methods of a family."""
     from rookery.workflows.device_training import DeviceTraining  # under the import hook
-    from rookery.workflows.generations import DeviceGenerations
+    from rookery.workflows.evolution.generations import DeviceGenerations
 
     if "collecting_timed" not in request.fixturenames:
         for training in (DeviceTraining, DeviceGenerations):

@@ -10,7 +10,7 @@ import pytest
 from rookery.learning.counter import Counter
 from rookery.metrics import Mean
 from rookery.sample_batch import SampleBatch
-from rookery.workflows.collector import Collector
+from rookery.workflows.host.collector import Collector
 
 
 def advance(workflow: Any, state: Any, num_iterations: int) -> tuple[Any, Any]:

@@ -4,9 +4,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rookery.runners.episodes import EpisodesRequest, EvaluationRequest, RandomRequest
 from rookery.runners.faults import Failed, FaultKind, Phase
-from rookery.runners.group import (
+from rookery.runners.groups.episodes import EpisodesRequest, EvaluationRequest, RandomRequest
+from rookery.runners.groups.group import (
     ActingSpec,
     Description,
     HostedRunner,

@@ -32,7 +32,7 @@ from rookery.types import make_key
 from rookery.workflows.evaluation import Team, TeamEvaluator, check_spaces, num_envs_of
 from rookery.workflows.hooks import Hook, Hooks, RecordEvent, as_hooks
 from rookery.workflows.programs import gather
-from rookery.workflows.saved_policies import PolicyPart, by_policy, policy_in, policy_parts
+from rookery.workflows.saved.policies import PolicyPart, by_policy, policy_in, policy_parts
 from rookery.workflows.training import TrainingState
 from rookery.workflows.workflow import Workflow
 

@@ -11,7 +11,7 @@ from rookery.runs.checkpoint import Checkpoint
 from rookery.runs.directory import RunDirectory
 from rookery.runs.policy_files import policy_names
 from rookery.workflows.evaluation import Team
-from rookery.workflows.older_runs import read_older_policies
+from rookery.workflows.saved.older_runs import read_older_policies
 
 
 def read_teams(

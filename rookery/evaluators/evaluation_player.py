@@ -16,11 +16,11 @@ from rookery.runners.acting.players import GreedyPlayers, GreedyTeams
 from rookery.runners.acting.policy_map import PolicyID
 from rookery.runners.engine import EpisodeEngine
 from rookery.runners.envs.base_env import BaseEnv
-from rookery.runners.episodes import Evaluated
 from rookery.runners.faults import EnvFaultError, EnvsLostError
+from rookery.runners.groups.episodes import Evaluated
+from rookery.runners.groups.jobs import Chunk
 from rookery.runners.health import RestartPolicy
 from rookery.runners.host_envs import make_envs, make_rendered_env, make_with_retries, num_evaluation_envs
-from rookery.runners.jobs import Chunk
 from rookery.runners.recording.returns import ReturnsRecorder
 from rookery.runners.schedule import DealtEpisodes
 

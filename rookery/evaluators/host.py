@@ -26,7 +26,7 @@ from rookery.runners.acting.actor import on_one_device
 from rookery.runners.acting.assignment import Assignment
 from rookery.runners.acting.policy_map import PolicyID
 from rookery.runners.envs.base_env import BaseEnv
-from rookery.runners.episodes import Evaluated
+from rookery.runners.groups.episodes import Evaluated
 from rookery.runners.recording.episode import EpisodeMeans
 from rookery.types import Array, Key, PyTree, PyTreeDict, as_one_key, pytree_field
 

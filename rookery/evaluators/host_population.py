@@ -21,12 +21,12 @@ from rookery.evaluators.population import merge_all, population_size_of
 from rookery.evaluators.population_player import PopulationSpec
 from rookery.learning import running_statistics
 from rookery.learning.running_statistics import RunningStatistics
-from rookery.runners.dispatcher import JobDispatcher
 from rookery.runners.envs.base_env import SINGLE_AGENT
-from rookery.runners.episodes import EpisodesRequest, Evaluated, EvaluationRequest, Plan, Played, RandomRequest
 from rookery.runners.faults import fault_report
-from rookery.runners.group import PATIENCE, ActingSpec, EnvSpec, RunnerGroup, check_one_agent
-from rookery.runners.jobs import Chunk, default_chunk_size
+from rookery.runners.groups.dispatcher import JobDispatcher
+from rookery.runners.groups.episodes import EpisodesRequest, Evaluated, EvaluationRequest, Plan, Played, RandomRequest
+from rookery.runners.groups.group import PATIENCE, ActingSpec, EnvSpec, RunnerGroup, check_one_agent
+from rookery.runners.groups.jobs import Chunk, default_chunk_size
 from rookery.runners.recording.episode import EpisodeMeans
 from rookery.types import Array, Key, Obs, Params, PyTree, Tree, as_mappable_key, as_one_key, where_tree
 

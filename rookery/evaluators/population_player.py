@@ -16,9 +16,9 @@ from rookery.evolution import EvoOptimizer
 from rookery.runners.acting.players import Players
 from rookery.runners.engine import EpisodeEngine
 from rookery.runners.envs.base_env import SINGLE_AGENT, BaseEnv, End, EnvOutputs
-from rookery.runners.episodes import Plan, Played
+from rookery.runners.groups.episodes import Plan, Played
+from rookery.runners.groups.jobs import Chunk
 from rookery.runners.health import RestartPolicy
-from rookery.runners.jobs import Chunk
 from rookery.runners.ledger import Steps
 from rookery.runners.recording.episode import LiveEpisode
 from rookery.runners.recording.returns import ReturnsRecorder

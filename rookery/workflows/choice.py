@@ -19,24 +19,24 @@ from rookery.learners.on_policy import OnPolicyLearner
 from rookery.learners.policies import PolicyLearners, Snapshots
 from rookery.rollout import RolloutSource
 from rookery.runners.envs.base_env import BaseEnv
-from rookery.runners.group import Description, EnvSpec, LocalRunners, RunnerGroup, RunnerSpec
+from rookery.runners.groups.group import Description, EnvSpec, LocalRunners, RunnerGroup, RunnerSpec
+from rookery.runners.groups.jobs import default_chunk_size
 from rookery.runners.host_envs import check_one_host, clips_rewards, make_envs
-from rookery.runners.jobs import default_chunk_size
 from rookery.types import PyTreeDict
-from rookery.workflows.collector import FIELDS, Collector, RoundSettings
 from rookery.workflows.config import Settings
 from rookery.workflows.device_training import DeviceTraining
 from rookery.workflows.evaluation import close_on_error, make_device_evaluator, make_env, make_evaluation_envs
-from rookery.workflows.exchange import Exchange
-from rookery.workflows.external import ORIGIN_FIELDS, SimulatorEpisodes, check_windows
-from rookery.workflows.generations import REFERENCE_ENVS, DeviceGenerations, Evolution, HostGenerations
-from rookery.workflows.host_hybrids import HostHybrids
-from rookery.workflows.host_training import HostTraining
-from rookery.workflows.hybrid_generations import Crew, DeviceHybrids
-from rookery.workflows.multi_agent_collector import MultiAgentCollector
+from rookery.workflows.evolution.exchange import Exchange
+from rookery.workflows.evolution.generations import REFERENCE_ENVS, DeviceGenerations, Evolution, HostGenerations
+from rookery.workflows.evolution.host_hybrids import HostHybrids
+from rookery.workflows.evolution.hybrids import Crew, DeviceHybrids
+from rookery.workflows.host.collector import FIELDS, Collector, RoundSettings
+from rookery.workflows.host.external import ORIGIN_FIELDS, SimulatorEpisodes, check_windows
+from rookery.workflows.host.multi_agent_collector import MultiAgentCollector
+from rookery.workflows.host.single_agent_collector import SingleAgentCollector
+from rookery.workflows.host.training import HostTraining
 from rookery.workflows.policies import assign_policies, check_training
 from rookery.workflows.programs import Layout
-from rookery.workflows.single_agent_collector import SingleAgentCollector
 from rookery.workflows.training import AgentEvaluator, Training
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from rookery.runs.policy_files import PolicyName
 from rookery.types import Key, PyTree, index_tree, make_key
 from rookery.workflows.config import Settings, StopAtConfig, TrainConfig
 from rookery.workflows.programs import gather
-from rookery.workflows.saved_policies import PolicyPart, policy_in, policy_parts
-from rookery.workflows.saved_states import counts_of
+from rookery.workflows.saved.policies import PolicyPart, policy_in, policy_parts
+from rookery.workflows.saved.states import counts_of
 from rookery.workflows.training import Training, TrainingState
 
 logger = logging.getLogger(__name__)

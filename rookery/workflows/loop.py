@@ -24,7 +24,7 @@ from rookery.types import PyTreeDict, all_finite
 from rookery.workflows.config import Settings
 from rookery.workflows.hooks import Hook, RecordEvent
 from rookery.workflows.programs import Layout
-from rookery.workflows.saved_states import SavedStates, counts_of, env_steps_of
+from rookery.workflows.saved.states import SavedStates, counts_of, env_steps_of
 from rookery.workflows.training import Training, TrainingState
 
 logger = logging.getLogger(__name__)

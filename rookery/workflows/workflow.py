@@ -27,11 +27,11 @@ from rookery.types import Key, PyTreeDict, as_key, make_key
 from rookery.workflows.config import Settings, settings_from
 from rookery.workflows.evaluation import close_on_error
 from rookery.workflows.hooks import Hooks, as_hooks, configured_hooks
-from rookery.workflows.init_from import with_origin
 from rookery.workflows.loop import TrainingLoop
 from rookery.workflows.programs import TOO_LARGE, Layout, Program
-from rookery.workflows.run_directory import created_run, describe_run, existing_run, reopened_run
-from rookery.workflows.saved_states import SavedStates, counts_of, env_steps_of
+from rookery.workflows.saved.init_from import with_origin
+from rookery.workflows.saved.run_directory import created_run, describe_run, existing_run, reopened_run
+from rookery.workflows.saved.states import SavedStates, counts_of, env_steps_of
 from rookery.workflows.training import AgentEvaluator, Training, TrainingState
 
 

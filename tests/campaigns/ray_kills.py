@@ -30,7 +30,7 @@ from rookery.runners.ray.settings import RaySettings
 os.environ.setdefault(LOOPBACK_VARIABLE, "0")  # before the tests import ray
 
 from rookery.envs.config import EnvConfig
-from rookery.runners.group import EnvSpec, RunnerSpec
+from rookery.runners.groups.group import EnvSpec, RunnerSpec
 from tests.ray.history import INTERVAL, SOON, History
 from tests.ray.kills import NUM_RUNNERS, Twins, check_ledger, check_seeds, train_with_kills
 from tests.ray.nodes import Nodes

@@ -139,9 +139,9 @@ class Trained:
 def train(kind: str, result: Path) -> None:
     """Train with one sick env, in this process; write down what came of it, and that it has begun."""
     from rookery.registry import build_workflow
-    from rookery.runners import group
     from rookery.runners.envs.vector_base_env import VectorBaseEnv
     from rookery.runners.envs.vector_env import TransportVectorEnv
+    from rookery.runners.groups import group
     from rookery.runners.runner import EnvRunner
     from rookery.runners.transports.making import make_transport
 

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 
 from rookery.algorithms.a2c import A2C, A2CAgent, A2CWorkflow
 from rookery.algorithms.evolution.open_es import OpenES
-from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.evolution.workflow import ECWorkflow
 
 
 class SignES(ECWorkflow):

@@ -10,7 +10,7 @@ import yaml
 import rookery
 from rookery import cli
 from rookery.cli import multirun
-from rookery.runners.group import LocalRunners
+from rookery.runners.groups.group import LocalRunners
 from rookery.runners.ray import group as ray_group
 from rookery.runners.ray.cluster import Cluster
 from rookery.runners.ray.settings import RaySettings

@@ -7,7 +7,7 @@ import pytest
 
 from rookery.evolution.optimizer import block_size, max_same_devices
 from rookery.registry import AGENTS, workflow_class
-from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.evolution.workflow import ECWorkflow
 
 METHODS = {name: workflow for name in AGENTS if issubclass(workflow := workflow_class(name), ECWorkflow)}
 DECLARED = [name for name, workflow in METHODS.items() if workflow.is_same_on_devices]

@@ -16,7 +16,7 @@ from rookery.registry import AGENTS, build_workflow, workflow_class
 from rookery.runs.directory import RunDirectory
 from rookery.types import PyTreeDict
 from rookery.workflows import evaluation as evaluation_module
-from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.evolution.workflow import ECWorkflow
 from rookery.workflows.off_policy import OffPolicyWorkflow
 from rookery.workflows.on_policy import OnPolicyWorkflow
 from rookery.workflows.workflow import Workflow

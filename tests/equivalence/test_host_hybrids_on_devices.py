@@ -14,7 +14,7 @@ jax.config.update("jax_num_cpu_devices", 2)
 import numpy as np
 
 from rookery.registry import build_workflow
-from rookery.workflows.hybrid_generations import hybrid_of
+from rookery.workflows.evolution.hybrids import hybrid_of
 
 
 def trained(name, devices, **agent):

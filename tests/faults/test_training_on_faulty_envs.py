@@ -7,9 +7,9 @@ import pytest
 
 from rookery.configs.composition import compose
 from rookery.registry import build_workflow
-from rookery.runners import group
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
 from rookery.runners.envs.vector_env import VectorEnv
+from rookery.runners.groups import group
 from rookery.runners.runner import EnvRunner
 
 NUM_ENVS = 64

@@ -10,12 +10,12 @@ import numpy as np
 from rookery.envs.config import EnvConfig
 from rookery.runners.acting.roles import TRAIN
 from rookery.runners.envs.own import name_own_env
-from rookery.runners.group import EnvSpec, RunnerSpec
+from rookery.runners.groups.group import EnvSpec, RunnerSpec
 from rookery.runners.ray import cluster
 from rookery.runners.ray.settings import RaySettings
 from rookery.testing.misbehaving_envs import CountingEnv
-from rookery.workflows.collector import FIELDS, RoundSettings
-from rookery.workflows.single_agent_collector import SingleAgentCollector
+from rookery.workflows.host.collector import FIELDS, RoundSettings
+from rookery.workflows.host.single_agent_collector import SingleAgentCollector
 from tests.runner_envs import ParityAgent
 
 STORE_BYTES, FRAGMENT_BYTES = 80 * 2**20, 28 * 10**6

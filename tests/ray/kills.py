@@ -19,7 +19,7 @@ from rookery.runners.acting.policy_map import DEFAULT_POLICY
 from rookery.runners.acting.roles import TRAIN
 from rookery.runners.envs.own import name_own_env
 from rookery.runners.faults import FaultKind
-from rookery.runners.group import (
+from rookery.runners.groups.group import (
     ActingSpec,
     Delivery,
     FragmentRequest,
@@ -34,7 +34,7 @@ from rookery.runners.group import (
 from rookery.runners.ray import group as ray_group
 from rookery.runners.ray.group import RayRunners
 from rookery.runners.ray.settings import RaySettings
-from rookery.workflows.collector import Collector
+from rookery.workflows.host.collector import Collector
 from tests.ray.processes import wait_until
 from tests.ray_envs import CommandedEnv, seeds_in
 

@@ -20,7 +20,7 @@ from rookery.runners.acting.policy_map import DEFAULT_POLICY
 from rookery.runners.acting.roles import TRAIN
 from rookery.runners.envs.own import name_own_env
 from rookery.runners.faults import FaultKind
-from rookery.runners.group import (
+from rookery.runners.groups.group import (
     ActingSpec,
     Delivery,
     EnvSpec,

@@ -11,7 +11,7 @@ from rookery.configs import compose
 from rookery.errors import InvalidInputError, UnknownNameError
 from rookery.registry import agent_name, agent_names, build_workflow, workflow_class
 from rookery.trust import strangers_config
-from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.evolution.workflow import ECWorkflow
 from rookery.workflows.workflow import Workflow
 
 
@@ -73,7 +73,7 @@ def test_a_class_that_was_passed_is_found_by_its_name_without_an_import() -> Non
             "rookery.algorithms.ppo:PPO",
             r"is <class 'rookery\.algorithms\.ppo\.PPO'>: expected a subclass of Workflow\.",
         ),
-        ("rookery.workflows.evolution:ECWorkflow", r"lacks config_class"),
+        ("rookery.workflows.evolution.workflow:ECWorkflow", r"lacks config_class"),
         ("rookery.workflows.workflow:Workflow", r"lacks config_class"),
         ("rookery.registry:NoSuch", r"rookery\.registry has no 'NoSuch'\."),
         ("rookery.algorithms.ppo:PPOWorkflo", r"has no 'PPOWorkflo'\. Did you mean 'PPOWorkflow'"),

@@ -6,7 +6,7 @@ STRATEGY = '''
 import jax
 import jax.numpy as jnp
 from rookery.evolution import ECState, EvoOptimizer
-from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.evolution.workflow import ECWorkflow
 
 
 class HillClimberState(ECState):

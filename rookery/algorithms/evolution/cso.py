@@ -13,7 +13,7 @@ from rookery.evolution.mutation import cloud_around
 from rookery.evolution.populations import PopulationOptimizer
 from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.types import Array, Key, Params, as_mappable_key, pytree_field
-from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.evolution.workflow import ECWorkflow
 
 
 class CSOHyperparameters(Hyperparameters):

@@ -15,8 +15,8 @@ from rookery.errors import InvalidInputError
 from rookery.evolution import EvoOptimizer
 from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.networks.policy import PolicyConfig
-from rookery.workflows.evolution import ECWorkflow
-from rookery.workflows.generations import ECConfig
+from rookery.workflows.evolution.generations import ECConfig
+from rookery.workflows.evolution.workflow import ECWorkflow
 
 
 class SearchHyperparameters(Hyperparameters):

@@ -17,7 +17,7 @@ from rookery.evolution.populations import PopulationOptimizer
 from rookery.evolution.selection import elites, take, tournament
 from rookery.hyperparameters import Hyperparameters, HyperparameterValues, Scalar, number
 from rookery.types import Array, Key, Params, as_mappable_key, index_tree, pytree_field, where_tree
-from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.evolution.workflow import ECWorkflow
 
 MUTATIONS = ("gaussian", "row_wise")
 

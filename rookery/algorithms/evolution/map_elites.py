@@ -21,7 +21,7 @@ from rookery.evolution.mutation import cloud_around
 from rookery.evolution.populations import PopulationOptimizer
 from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.types import Array, Key, Params, PyTree, as_mappable_key, index_tree, pytree_field, where_tree
-from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.evolution.workflow import ECWorkflow
 
 ARCHIVES = ("grid", "cvt")
 

@@ -21,7 +21,7 @@ from rookery.evolution.populations import PopulationOptimizer
 from rookery.evolution.selection import take, tournament
 from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.types import Array, Key, Params, as_mappable_key, index_tree, pytree_field
-from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.evolution.workflow import ECWorkflow
 
 CROSSOVERS = ("sbx", "uniform")
 

@@ -18,7 +18,7 @@ from rookery.evolution.fitness import FITNESS_SHAPINGS
 from rookery.evolution.gaussian import GaussianOptimizer, GaussianState
 from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.types import Array, Key, Params, pytree_field
-from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.evolution.workflow import ECWorkflow
 
 ASCENTS = {"adam": optax.scale_by_adam(), "sgd": optax.identity()}
 

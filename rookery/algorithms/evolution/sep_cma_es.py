@@ -19,7 +19,7 @@ from rookery.evolution.fitness import weights_by_rank
 from rookery.evolution.gaussian import GaussianOptimizer, GaussianState
 from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.types import Array, Key, Params, pytree_field
-from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.evolution.workflow import ECWorkflow
 
 TINY = float(np.finfo(np.float32).tiny)
 """The minimum step size and variance. They shrink where rounding removes the noise, and 0 would give 0 / 0."""

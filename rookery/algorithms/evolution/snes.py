@@ -13,7 +13,7 @@ from rookery.evolution.fitness import weights_by_rank
 from rookery.evolution.gaussian import GaussianOptimizer, GaussianState
 from rookery.hyperparameters import Hyperparameters, Scalar, number
 from rookery.types import Array, Key, Params, pytree_field
-from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.evolution.workflow import ECWorkflow
 
 
 class SNESHyperparameters(Hyperparameters):

@@ -28,7 +28,7 @@ from rookery.learners.learner import Metrics
 from rookery.learners.replay import OffPolicyState, ReplayLearner
 from rookery.metrics import Mean
 from rookery.types import Array, index_tree
-from rookery.workflows.exchange import Exchange, Generation
+from rookery.workflows.evolution.exchange import Exchange, Generation
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from rookery.learners.learner import Metrics
 from rookery.learners.replay import OffPolicyState
 from rookery.metrics import Mean
 from rookery.types import Array, Params, is_finite, where_tree
-from rookery.workflows.exchange import Exchange, Generation
-from rookery.workflows.hybrid_generations import HybridHyperparameters
+from rookery.workflows.evolution.exchange import Exchange, Generation
+from rookery.workflows.evolution.hybrids import HybridHyperparameters
 
 
 class ERLExchange(Exchange):

@@ -8,7 +8,7 @@ from rookery.configuration import check_keys, field_names, from_mapping, plain, 
 from rookery.errors import InvalidInputError
 from rookery.hyperparameters import Hyperparameters, hyperparameters_from
 from rookery.registry import agent_names, workflow_class
-from rookery.workflows.evolution import ECWorkflow
+from rookery.workflows.evolution.workflow import ECWorkflow
 from rookery.workflows.off_policy import OffPolicyWorkflow
 from rookery.workflows.workflow import Workflow
 

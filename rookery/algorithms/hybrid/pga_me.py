@@ -25,7 +25,7 @@ from rookery.learners.learner import Metrics
 from rookery.learners.replay import OffPolicyState, ReplayLearner
 from rookery.metrics import Mean
 from rookery.types import Array, Key, Params, PyTree, index_tree, where_tree
-from rookery.workflows.exchange import Exchange, Generation
+from rookery.workflows.evolution.exchange import Exchange, Generation
 
 ARCHIVE = {"archive": "cvt", "cells": [1024], "iso_std": 0.005, "line_std": 0.05}
 LEARNER = {"actor_learning_rate": 3e-4, "critic_learning_rate": 3e-4, "batch_size": 256}

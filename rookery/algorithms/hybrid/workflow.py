@@ -16,8 +16,8 @@ from rookery.hyperparameters import Hyperparameters
 from rookery.learners.replay import ReplayLearner
 from rookery.workflows.choice import make_hybrid
 from rookery.workflows.config import Settings
-from rookery.workflows.exchange import Exchange
-from rookery.workflows.hybrid_generations import Crew, HybridHyperparameters
+from rookery.workflows.evolution.exchange import Exchange
+from rookery.workflows.evolution.hybrids import Crew, HybridHyperparameters
 from rookery.workflows.off_policy import check_warmup
 from rookery.workflows.training import Training
 from rookery.workflows.workflow import Workflow

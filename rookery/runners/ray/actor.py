@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rookery.runners.episodes import Evaluated, Plan, Played, RandomlyPlayed, RandomRequest
-    from rookery.runners.group import ActingSpec, Delivery, Description, RunnerFailed, RunnerSpec, RunnerStart
-    from rookery.runners.jobs import Chunk
+    from rookery.runners.groups.episodes import Evaluated, Plan, Played, RandomlyPlayed, RandomRequest
+    from rookery.runners.groups.group import ActingSpec, Delivery, Description, RunnerFailed, RunnerSpec, RunnerStart
+    from rookery.runners.groups.jobs import Chunk
     from rookery.runners.passed import PassedParts
 
 COMPARED_PACKAGES = ("rookery", "jax", "jaxlib", "numpy", "gymnasium")
@@ -53,7 +53,7 @@ def answering(method: Callable) -> Callable:
         try:
             value = method(self, *args)
         except Exception as error:
-            from rookery.runners.group import RunnerFailed  # imports JAX, which `hello` has to prepare
+            from rookery.runners.groups.group import RunnerFailed  # imports JAX, which `hello` has to prepare
 
             value = RunnerFailed.by_exception(error)
         return Answer(value, time.monotonic() - start)
@@ -82,7 +82,7 @@ class RunnerActor:
     @answering
     def describe(self, spec: "RunnerSpec", passed: "PassedParts", index: int) -> "Description":
         """Make the environments and describe them."""
-        from rookery.runners.group import HostedRunner
+        from rookery.runners.groups.group import HostedRunner
 
         self._hosted = HostedRunner(spec, index)
         with passed.known_here(spec.envs.env):

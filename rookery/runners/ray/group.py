@@ -17,9 +17,9 @@ import ray
 from ray import exceptions as ray_errors
 
 from rookery.errors import InvalidInputError, RookeryError, check_count
-from rookery.runners.episodes import EpisodesRequest, EvaluationRequest, Handle, RandomRequest
 from rookery.runners.faults import Failed, FaultKind, Phase, shortened
-from rookery.runners.group import (
+from rookery.runners.groups.episodes import EpisodesRequest, EvaluationRequest, Handle, RandomRequest
+from rookery.runners.groups.group import (
     PATIENCE,
     ActingSpec,
     Delivery,

@@ -18,7 +18,7 @@ from rookery.evaluators.host_population import HostPopulation, population_envs
 from rookery.evaluators.population_player import PopulationSpec
 from rookery.runners.envs import libraries
 from rookery.runners.faults import EnvFaultError
-from rookery.runners.group import Description, LocalRunners, RunnerSpec
+from rookery.runners.groups.group import Description, LocalRunners, RunnerSpec
 from rookery.testing.misbehaving_envs import CountingEnv, FaultyEnv, raise_error
 from tests.runner_envs import FakeTime, ParityAgent, vectorized
 

@@ -29,9 +29,9 @@ from rookery.runners.envs.autoreset import AutoresetBaseEnv
 from rookery.runners.envs.base_env import Actions, BaseEnv, EnvOutputs
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
 from rookery.runners.envs.vector_env import VectorEnv
-from rookery.runners.episodes import EpisodesRequest, EvaluationRequest, RandomRequest
 from rookery.runners.faults import EnvFaultError, FaultKind
-from rookery.runners.group import LocalRunners, RunnerSpec
+from rookery.runners.groups.episodes import EpisodesRequest, EvaluationRequest, RandomRequest
+from rookery.runners.groups.group import LocalRunners, RunnerSpec
 from rookery.runners.seeds import episode_seed
 from rookery.sample_batch import SampleBatch
 from rookery.testing.misbehaving_envs import FaultyEnv, kill_process

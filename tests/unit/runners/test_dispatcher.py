@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from rookery.errors import RookeryError
-from rookery.runners.dispatcher import JobDispatcher
-from rookery.runners.episodes import EpisodesRequest, Played, RandomlyPlayed, RandomRequest
 from rookery.runners.faults import FaultKind
-from rookery.runners.group import ActingSpec
-from rookery.runners.jobs import Chunk
+from rookery.runners.groups.dispatcher import JobDispatcher
+from rookery.runners.groups.episodes import EpisodesRequest, Played, RandomlyPlayed, RandomRequest
+from rookery.runners.groups.group import ActingSpec
+from rookery.runners.groups.jobs import Chunk
 from tests.runner_envs import FakeTime
 from tests.unreliable_runners import UnreliableRunners
 

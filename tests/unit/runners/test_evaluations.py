@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from rookery.evaluators.evaluation_player import joined
-from rookery.runners.episodes import Evaluated
-from rookery.runners.evaluations import EpisodeDeal
+from rookery.runners.groups.episodes import Evaluated
+from rookery.runners.groups.evaluations import EpisodeDeal
+from rookery.runners.groups.jobs import Chunk
 from rookery.runners.health import RestartPolicy
-from rookery.runners.jobs import Chunk
 
 
 def make_deal(num_episodes: int = 5, chunk_size: int = 2, max_restarts: int = 2) -> EpisodeDeal:

@@ -17,7 +17,7 @@ from rookery.runners.acting.roles import TRAIN, WARM_UP
 from rookery.runners.envs import libraries
 from rookery.runners.envs.base_env import SINGLE_AGENT
 from rookery.runners.envs.vector_base_env import VectorBaseEnv
-from rookery.runners.group import (
+from rookery.runners.groups.group import (
     ActingSpec,
     Delivery,
     Description,

@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 
 from rookery.errors import InvalidInputError
+from rookery.runners.groups.jobs import Chunk, Deal, default_chunk_size
+from rookery.runners.groups.slots import SlotStatus
 from rookery.runners.health import RestartPolicy
-from rookery.runners.jobs import Chunk, Deal, default_chunk_size
-from rookery.runners.slots import SlotStatus
 
 NO_DELAY = RestartPolicy(max_restarts=2, first_delay=0.0, max_delay=0.0)
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from rookery.errors import InvalidInputError
+from rookery.runners.groups.rounds import SETTLING_SECONDS, Rounds
+from rookery.runners.groups.slots import SlotStatus
 from rookery.runners.health import RestartPolicy
-from rookery.runners.rounds import SETTLING_SECONDS, Rounds
-from rookery.runners.slots import SlotStatus
 
 NOW = 1_000.0
 RESTART = RestartPolicy(max_restarts=2, first_delay=1.0, max_delay=8.0)

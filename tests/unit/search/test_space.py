@@ -12,7 +12,7 @@ from rookery.algorithms.sac import SACHyperparameters
 from rookery.errors import RookeryError
 from rookery.hyperparameters import Hyperparameters, LinearSchedule
 from rookery.search import SearchRange, SearchSpace
-from rookery.workflows.hybrid_generations import HybridHyperparameters
+from rookery.workflows.evolution.hybrids import HybridHyperparameters
 
 RATE = {"low": 1e-5, "high": 3e-2, "scale": "log"}
 DISCOUNT = {"low": 0.9, "high": 0.999, "scale": "complement"}

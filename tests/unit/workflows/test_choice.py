@@ -9,7 +9,7 @@ import pytest
 from rookery.configs import compose
 from rookery.errors import InvalidInputError
 from rookery.registry import build_workflow
-from rookery.runners.group import LocalRunners
+from rookery.runners.groups.group import LocalRunners
 from rookery.runners.ray import group as ray_group
 from rookery.runners.ray.settings import RaySettings
 from rookery.workflows import workflow

@@ -22,9 +22,9 @@ from rookery.learning.experience import Experience
 from rookery.runners.acting.policy_map import DEFAULT_POLICY
 from rookery.runners.acting.roles import TRAIN
 from rookery.runners.envs.base_env import SINGLE_AGENT
-from rookery.runners.episodes import Evaluated, EvaluationRequest
 from rookery.runners.faults import Failed, FaultKind, Phase
-from rookery.runners.group import (
+from rookery.runners.groups.episodes import Evaluated, EvaluationRequest
+from rookery.runners.groups.group import (
     ActingSpec,
     Delivery,
     Description,
@@ -37,18 +37,18 @@ from rookery.runners.group import (
     RunnerReport,
     RunnerStart,
 )
+from rookery.runners.groups.jobs import Chunk
+from rookery.runners.groups.rounds import SETTLING_SECONDS
 from rookery.runners.health import RestartPolicy
-from rookery.runners.jobs import Chunk
 from rookery.runners.ledger import Account, Ledger
-from rookery.runners.rounds import SETTLING_SECONDS
 from rookery.runners.sampling import Sample
 from rookery.runs.directory import RunDirectory
 from rookery.sample_batch import MultiAgentBatch
 from rookery.spaces import Box, Discrete
 from rookery.types import PyTreeDict
-from rookery.workflows.collector import RoundSettings, blank_experience
-from rookery.workflows.host_training import HostTrainingLoop
-from rookery.workflows.single_agent_collector import SingleAgentCollector
+from rookery.workflows.host.collector import RoundSettings, blank_experience
+from rookery.workflows.host.single_agent_collector import SingleAgentCollector
+from rookery.workflows.host.training import HostTrainingLoop
 from tests.runner_envs import FakeTime, ParityAgent
 
 ROLLOUT_LENGTH, NUM_COLUMNS = 4, 2

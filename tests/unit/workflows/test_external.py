@@ -102,7 +102,7 @@ def test_with_staleness_the_policy_acts_on_while_an_update_runs(monkeypatch: pyt
 
             return super().submit(update_late)
 
-    monkeypatch.setattr("rookery.workflows.host_training.ThreadPoolExecutor", Late)
+    monkeypatch.setattr("rookery.workflows.host.training.ThreadPoolExecutor", Late)
     metrics = train(Acting(), total_timesteps=32, max_staleness=1, **{"agent.num_envs": 1}).metrics
     assert went_on == [True] * 3, "after the last update nothing is collected"
     assert metrics["rollout/staleness_max"][-1] == 1

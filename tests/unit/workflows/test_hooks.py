@@ -20,7 +20,7 @@ from rookery.runs.interruption import Interrupted
 from rookery.types import PyTreeDict
 from rookery.workflows import loop
 from rookery.workflows.hooks import Hooks, RecordEvent
-from rookery.workflows.saved_states import SavedStates
+from rookery.workflows.saved.states import SavedStates
 from rookery.workflows.workflow import Workflow
 from tests.unit.workflows.test_workflow import CountingWorkflow
 

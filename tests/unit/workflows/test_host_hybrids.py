@@ -16,8 +16,8 @@ from rookery.registry import build_workflow
 from rookery.runs.interruption import Interrupted
 from rookery.sample_batch import SampleBatch
 from rookery.types import PyTreeDict
-from rookery.workflows import host_hybrids
-from rookery.workflows.hybrid_generations import hybrid_of
+from rookery.workflows.evolution import host_hybrids
+from rookery.workflows.evolution.hybrids import hybrid_of
 from tests.equivalence.interrupted_runs import StoppingRecorder, assert_equal, records_of
 
 POPULATION_SIZE, TIME_LIMIT = 4, 6

@@ -34,11 +34,11 @@ from rookery.evaluators.playback import RenderError
 from rookery.hyperparameters import values_at
 from rookery.metrics import EvaluateMetric
 from rookery.rollout import Experience
-from rookery.runners import group
 from rookery.runners.callbacks import FaultNotices
 from rookery.runners.envs.libraries import load_host_library
 from rookery.runners.faults import EnvFaultError, Failed, Fault, FaultKind, Phase
-from rookery.runners.group import HostedRunner
+from rookery.runners.groups import group
+from rookery.runners.groups.group import HostedRunner
 from rookery.runners.host_envs import TRIAL_SEED, make_rendered_env
 from rookery.runners.transports.worker_process import WorkerProcess
 from rookery.runs.checkpoint import Checkpoints
@@ -46,7 +46,7 @@ from rookery.runs.directory import RunDirectory
 from rookery.runs.divergence import DivergedError
 from rookery.runs.log import RunLog
 from rookery.sample_batch import SampleBatch
-from rookery.workflows.single_agent_collector import SingleAgentCollector
+from rookery.workflows.host.single_agent_collector import SingleAgentCollector
 from tests.host_training import advance, is_live, used_anew, watch_collecting
 from tests.runner_envs import FakeTime
 
@@ -560,7 +560,7 @@ def test_records_time_the_steps_that_they_count_and_the_timing_file_the_whole_ru
     time = FakeTime()
     monkeypatch.setattr(HostEvaluator, "evaluate", lambda self, *args: EvaluateMetric(**ONE_EPISODE))
     monkeypatch.setattr("rookery.workflows.workflow.RunLog", functools.partial(RunLog, clock=time.clock))
-    monkeypatch.setattr("rookery.workflows.host_training.ThreadPoolExecutor", lambda size: SimulatedThread(time))
+    monkeypatch.setattr("rookery.workflows.host.training.ThreadPoolExecutor", lambda size: SimulatedThread(time))
 
     def taking(seconds: float, function: Callable) -> Callable:
         def timed(*args: Any, **kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 from rookery.algorithms.hybrid.erl import ERLWorkflow
 from rookery.errors import RookeryError
-from rookery.workflows.hybrid_generations import DeviceHybrids
+from rookery.workflows.evolution.hybrids import DeviceHybrids
 from tests.equivalence.interrupted_runs import assert_equal, assert_resumes, with_run
 
 EPISODE_LENGTH, POPULATION_SIZE = 10, 4

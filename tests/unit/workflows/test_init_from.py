@@ -10,7 +10,7 @@ import pytest
 from rookery.errors import InvalidInputError
 from rookery.registry import build_workflow
 from rookery.trust import UntrustedError, strangers_config
-from rookery.workflows.init_from import Source, with_origin
+from rookery.workflows.saved.init_from import Source, with_origin
 
 AGENTS: dict[str, dict[str, Any]] = {
     "ppo": {"num_envs": 4, "rollout_length": 8, "num_minibatches": 2, "normalize_obs": True},

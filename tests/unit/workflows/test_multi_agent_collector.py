@@ -32,7 +32,7 @@ from rookery.runs.checkpoint import Checkpoints
 from rookery.runs.directory import RunDirectory
 from rookery.sample_batch import SampleBatch
 from rookery.types import PyTreeDict
-from rookery.workflows.multi_agent_collector import MultiAgentCollector
+from rookery.workflows.host.multi_agent_collector import MultiAgentCollector
 from tests.host_training import advance, is_live, used_anew, watch_collecting
 
 NAME = "several_tales_v0"

@@ -13,7 +13,7 @@ from rookery.algorithms.evolution.map_elites import MAPElitesWorkflow
 from rookery.errors import InvalidInputError
 from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.runs.directory import RunDirectory
-from rookery.workflows.reevaluation import in_chunks
+from rookery.workflows.evolution.reevaluation import in_chunks
 
 
 def workflow_of(env: dict[str, Any], train: dict[str, Any] | None = None, **agent: Any) -> Any:

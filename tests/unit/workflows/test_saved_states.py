@@ -10,7 +10,7 @@ from rookery.registry import build_workflow
 from rookery.runs.checkpoint import Checkpoints
 from rookery.runs.directory import RunDirectory
 from rookery.workflows.hooks import RecordEvent
-from rookery.workflows.saved_states import HYPERPARAMETERS
+from rookery.workflows.saved.states import HYPERPARAMETERS
 
 
 def build(path: Path, learning_rate: Any) -> Any:

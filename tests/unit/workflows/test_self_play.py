@@ -17,12 +17,12 @@ from rookery.errors import InvalidInputError, UnknownNameError
 from rookery.registry import build_workflow
 from rookery.runners.acting.assignment import Assignment
 from rookery.runners.acting.roles import TRAIN
-from rookery.runners.group import ActingSpec, EnvSpec, FragmentRequest, LocalRunners, RunnerSpec
+from rookery.runners.groups.group import ActingSpec, EnvSpec, FragmentRequest, LocalRunners, RunnerSpec
 from rookery.runners.recording.episode import EpisodeMetric, LiveEpisode
 from rookery.runs.directory import RunDirectory
 from rookery.trust import UntrustedError, strangers_config
 from rookery.workflows.evaluation import TeamEvaluator, pool_sizes_of
-from rookery.workflows.multi_agent_collector import MultiAgentCollector
+from rookery.workflows.host.multi_agent_collector import MultiAgentCollector
 from rookery.workflows.policies import assign_policies
 from tests.host_training import advance, is_live, used_anew, watch_collecting
 

@@ -15,8 +15,8 @@ from rookery.algorithms.hybrid.cem_rl import CEMRLConfig, CEMRLWorkflow
 from rookery.algorithms.hybrid.joint_updates import climb
 from rookery.errors import InvalidInputError
 from rookery.types import index_tree
-from rookery.workflows.exchange import Generation
-from rookery.workflows.hybrid_generations import DeviceHybrids
+from rookery.workflows.evolution.exchange import Generation
+from rookery.workflows.evolution.hybrids import DeviceHybrids
 from tests.equivalence.interrupted_runs import assert_resumes
 
 EPISODE_LENGTH, POPULATION_SIZE, NUM_EPISODES = 10, 4, 2

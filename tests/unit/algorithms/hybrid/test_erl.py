@@ -22,7 +22,7 @@ from rookery.networks.critic import ActorCriticsConfig
 from rookery.registry import build_workflow
 from rookery.spaces import Box
 from rookery.types import PyTreeDict
-from rookery.workflows.exchange import Generation
+from rookery.workflows.evolution.exchange import Generation
 
 POPULATION_SIZE = 6
 LEARNER = TD3.of(TD3Config(network=ActorCriticsConfig(hidden_sizes=(4,)), buffer_capacity=1000))

@@ -19,8 +19,8 @@ from rookery.hyperparameters import values_at
 from rookery.learners.replay import ReplayLearner
 from rookery.sample_batch import SampleBatch
 from rookery.types import index_tree
-from rookery.workflows.exchange import Generation
-from rookery.workflows.hybrid_generations import DeviceHybrids, hybrid_of
+from rookery.workflows.evolution.exchange import Generation
+from rookery.workflows.evolution.hybrids import DeviceHybrids, hybrid_of
 from tests.equivalence.interrupted_runs import assert_resumes
 
 EPISODE_LENGTH, POPULATION_SIZE, NUM_LANES = 10, 8, 4

@@ -10,10 +10,10 @@ from rookery.metrics import Mean
 from rookery.rollout.source import episode_metrics
 from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID
 from rookery.runners.envs.base_env import SINGLE_AGENT
-from rookery.runners.group import RunnerGroup, check_one_agent, merge_columns
+from rookery.runners.groups.group import RunnerGroup, check_one_agent, merge_columns
 from rookery.runners.sampling import Sample
-from rookery.workflows.collector import Collector, RoundSettings, blank_experience, mean_of, metrics_of
-from rookery.workflows.external import without_origin
+from rookery.workflows.host.collector import Collector, RoundSettings, blank_experience, mean_of, metrics_of
+from rookery.workflows.host.external import without_origin
 from rookery.workflows.programs import experience_specs
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from rookery.errors import InvalidInputError
+from rookery.runners.groups.slots import Slot, Slots, SlotStatus
 from rookery.runners.health import RestartPolicy
-from rookery.runners.slots import Slot, Slots, SlotStatus
 
 T = TypeVar("T")
 

@@ -24,10 +24,10 @@ from rookery.replay_buffers.recorder import Recording, ReplayRecorder
 from rookery.replay_buffers.replay_buffer import ReplayState
 from rookery.spaces import Space
 from rookery.types import Array, Key, Params, PyTreeData, PyTreeDict
-from rookery.workflows.exchange import Exchange, Generation, mean_return
+from rookery.workflows.evolution.exchange import Exchange, Generation, mean_return
+from rookery.workflows.evolution.reevaluation import Reevaluation, SearchOnDevice, repeated
+from rookery.workflows.evolution.search import EvolutionState, SearchTraining, check_population, search_metrics
 from rookery.workflows.programs import Layout, specs_of
-from rookery.workflows.reevaluation import Reevaluation, SearchOnDevice, repeated
-from rookery.workflows.search import EvolutionState, SearchTraining, check_population, search_metrics
 from rookery.workflows.training import CENTER, REFILL, TrainingState, state_specs, timed
 
 NOT_FINITE = "rollout/rows_not_finite"

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from rookery.runners.episodes import Evaluated
+from rookery.runners.groups.episodes import Evaluated
+from rookery.runners.groups.jobs import Chunk, ChunkQueue
 from rookery.runners.health import RestartPolicy
-from rookery.runners.jobs import Chunk, ChunkQueue
 
 
 class EpisodeDeal:

@@ -12,12 +12,12 @@ from rookery.learning.experience import Experience, JointExperience
 from rookery.metrics import Mean
 from rookery.runners.acting.assignment import Assignment
 from rookery.runners.acting.policy_map import PolicyID
-from rookery.runners.group import RunnerGroup, merge_columns
+from rookery.runners.groups.group import RunnerGroup, merge_columns
 from rookery.runners.sampling import Sample
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Dict
 from rookery.types import PyTreeDict, Tree
-from rookery.workflows.collector import FIELDS, Collector, RoundSettings, blank_experience, mean_of, metrics_of
+from rookery.workflows.host.collector import FIELDS, Collector, RoundSettings, blank_experience, mean_of, metrics_of
 from rookery.workflows.programs import experience_specs, specs_of
 
 

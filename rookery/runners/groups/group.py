@@ -21,7 +21,8 @@ from rookery.runners.acting.policy_map import DEFAULT_POLICY, PolicyID
 from rookery.runners.acting.roles import RoleAgent, RoleID, RoleState
 from rookery.runners.envs.base_env import SINGLE_AGENT, AgentID, BaseEnv
 from rookery.runners.envs.external_base_env import ExternalBaseEnv
-from rookery.runners.episodes import (
+from rookery.runners.faults import EnvFaultError, EnvsLostError, Failed, Fault, Phase
+from rookery.runners.groups.episodes import (
     EpisodesPlayer,
     EpisodesRequest,
     Evaluated,
@@ -35,10 +36,9 @@ from rookery.runners.episodes import (
     RandomlyPlayed,
     RandomRequest,
 )
-from rookery.runners.faults import EnvFaultError, EnvsLostError, Failed, Fault, Phase
+from rookery.runners.groups.jobs import Chunk
 from rookery.runners.health import RestartPolicy
 from rookery.runners.host_envs import make_envs, make_with_retries, try_first_reset
-from rookery.runners.jobs import Chunk
 from rookery.runners.ledger import Ledger
 from rookery.runners.runner import EnvRunner
 from rookery.runners.sampling import RunnerConfig, Sample

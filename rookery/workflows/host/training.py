@@ -23,12 +23,12 @@ from rookery.metrics import Metrics, RunningMetrics, accumulate
 from rookery.runners.acting.actor import on_one_device
 from rookery.runners.acting.roles import TRAIN, WARM_UP, RoleID
 from rookery.runners.faults import EnvFaultError
-from rookery.runners.group import PATIENCE
+from rookery.runners.groups.group import PATIENCE
 from rookery.runs.divergence import NotFiniteError
 from rookery.spaces import Space
 from rookery.types import Key, all_finite
-from rookery.workflows.collector import Collector, check_not_traced
 from rookery.workflows.config import TrainConfig
+from rookery.workflows.host.collector import Collector, check_not_traced
 from rookery.workflows.programs import Layout, Program
 from rookery.workflows.training import REFILL, AgentEvaluator, LearnerTraining, TrainingState
 

@@ -18,7 +18,7 @@ from rookery.runs.policy_files import FOLDER, policy_names, read_description
 from rookery.trust import check_origin
 from rookery.types import PyTreeDict
 from rookery.workflows.policies import Spaces, differing_spaces
-from rookery.workflows.saved_policies import by_policy
+from rookery.workflows.saved.policies import by_policy
 from rookery.workflows.training import Training, TrainingState
 
 BEST = "best"

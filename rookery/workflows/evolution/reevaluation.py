@@ -13,8 +13,8 @@ from rookery.evaluators import PopulationEvaluator
 from rookery.evaluators.lanes import PopulationEpisodes
 from rookery.evolution import ECState, EvoOptimizer
 from rookery.types import Array, Key, Params, PyTreeDict, index_tree
+from rookery.workflows.evolution.search import SearchTraining, search_of
 from rookery.workflows.programs import Layout, Program
-from rookery.workflows.search import SearchTraining, search_of
 from rookery.workflows.training import CENTER, OnDevice, TrainingState
 
 WithParams = Callable[[AgentState, Params], AgentState]

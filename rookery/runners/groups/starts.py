@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from rookery.errors import InvalidInputError
-from rookery.runners.group import RunnerStart, RunnerState
+from rookery.runners.groups.group import RunnerStart, RunnerState
 
 
 class RunnerStarts:

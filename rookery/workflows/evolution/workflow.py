@@ -14,7 +14,7 @@ from rookery.evolution.optimizer import max_same_devices
 from rookery.hyperparameters import Hyperparameters
 from rookery.workflows.choice import check_generations, make_generations
 from rookery.workflows.config import Settings
-from rookery.workflows.generations import ECConfig, Evolution
+from rookery.workflows.evolution.generations import ECConfig, Evolution
 from rookery.workflows.training import Training
 from rookery.workflows.workflow import Workflow
 

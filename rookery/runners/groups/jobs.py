@@ -8,8 +8,8 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from rookery.errors import check_count
+from rookery.runners.groups.slots import Slot, Slots, SlotStatus
 from rookery.runners.health import RestartPolicy
-from rookery.runners.slots import Slot, Slots, SlotStatus
 
 CHUNKS_PER_SLOT = 4
 """So that runners finish at about the same time, and a lost one costs little."""

@@ -30,13 +30,19 @@ from rookery.learning.counter import Counter
 from rookery.metrics import Metrics, RunningMetrics, accumulate
 from rookery.networks.policy import PolicyConfig
 from rookery.rollout import rollout
-from rookery.runners.group import PATIENCE
+from rookery.runners.groups.group import PATIENCE
 from rookery.spaces import Space
 from rookery.types import Array, Key, Params, PyTree, as_one_key
-from rookery.workflows.collector import check_not_traced
+from rookery.workflows.evolution.reevaluation import Reevaluation, SearchOnDevice, repeated
+from rookery.workflows.evolution.search import (
+    EvolutionState,
+    SearchTraining,
+    check_population,
+    search_metrics,
+    search_of,
+)
+from rookery.workflows.host.collector import check_not_traced
 from rookery.workflows.programs import Layout, Program, specs_of
-from rookery.workflows.reevaluation import Reevaluation, SearchOnDevice, repeated
-from rookery.workflows.search import EvolutionState, SearchTraining, check_population, search_metrics, search_of
 from rookery.workflows.training import TrainingState, state_specs, timed
 
 REFERENCE_ENVS, REFERENCE_STEPS = 64, 128

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from rookery.errors import RookeryError
 from rookery.runners.callbacks import FaultNotices
-from rookery.runners.counts import GroupCounts
-from rookery.runners.episodes import (
+from rookery.runners.faults import EnvFaultError, FaultKind
+from rookery.runners.groups.counts import GroupCounts
+from rookery.runners.groups.episodes import (
     EpisodesRequest,
     Evaluated,
     EvaluationRequest,
@@ -15,11 +16,10 @@ from rookery.runners.episodes import (
     RandomlyPlayed,
     RandomRequest,
 )
-from rookery.runners.faults import EnvFaultError, FaultKind
-from rookery.runners.group import PATIENCE, ActingSpec, Ready, Reply, RunnerFailed, RunnerGroup, RunnerStart
-from rookery.runners.jobs import Chunk, Deal
-from rookery.runners.slots import SlotStatus
-from rookery.runners.supervision import Supervisor
+from rookery.runners.groups.group import PATIENCE, ActingSpec, Ready, Reply, RunnerFailed, RunnerGroup, RunnerStart
+from rookery.runners.groups.jobs import Chunk, Deal
+from rookery.runners.groups.slots import SlotStatus
+from rookery.runners.groups.supervision import Supervisor
 
 RequestFn = Callable[[Chunk], EpisodesRequest | EvaluationRequest]
 

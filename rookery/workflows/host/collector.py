@@ -21,12 +21,12 @@ from rookery.runners.acting.assignment import Assignment
 from rookery.runners.acting.policy_map import PolicyID
 from rookery.runners.acting.roles import TRAIN, RoleID
 from rookery.runners.callbacks import FaultNotices
-from rookery.runners.counts import GroupCounts
 from rookery.runners.envs.base_env import End
-from rookery.runners.episodes import Evaluated, EvaluationRequest
-from rookery.runners.evaluations import EpisodeDeal
 from rookery.runners.faults import FaultKind, fault_report
-from rookery.runners.group import (
+from rookery.runners.groups.counts import GroupCounts
+from rookery.runners.groups.episodes import Evaluated, EvaluationRequest
+from rookery.runners.groups.evaluations import EpisodeDeal
+from rookery.runners.groups.group import (
     PATIENCE,
     ActingSpec,
     Delivery,
@@ -37,17 +37,17 @@ from rookery.runners.group import (
     RunnerGroup,
     RunnerReport,
 )
-from rookery.runners.jobs import default_chunk_size
+from rookery.runners.groups.jobs import default_chunk_size
+from rookery.runners.groups.rounds import Rounds
+from rookery.runners.groups.slots import SlotStatus
+from rookery.runners.groups.starts import RunnerStarts
+from rookery.runners.groups.supervision import Supervisor
 from rookery.runners.recording.episode import EpisodeMeans, EpisodeMetric
-from rookery.runners.rounds import Rounds
 from rookery.runners.sampling import Sample
-from rookery.runners.slots import SlotStatus
-from rookery.runners.starts import RunnerStarts
-from rookery.runners.supervision import Supervisor
 from rookery.sample_batch import SampleBatch
 from rookery.spaces import Space
 from rookery.types import PyTree, PyTreeDict
-from rookery.workflows.external import ages_of, num_logged
+from rookery.workflows.host.external import ages_of, num_logged
 
 FIELDS = (*TRAINING_FIELDS, "t")
 """The entries of `env_extras` that training uses; `t` is the step of the episode."""

@@ -19,10 +19,10 @@ from rookery.metrics import Mean, Metrics
 from rookery.replay_buffers.replay_buffer import ReplayState
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Key, Params, Tree
-from rookery.workflows.collector import check_not_traced
-from rookery.workflows.exchange import Exchange
-from rookery.workflows.generations import HostSearch
-from rookery.workflows.hybrid_generations import NOT_FINITE, Asked, Crew, HybridGenerations, hybrid_of, with_buffer
+from rookery.workflows.evolution.exchange import Exchange
+from rookery.workflows.evolution.generations import HostSearch
+from rookery.workflows.evolution.hybrids import NOT_FINITE, Asked, Crew, HybridGenerations, hybrid_of, with_buffer
+from rookery.workflows.host.collector import check_not_traced
 from rookery.workflows.programs import Layout, specs_of
 from rookery.workflows.training import TrainingState
 

@@ -11,7 +11,7 @@ from rookery.agent import AgentState
 from rookery.learning.running_statistics import RunningStatistics
 from rookery.runners.envs.base_env import BaseEnv
 from rookery.runners.faults import Fault
-from rookery.runners.jobs import Chunk
+from rookery.runners.groups.jobs import Chunk
 from rookery.sample_batch import SampleBatch
 from rookery.types import Array, Obs, Params, PyTree, PyTreeData, pytree_field
 

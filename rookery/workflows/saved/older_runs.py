@@ -4,7 +4,7 @@ from rookery.policy import Policy
 from rookery.runs.directory import RunDirectory
 from rookery.runs.load_agent import load_agent
 from rookery.workflows.evaluation import Team
-from rookery.workflows.saved_policies import by_policy
+from rookery.workflows.saved.policies import by_policy
 from rookery.workflows.workflow import Workflow
 
 

@@ -4,8 +4,8 @@ import logging
 from typing import Any
 
 from rookery.errors import RookeryError
-from rookery.runners.group import RunnerFailed
-from rookery.runners.slots import Slots, SlotStatus
+from rookery.runners.groups.group import RunnerFailed
+from rookery.runners.groups.slots import Slots, SlotStatus
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from rookery.runs.log import Progress, RunLog
 from rookery.types import Key
 from rookery.workflows.config import Settings
 from rookery.workflows.programs import Layout, gather
-from rookery.workflows.saved_policies import saved_policies
+from rookery.workflows.saved.policies import saved_policies
 from rookery.workflows.training import Training, TrainingState
 
 OUTSIDE = "outside"

@@ -1,0 +1,1 @@
+"""Training with a population: evolution, and hybrids of evolution and gradient."""

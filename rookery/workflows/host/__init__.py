@@ -1,0 +1,1 @@
+"""Training on host environments: runners collect, a compiled program learns."""

@@ -1,0 +1,1 @@
+"""What workflows keep in a run directory, and how they read it."""
