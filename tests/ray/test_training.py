@@ -105,9 +105,9 @@ def test_a_generation_has_the_same_result_if_a_runner_is_killed_in_it(
             give_command(tmp_path, "kill")
 
     killed, agent_with_kill = train(overrides, kill_in_the_next_generation)
+    put_runners_here(monkeypatch)  # which are not killed
     undisturbed, agent_without = train(overrides)
     assert killed[-1]["runners/restarts"] == killed[-1]["runners/chunks_lost"] == killed[-1]["faults/killed"] == 1
-    assert undisturbed[-1]["runners/restarts"] == 0
     jax.tree.map(np.testing.assert_array_equal, agent_with_kill, agent_without)
     assert [record["rollout/ep_rew_mean"] for record in killed] == [
         record["rollout/ep_rew_mean"] for record in undisturbed
