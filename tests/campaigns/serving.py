@@ -311,8 +311,9 @@ DEADLINES = {
     "answer unread": LIMITS.unread_seconds,
     "handshake unfinished": LIMITS.handshake_seconds,
 }
-NUM_REFUSED = 1500
-"""Steps that are refused in one answer, of 200 kB."""
+NUM_REFUSED = 700
+"""Steps that are refused in one answer, of 110 kB."""
+SPREAD_SECONDS = 5.0
 LATE_SECONDS = 1.0
 EARLY_SECONDS = 0.1
 """What clocks may differ by."""
@@ -334,12 +335,12 @@ async def slow_socket(address: tuple[str, int], kind: str, play: Callable[[socke
 
 
 async def slow_sockets(plain: tuple[str, int], encrypted: tuple[str, int], count: int) -> list[Result]:
-    """Open slow sockets of all kinds, spread over two seconds."""
+    """Open slow sockets of all kinds, spread over some seconds."""
     kinds = [(plain, kind, play) for kind, play in SLOW.items()] + [(encrypted, *item) for item in SLOW_TLS.items()]
     tasks = []
     for number in range(count):
         tasks.append(asyncio.create_task(slow_socket(*kinds[number % len(kinds)])))
-        await asyncio.sleep(2.0 / count)
+        await asyncio.sleep(SPREAD_SECONDS / count)
     return list(await asyncio.gather(*tasks))
 
 
