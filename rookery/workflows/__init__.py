@@ -1,1 +1,1 @@
-"""Workflows: runs of a method, and the training loops on the device and on the host."""
+"""Workflows: runs of a method, and how their training goes."""
