@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 import logging
+import queue
 import secrets
+import threading
 import time
 import timeit
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -147,7 +148,8 @@ class PolicyServer:
         self._groups: Groups = {}
         self._futures: list[asyncio.Future[int]] = []
         self._is_scheduled = self._was_faulty = False
-        self._worker: ThreadPoolExecutor | None = None
+        self._jobs: queue.SimpleQueue[Callable[[], None]] | None = None
+        """What the thread of slow policies does next."""
 
     @property
     def is_logging(self) -> bool:
@@ -166,8 +168,13 @@ class PolicyServer:
                 self.act_in_thread()
 
     def act_in_thread(self) -> None:
-        """Act in a thread from now on: the loop answers other requests meanwhile."""
-        self._worker = self._worker or ThreadPoolExecutor(1, "rookery-acting")
+        """Act in a thread from now on: the loop answers other requests meanwhile.
+
+        A policy that takes too long does not keep the process alive, as it would in a thread of an executor.
+        """
+        if self._jobs is None:
+            self._jobs = queue.SimpleQueue()
+            threading.Thread(target=_work, args=(self._jobs,), name="rookery-acting", daemon=True).start()
 
     def replace(self, policies: Mapping[str, Policy], version: int) -> None:
         """Act with other parameters from the next batch on; open episodes keep their recurrent states."""
@@ -193,13 +200,17 @@ class PolicyServer:
         groups, self._groups = self._groups, {}
         futures, self._futures = self._futures, []
         job = _Job(self.team, groups, self._take_rows(groups), futures)
-        if self._worker is None or not groups:
+        if self._jobs is None or not groups:
             self._compute(job)
             self._answer(job)
             return
         self._is_scheduled = True
-        computed = asyncio.get_running_loop().run_in_executor(self._worker, self._compute, job)
-        computed.add_done_callback(lambda _: self._continue(job))
+        self._jobs.put(partial(self._compute_in_thread, job, asyncio.get_running_loop()))
+
+    def _compute_in_thread(self, job: _Job, loop: asyncio.AbstractEventLoop) -> None:
+        self._compute(job)
+        with contextlib.suppress(RuntimeError):  # the server has ended
+            loop.call_soon_threadsafe(self._continue, job)
 
     def _continue(self, job: _Job) -> None:
         """Answer a job of the thread, and act on what was asked meanwhile."""
@@ -358,6 +369,12 @@ class PolicyServer:
         flags = (False, False) if action is None else (end in TERMINATED, end in TRUNCATED)
         name, info = None if agent == SINGLE_AGENT else agent, played.info if t == 0 else None
         self._log.write(played.log_id, t, name, obs, action, reward, *flags, log_prob, policy, info)
+
+
+def _work(jobs: "queue.SimpleQueue[Callable[[], None]]") -> None:
+    """Do one job after the other, forever."""
+    while True:
+        jobs.get()()
 
 
 def act_together(policy: Policy, asks: Sequence[Ask], explore: bool) -> None:

@@ -1,6 +1,7 @@
 """Acting for clients: recurrent states, several agents, structured spaces, and parameters that change meanwhile."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -293,6 +294,11 @@ def test_requests_of_one_turn_are_one_batch_and_slow_policies_act_in_a_thread() 
             serving.policies.act_in_thread()
 
     run(scenario)
+
+
+def test_a_policy_that_takes_long_does_not_keep_the_process_alive() -> None:
+    Serving().policies.act_in_thread()
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "rookery-acting")
 
 
 class Slow:
