@@ -154,7 +154,6 @@ def make_hybrid(
     """Make the training of a population and a learner on the configured environment; see `make_gradient_training`."""
     train, num_episodes = settings.train, settings.train.evaluation_episodes
     agent, optimizer = exchange.learner.agent, exchange.optimizer
-    check_generations(settings)
     check_replays(settings, optimizer, "agent.strategy.reevaluate")
     # Lanes and devices fill their columns of the buffer unevenly: twice the rows of the run.
     max_rows = 2 * settings.max_timesteps
@@ -322,7 +321,7 @@ def check_learner(settings: Settings, learner: Learner) -> None:
     check_divides(train.num_env_runners, learner.config.num_envs)
     if learner.max_staleness is not None and train.max_staleness > learner.max_staleness:
         raise InvalidInputError(
-            f"max_staleness={train.max_staleness} is too much for this method, which bears {learner.max_staleness}: "
+            f"max_staleness={train.max_staleness} is too much for this method, whose limit is {learner.max_staleness}: "
             "use agent=impala, which corrects for it."
         )
     if train.max_staleness > 0 and isinstance(learner, OnPolicyLearner) and learner.actor_lag > 1:

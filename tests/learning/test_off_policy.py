@@ -1,4 +1,4 @@
-"""Every off-policy method learns its task, and every option of DQN and SAC solves a probe that needs it or bears it."""
+"""Every off-policy method learns its task, and every option of DQN and SAC solves a probe that needs or allows it."""
 
 from collections.abc import Callable
 from typing import Any

@@ -14,7 +14,7 @@ from rookery.errors import InvalidInputError
 from rookery.evolution import EvoOptimizer
 from rookery.hyperparameters import Hyperparameters
 from rookery.learners.replay import ReplayLearner
-from rookery.workflows.choice import make_hybrid
+from rookery.workflows.choice import check_generations, make_hybrid
 from rookery.workflows.config import Settings
 from rookery.workflows.evolution.exchange import Exchange
 from rookery.workflows.evolution.hybrids import Crew, HybridHyperparameters
@@ -83,6 +83,7 @@ class HybridWorkflow(Workflow):
     def check_config(cls, config: Any, agent_name: str | None = None) -> Settings:
         """Check a config and return its settings, in which those of both parts are complete."""
         settings = super().check_config(config, agent_name)
+        check_generations(settings)
         strategy, learner = cls.parts(settings)
         method = dataclasses.replace(settings.method, strategy=strategy.to_mapping(), learner=learner.to_mapping())
         own, parts = (

@@ -70,7 +70,7 @@ class ExternalEnv(ABC):
         self.max_episodes = max_episodes
         self.lease = lease
         self.max_age = max_age
-        """By how many versions the rows of a fragment may lag; None: what the method bears."""
+        """By how many versions the rows of a fragment may lag; None: the limit of the method."""
         self.spaces = _spaces_by_agent(observation_space, action_space)
         """The observation space and the action space of each agent."""
         self.is_multi_agent = set(self.spaces) != {SINGLE_AGENT}

@@ -84,7 +84,7 @@ class ExternalBaseEnv(BaseEnv):
 
     @property
     def max_age(self) -> int | None:
-        """By how many versions the rows of a fragment may lag; None: what the method bears."""
+        """By how many versions the rows of a fragment may lag; None: the limit of the method."""
         return min([env.max_age for env in self._envs if env.max_age is not None], default=None)
 
     def prepare(self) -> None:

@@ -38,7 +38,7 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             ["agent=ppo", CARTPOLE, "agent.num_envs=8", "num_env_runners=2", "max_staleness=2"],
-            "max_staleness=2 is too much for this method, which bears 1: use agent=impala, which corrects for it.",
+            "max_staleness=2 is too much for this method, whose limit is 1: use agent=impala, which corrects for it.",
         ),
         (
             ["agent=impala", CARTPOLE, "agent.num_envs=8", "num_env_runners=2", "max_staleness=2", "agent.actor_lag=4"],
@@ -46,6 +46,10 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             ["agent=openes", CARTPOLE, "num_env_runners=2", "max_staleness=1"],
+            "max_staleness=1 is for methods that learn from batches: a generation cannot start before",
+        ),
+        (
+            ["agent=erl", CARTPOLE, "num_env_runners=2", "max_staleness=1"],
             "max_staleness=1 is for methods that learn from batches: a generation cannot start before",
         ),
         (

@@ -76,7 +76,7 @@ def test_any_number_of_simulators_gives_samples_of_one_shape(num_threads: int) -
         metrics["rollout/steps_sampled"][-1]
         == metrics["time/total_timesteps"][-1] + (metrics["rollout/steps_discarded"][-1])
     )
-    assert metrics["rollout/staleness_max"].max() <= 1  # what A2C bears
+    assert metrics["rollout/staleness_max"].max() <= 1  # the limit of A2C
     assert "eval/mean_reward" not in metrics
 
 
