@@ -175,7 +175,7 @@ def test_its_config_describes_it_completely(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_its_yaml_and_its_dataclasses_have_the_same_defaults(method: str) -> None:
-    env = "probe/continuous" if method in ("ddpg", "td3", *HYBRID) else "probe/counter"
+    env = "classic/mountain_car_continuous" if method in ("ddpg", "td3", *HYBRID) else "probe/counter"
     composed = build_workflow(compose([f"agent={method}", f"env={env}", "env.episode_length=5"]))
     bare = build_workflow({"agent": {"name": method}, "env": {"name": env, "episode_length": 5}})
     assert composed.settings.to_mapping() == bare.settings.to_mapping()
