@@ -73,7 +73,7 @@ def unknown_name(kind: str, name: str, candidates: Iterable[str], hint: str = ""
 
 
 def nearest_names(name: str, candidates: Iterable[str]) -> list[str]:
-    """Return up to two candidates similar to `name`, ignoring case; none for a name that nobody types."""
+    """Return up to two candidates similar to `name`, ignoring case; none for one longer than MAX_NAME."""
     if len(name) > MAX_NAME:
         return []
     by_folded = {candidate.casefold(): candidate for candidate in candidates}

@@ -5,7 +5,7 @@ from typing import Any
 
 from rookery.configs.composition import GROUPS, compose, full_key, parse
 from rookery.configuration import field_names
-from rookery.errors import InvalidInputError, UnknownNameError
+from rookery.errors import InvalidInputError, UnknownNameError, nearest_names
 from rookery.runs.directory import flat_config
 from rookery.tuning.config import TuneConfig, tune_config
 
@@ -28,7 +28,7 @@ def split_overrides(overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str,
         else:
             others.append(text)
     config = tune_config(own)
-    base = compose(others)
+    base = _compose(others)
     space: dict[str, Any] = {}
     fixed: list[str] = []
     for key, value, text in candidates:
@@ -37,6 +37,18 @@ def split_overrides(overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str,
         else:
             fixed.append(text)
     return compose([*others, *fixed]) if fixed else base, space, config
+
+
+def _compose(overrides: Sequence[str]) -> dict[str, Any]:
+    """Compose a config; an unknown key may be a misspelled one of the search."""
+    try:
+        return compose(overrides)
+    except UnknownNameError as error:
+        for key in (parse(text).key_or_group for text in overrides):
+            near = nearest_names(key, field_names(TuneConfig))
+            if near and f"unknown key {key!r}" in str(error):
+                raise UnknownNameError(f"unknown key {key!r}. Did you mean {near[0]!r}?") from None
+        raise
 
 
 def is_searched(base: Mapping[str, Any], key: str, value: Any) -> bool:

@@ -43,6 +43,7 @@ def test_a_search_prints_its_trials_and_leaves_a_preset_that_train_takes_and_a_r
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        ([RATES, "num_trials=8"], "unknown key 'num_trials'. Did you mean 'trials'?"),
         ([RATES, "learning_rate=[1,2]"], "unknown key 'learning_rate'. Did you mean 'agent.learning_rate'?"),
         (["agent=[ppo,a2c]"], "agent=[ppo,a2c]: a search has one agent"),
         ([RATES, "search=grid"], "unknown search 'grid'. Known: halving, optuna, random."),
