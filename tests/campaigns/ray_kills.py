@@ -17,6 +17,7 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -152,12 +153,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS), metavar="KIND")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background
     num_failures, start = 0, time.monotonic()
     for kind in arguments.kinds:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 outcome = KINDS[kind](arguments.count, random.Random(arguments.seed), Path(folder))
-            except AssertionError as error:
+            except (AssertionError, subprocess.TimeoutExpired) as error:
                 num_failures += 1
                 outcome = f"FAILED: {error!s:.500}"
         print(f"{kind}: {outcome}, {time.monotonic() - start:.0f} s", flush=True)
